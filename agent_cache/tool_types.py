@@ -14,18 +14,7 @@ from agent_cache.engine.operation import CacheKey
 from agent_cache.engine.read import CacheInfo, ReadOperation
 from agent_cache.engine.write import WriteOperation
 
-__all__ = [
-    "AnyFunction",
-    "AsyncResult",
-    "BoundTool",
-    "CachedTool",
-    "ClassMethodFunction",
-    "InvalidatingTool",
-    "Later",
-    "Method",
-    "MethodFunction",
-    "Resource",
-]
+__all__ = ["AsyncResult", "BoundTool", "CachedTool", "InvalidatingTool", "Later", "Resource"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -33,7 +22,6 @@ S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
 T_co = TypeVar("T_co", covariant=True)
 B_co = TypeVar("B_co", covariant=True)
-C_co = TypeVar("C_co", covariant=True)
 AsyncResult = TypeVar("AsyncResult", bound=Coroutine[Any, Any, Any] | AsyncIterable[Any])
 """What a call of an asynchronous tool returns."""
 
@@ -56,38 +44,6 @@ class ClassMethodFunction(Protocol[S_contra, P, T_co]):
     """A function whose first parameter is called ``cls``."""
 
     def __call__(_, cls: S_contra, *args: P.args, **kwargs: P.kwargs) -> T_co: ...  # noqa: N805 - of the function
-
-
-class AnyFunction(Protocol[T_co]):
-    """A function of unknown parameters: `Callable[..., T]`. No written signature is like this one."""
-
-    def __call__(
-        self, a: MarkerArgument, b: MarkerArgument, c: MarkerArgument, /, *, marker: MarkerArgument
-    ) -> T_co: ...
-
-
-class MarkerArgument(Protocol):
-    """An argument that no tool takes, unless it takes any."""
-
-    def is_marker(self) -> None: ...
-
-
-class Method(Protocol[P, T_co, C_co]):
-    """A decorated method or class method in the body of its class, as pyright compares it with another one: of a
-    subclass, or of a protocol. `C` is what it is through the class.
-
-    The first overload of the call is what a subclass's plain method must agree with, the second lets it pass for the
-    bound method of a protocol, whose parameters are not compared.
-    """
-
-    @overload
-    def __call__(self, receiver: Any, /, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
-    @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> T_co: ...
-    @overload
-    def __get__(self, instance: None, owner: type[Any] | None = None) -> C_co: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Callable[P, T_co]: ...
 
 
 # Reads

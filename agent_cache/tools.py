@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import Token
 from copy import copy as copy_of
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, cast, overload
 
 from agent_cache.config import checked_backup, checked_tier
 from agent_cache.core.options import (
@@ -37,7 +37,7 @@ from agent_cache.core.options import (
     count,
     seconds,
 )
-from agent_cache.core.tags import TagSet, json_text, parse_tags, root_of
+from agent_cache.core.tags import ComputedTags, TagSet, json_text, parse_tags, root_of
 from agent_cache.core.wrappers import parameters_of
 from agent_cache.engine.blocking import blocking, run_blocking
 from agent_cache.engine.body import read_body, stream_body, write_body
@@ -49,18 +49,7 @@ from agent_cache.engine.streaming import StreamingRead, StreamingWrite
 from agent_cache.engine.write import DOUBT, Outside, Write, WriteOperation
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import METRICS
-from agent_cache.tool_types import (
-    AnyFunction,
-    AsyncResult,
-    BoundTool,
-    CachedTool,
-    ClassMethodFunction,
-    InvalidatingTool,
-    Later,
-    Method,
-    MethodFunction,
-    Resource,
-)
+from agent_cache.tool_types import AsyncResult, CachedTool, InvalidatingTool, Later, Resource
 from agent_cache.values.copies import copy_rule_named
 
 if TYPE_CHECKING:
@@ -76,83 +65,42 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MYPY = False
-"""Mypy takes it for True. It binds descriptors when it compares classes, so `CachedTool` and `InvalidatingTool` do for
-methods as well. Pyright compares descriptors by their own attributes, so a method gets a type that has none.
-"""
-
-
 # What can be decorated
-
-_FRAMEWORKS = frozenset({"langchain_core", "langchain", "agents", "pydantic_ai", "fastmcp", "mcp", "claude_agent_sdk"})
-"""Packages whose decorators return a tool object, and no function."""
 
 
 def checked_tool(function: Any, decorator: str) -> Callable[..., Any]:
-    """Check the object passed to a decorator. Returns the function; for another callable, a function that calls it.
+    """Check the object passed to a decorator. Returns a function: for a `functools.partial`, one that calls it.
 
     Raises:
         TypeError: with the fix, if it cannot be decorated.
-        ConfigurationError: likewise, for a builtin.
     """
-    problem = _problem_of(function, f"put @{decorator} closest to the function")
-    if problem is not None:
-        raise TypeError(f"{decorator} {problem}")
-    if inspect.isfunction(function):
-        return function
-    fix = f"{function!r}; decorate a `def` that calls it"
-    if inspect.isroutine(function) and not getattr(function, "__module__", None):
-        raise ConfigurationError(f"{decorator} cannot take a function that no module has, {fix}")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError) as error:  # of many builtins
-        raise ConfigurationError(f"{decorator} cannot read the signature of {fix}") from error
-    if inspect.isroutine(function):
-        return function
-    inner = function.func if isinstance(function, functools.partial) else type(function).__call__
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    checked_tool(getattr(inner, "__func__", inner), decorator)
-    named = inner if isinstance(function, functools.partial) and inspect.isroutine(inner) else type(function)
+    called = function.func if isinstance(function, functools.partial) else function
+    called = called.__func__ if called is not function and inspect.ismethod(called) else called
+    name = getattr(called, "__qualname__", None) or repr(called)
+    closest = f"put @{decorator} closest to the `def` or `async def`, below all other decorators"
+    if hasattr(called, "__fastmcp__"):
+        raise TypeError(f"{decorator} was given {name}, which FastMCP has already registered without it; {closest}")
+    if hasattr(called, "__agent_cache__"):
+        raise TypeError(
+            f"{decorator} cannot take {name}, which AgentCache or AgentCacheInvalidator has decorated already"
+        )
+    if not inspect.isfunction(called):
+        raise TypeError(f"{decorator} takes functions, and {name} is a {type(called).__name__}; {closest}")
+    if inspect.iscoroutinefunction(inspect.unwrap(called)) and _kind_of(called) == (True, False):
+        raise TypeError(f"{decorator} was given {name}, a `def` whose result is to be awaited; {closest}")
+    if called is function:
+        return cast("Callable[..., Any]", function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    made: Any = functools.update_wrapper(call, named, ("__module__", "__name__", "__qualname__", "__doc__"), ())
-    made.__signature__, made.__wrapped__ = signature, function
+    made: Any = functools.update_wrapper(call, called, ("__module__", "__name__", "__qualname__", "__doc__"), ())
+    made.__signature__, made.__wrapped__ = inspect.signature(function), function
     return call
-
-
-def _problem_of(function: Any, closest: str) -> str | None:
-    """Why an object cannot be decorated, and what to do, as the rest of a sentence."""
-    name, kind = getattr(function, "__qualname__", None) or repr(function), type(function)
-    package = kind.__module__.partition(".")[0]
-    if package in _FRAMEWORKS:
-        return f"was given a tool object of {package}; {closest}, below the framework's decorator"
-    if hasattr(function, "__fastmcp__"):
-        return f"was given {name}, which FastMCP has already registered without it; {closest}, below @mcp.tool"
-    if isinstance(function, staticmethod | classmethod):
-        return f"was given a {kind.__name__}; {closest}, below @{kind.__name__}"
-    if hasattr(function, "__agent_cache__"):
-        return f"cannot take {name}, which one of AgentCache and AgentCacheInvalidator has already decorated"
-    if isinstance(function, type):
-        return f"cannot take the class {name}, whose instances would be the results; decorate an `async def` or a `def`"
-    if not callable(function):
-        return f"cannot take {name}, which is no function; put it above a `def` or an `async def`"
-    if inspect.ismethod(function):
-        return f"was given the bound method {name}; decorate it in the class body"
-    if inspect.iscoroutinefunction(inspect.unwrap(function)) and _kind_of(function) == (True, False):
-        what = f"{name}, a `def` around an `async def`, whose result is to be awaited"
-        return f"was given {what}; {closest}, or make the wrapper an `async def`"
-    return None
 
 
 def _kind_of(function: Any) -> tuple[bool, bool]:
     """Whether a tool is no `async def`, and whether it is a generator."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    if not inspect.isroutine(function):
-        function = type(function).__call__
     is_stream = inspect.isasyncgenfunction(function)
     return not (is_stream or inspect.iscoroutinefunction(function)), is_stream or inspect.isgeneratorfunction(function)
 
@@ -180,25 +128,20 @@ class Decorator:
         self, decorator: str, resource: Any, name: str | None, backup: Any, remote_cache: Any, ignore: Any, remote: Any
     ) -> tuple[str, RemotePolicy]:
         """Check these options. Returns how messages call the decorator, and the policy of its shared tier."""
-        is_decorated = hasattr(type(resource), "__get__")  # as a classmethod, which cannot be called
-        package = type(resource).__module__.partition(".")[0]
-        if callable(resource) or is_decorated or package in _FRAMEWORKS or inspect.isawaitable(resource):
-            # The decorator without parentheses: nothing would be decorated, and a call would fail without saying so.
-            role = "what its result depends on" if decorator == "AgentCache" else "what it changes"
+        if not isinstance(resource, str | ComputedTags | Sequence):
+            # Perhaps the decorator without parentheses: nothing would be decorated.
             given = getattr(resource, "__qualname__", None) or repr(resource)
             raise ConfigurationError(
-                f"{decorator} was given {given} as resource; name {role} in parentheses above the function: "
+                f"{decorator} was given {given} as resource; give it tags in parentheses, as in "
                 f'@{decorator}("order:{{order_id}}")'
             )
         where = f"{decorator}({resource!r})"
         if name is not None:
             checked_text(name, f"{where}: name")
         if not isinstance(ignore, list | tuple) or not all(isinstance(one, str) for one in ignore):
-            wanted = 'a sequence of parameter names, as in ("ctx",)'
-            raise ConfigurationError(f"{where}: ignore must be {wanted}, got {ignore!r}")
+            raise ConfigurationError(f'{where}: ignore must be names of parameters, as in ("ctx",); got {ignore!r}')
         if remote is not None and not isinstance(remote, RemotePolicy):
-            what = f"a RemotePolicy(...), got {remote!r}; pass a tier as remote_cache"
-            raise ConfigurationError(f"{where}: remote must be {what}")
+            raise ConfigurationError(f"{where}: remote must be a RemotePolicy(...), got {remote!r}")
         self._resource, self._name, self._ignore = resource, name, tuple(ignore)
         farthest = checked_tier(remote_cache, f"{where}: remote_cache")
         self.tiers = (*checked_backup(backup, f"{where}: backup"), *(() if farthest is None else (farthest,)))
@@ -345,9 +288,7 @@ class AgentCache(Decorator):
         checked_flag(shared, f"{where}: shared")
         says_who = vary is not None and not getattr(vary, "is_of_process", False)
         if shared and says_who:
-            raise ConfigurationError(
-                f"{where}: shared=True has no effect beside vary, which says what of a context counts; leave one out"
-            )
+            raise ConfigurationError(f"{where}: vary says what of a context counts; leave out it, or shared=True")
         for option, given in (("key", key), ("vary", vary), ("cache_if", cache_if)):
             checked_function(given, f"{where}: {option}")
         self._is_for_streams = max_stream_bytes is not None
@@ -375,57 +316,21 @@ class AgentCache(Decorator):
             version=None if version is None else checked_text(version, f"{where}: version"),
         ).checked(where)
         if scope == "session" and self.tiers and not remote.share:
-            raise ConfigurationError(
-                f"{where}: results of a session do not leave the process; leave out backup and remote_cache, or add "
-                "remote=RemotePolicy(share=True)"
-            )
+            raise ConfigurationError(f"{where}: results of a session need remote=RemotePolicy(share=True) for a tier")
 
-    if MYPY:
-
-        @overload
-        def __call__(  # type: ignore[overload-overlap]  # what an asynchronous tool returns is some result
-            self, function: Callable[P, AsyncResult]
-        ) -> CachedTool[P, AsyncResult, Later]: ...
-        @overload
-        def __call__(self, function: Callable[P, R]) -> CachedTool[P, R, bool]: ...
-        def __call__(self, function: Any) -> Any:
-            return self._decorate(function)
-
-    else:
-
-        @overload
-        def __call__(self, function: AnyFunction[AsyncResult]) -> CachedTool[..., AsyncResult, Later]: ...
-        @overload
-        def __call__(
-            self, function: MethodFunction[Any, P, AsyncResult]
-        ) -> Method[P, AsyncResult, CachedTool[Concatenate[Any, P], AsyncResult, Later]]: ...
-        @overload
-        def __call__(
-            self, function: ClassMethodFunction[Any, P, AsyncResult]
-        ) -> Method[P, AsyncResult, BoundTool[Concatenate[Any, P], P, AsyncResult, Later]]: ...
-        @overload
-        def __call__(self, function: Callable[P, AsyncResult]) -> CachedTool[P, AsyncResult, Later]: ...
-        @overload
-        def __call__(self, function: AnyFunction[R]) -> CachedTool[..., R, bool]: ...
-        @overload
-        def __call__(
-            self, function: MethodFunction[Any, P, R]
-        ) -> Method[P, R, CachedTool[Concatenate[Any, P], R, bool]]: ...
-        @overload
-        def __call__(
-            self, function: ClassMethodFunction[Any, P, R]
-        ) -> Method[P, R, BoundTool[Concatenate[Any, P], P, R, bool]]: ...
-        @overload
-        def __call__(self, function: Callable[P, R]) -> CachedTool[P, R, bool]: ...
-        def __call__(self, function: Any) -> Any:
-            return self._decorate(function)
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # what an asynchronous tool returns is some result
+        self, function: Callable[P, AsyncResult]
+    ) -> CachedTool[P, AsyncResult, Later]: ...
+    @overload
+    def __call__(self, function: Callable[P, R]) -> CachedTool[P, R, bool]: ...
+    def __call__(self, function: Any) -> Any:
+        return self._decorate(function)
 
     def _check_parameters(self, positional: Sequence[str], names: Sequence[str], tool: str, *, is_stream: bool) -> None:
         """Check the options that depend on the parameters of a tool."""
         if self._is_for_streams and not is_stream:
-            raise ConfigurationError(
-                f"{tool}: max_stream_bytes is for generators, and has no effect here; leave it out"
-            )
+            raise ConfigurationError(f"{tool}: max_stream_bytes is for generators; leave it out")
         if self.policy.vary is not None or self.policy.key is not None:
             return
         # A template over a parameter that does not identify a call would give an entry the tag of another call.
@@ -436,8 +341,7 @@ class AgentCache(Decorator):
             except ConfigurationError as error:
                 raise ConfigurationError(
                     f"{tool}: resource {self._resource!r} depends on {name!r}, which {option}= leaves out of the "
-                    "identity, so calls with another value would share the result; leave it in, or add vary=lambda "
-                    "arguments: ..."
+                    "identity; leave it in, or add vary="
                 ) from error
 
 
@@ -513,18 +417,13 @@ class AgentCacheInvalidator(Decorator):
     ) -> None:
         where, remote = self._check("AgentCacheInvalidator", resource, name, backup, remote_cache, ignore, remote)
         if skip_args != 0:
-            raise TypeError(
-                f"{where}: skip_args has no effect on a write; to drop single entries, use clear_all=False, key_fn=..."
-            )
+            raise TypeError(f"{where}: skip_args has no effect on a write; to drop single entries, use key_fn")
         checked_flag(clear_all, f"{where}: clear_all")
         checked_flag(shared, f"{where}: shared")
-        if not clear_all and key_fn is None:
+        if clear_all is not (key_fn is None):
             raise ConfigurationError(
-                f"{where}: clear_all=False drops nothing by itself; add key_fn=lambda args, kwargs: tool.cache_key(...)"
-            )
-        if clear_all and key_fn is not None:
-            raise ConfigurationError(
-                f"{where}: key_fn drops single entries; add clear_all=False, or leave key_fn out to drop all"
+                f"{where}: to drop single entries, give both clear_all=False and key_fn=lambda args, kwargs: "
+                "tool.cache_key(...); else neither"
             )
         for option, given in (("key_fn", key_fn), ("ok", ok)):
             checked_function(given, f"{where}: {option}")
@@ -541,26 +440,9 @@ class AgentCacheInvalidator(Decorator):
             remote=remote.checked(where, scope=scope, is_read=False),
         )
 
-    if MYPY:
-
-        def __call__(self, function: Callable[P, R]) -> InvalidatingTool[P, R]:
-            decorated: InvalidatingTool[P, R] = self._decorate(function)
-            return decorated
-
-    else:
-
-        @overload
-        def __call__(self, function: AnyFunction[R]) -> InvalidatingTool[..., R]: ...
-        @overload
-        def __call__(
-            self, function: MethodFunction[Any, P, R]
-        ) -> Method[P, R, InvalidatingTool[Concatenate[Any, P], R]]: ...
-        @overload
-        def __call__(self, function: ClassMethodFunction[Any, P, R]) -> Method[P, R, Callable[P, R]]: ...
-        @overload
-        def __call__(self, function: Callable[P, R]) -> InvalidatingTool[P, R]: ...
-        def __call__(self, function: Any) -> Any:
-            return self._decorate(function)
+    def __call__(self, function: Callable[P, R]) -> InvalidatingTool[P, R]:
+        decorated: InvalidatingTool[P, R] = self._decorate(function)
+        return decorated
 
 
 def _exceptions(given: Any, where: str) -> tuple[type[BaseException], ...]:
@@ -599,7 +481,7 @@ def writing(*tags: str | Sequence[object]) -> _Writing:
         tags: as for `invalidate`.
 
     Example: ``async with writing("order:7"): await database.execute(...)``, or, where nothing is asynchronous,
-    ``with writing("order:7"): database.execute(...)``. It also decorates functions, `async def` and `def`.
+    ``with writing("order:7"): database.execute(...)``.
 
     Raises:
         ConfigurationError: if there is no tag, or one is malformed.
@@ -608,7 +490,7 @@ def writing(*tags: str | Sequence[object]) -> _Writing:
 
 
 class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
-    """What `writing` returns: enters one write, or surrounds each call of a function that it decorates.
+    """What `writing` returns.
 
     A class, since `contextlib.asynccontextmanager` sets the traceback of the error that leaves the block, which an
     exception that is a frozen dataclass refuses.
@@ -618,27 +500,6 @@ class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
 
     def __init__(self, paths: tuple[str, ...]) -> None:
         self._paths = paths
-
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        called: Any = function
-
-        @functools.wraps(function)
-        async def run(*args: Any, **kwargs: Any) -> Any:
-            async with _Writing(self._paths):
-                return await called(*args, **kwargs)
-
-        async def awaited(work: Awaitable[Any]) -> Any:
-            async with _Writing(self._paths):
-                return await work
-
-        @functools.wraps(function)
-        def run_sync(*args: Any, **kwargs: Any) -> Any:
-            with _Writing(self._paths):
-                result = called(*args, **kwargs)
-            return awaited(result) if hasattr(type(result), "__await__") else result
-
-        within: Any = run if inspect.iscoroutinefunction(inspect.unwrap(function)) else run_sync
-        return cast("Callable[P, R]", within)
 
     async def __aenter__(self) -> None:
         self._begun = _new_write(self._paths, "a block of writing()", is_sync=False)

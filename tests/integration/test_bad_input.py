@@ -461,13 +461,16 @@ class Shop:
 
 
 NO_TOOLS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "staticmethod": (staticmethod(look_up), ("@staticmethod", "below")),
-    "classmethod": (classmethod(look_up), ("@classmethod", "below")),
-    "wrapper of an async function": (wrapper, ("look_up", "awaited", "closest to the function")),
-    "class": (Shop, ("class Shop", "async def")),
-    "partial of a class": (functools.partial(Shop), ("class Shop", "async def")),
+    "staticmethod": (staticmethod(look_up), ("staticmethod", "closest", "below")),
+    "classmethod": (classmethod(look_up), ("classmethod", "below")),
+    "wrapper of an async function": (wrapper, ("look_up", "awaited", "closest")),
+    "class": (Shop, ("Shop", "takes functions", "async def")),
+    "partial of a class": (functools.partial(Shop), ("Shop", "async def")),
+    "builtin": (len, ("len", "takes functions")),
+    "method of a class": (str.upper, ("upper", "takes functions")),
+    "callable object": (Tool(), ("Tool", "takes functions")),
     "partial of a tool": (functools.partial(AgentCache("order")(look_up)), ("look_up", "already")),
-    "bound method": (Shop().stock, ("stock", "class body")),
+    "bound method": (Shop().stock, ("stock", "method")),
     "None": (None, ("async def",)),
     "text": ("order", ("async def",)),
 }

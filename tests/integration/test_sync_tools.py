@@ -9,7 +9,6 @@ import inspect
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -80,54 +79,10 @@ def test_every_way_to_answer_is_one_call():
     assert runs == [1, 1, 1]
 
 
-class Callable_:
-    def __init__(self, factor: int) -> None:
-        self.factor = factor
-
-    def __call__(self, number: int, *, plus: int = 0) -> int:
-        RUNS.append(number)
-        return number * self.factor + plus
-
-
-class AsyncCallable:
-    async def __call__(self, number: int) -> int:
-        RUNS.append(number)
-        return number
-
-
-def test_an_object_is_decorated_by_its_call():
-    double = AgentCache("number:{number}")(Callable_(2))
-    assert double(3) == double(number=3) == 6
-    assert double(3, plus=1) == 7
-    assert RUNS == [3, 3]
-    assert inspect.signature(double) == inspect.signature(Callable_(2))
-    assert double.__agent_cache__.name == f"{__name__}:Callable_"
-
-
 def test_a_partial_is_decorated_by_what_it_calls():
-    add_one = AgentCache("number:{number}")(functools.partial(Callable_(2), plus=1))
-    assert add_one(3) == add_one(3) == 7
     parcel = AgentCache("parcel:{parcel_id}")(functools.partial(get_parcel.__wrapped__, full=True))
     assert parcel("7")["full"]
     assert parcel.__agent_cache__.name == f"{__name__}:get_parcel"
-
-
-async def test_objects_and_partials_may_be_asynchronous():
-    same = AgentCache("number:{number}")(AsyncCallable())
-    assert await same(3) == await same(3) == 3
-    other = AgentCache("number", name="other")(functools.partial(AsyncCallable(), 4))
-    assert await other() == await other() == 4
-    assert RUNS == [3, 4]
-
-
-def test_a_builtin_a_lambda_and_a_mock_are_functions():
-    size = AgentCache("text")(len)
-    assert size("tea") == size("tea") == 3
-    answer = mock.MagicMock(return_value=42, __qualname__="answer", __name__="answer")
-    asked = AgentCache("text", name="asked")(answer)
-    assert asked("a") == asked("a") == 42
-    assert answer.call_count == 1
-    assert AgentCache("text")(lambda n: n + 1)(2) == 3
 
 
 def test_a_def_that_returns_a_coroutine_is_refused_when_it_is_called():
@@ -211,28 +166,6 @@ async def test_an_asynchronous_read_inherits_from_a_synchronous_one():
     send_parcel("7")
     await summary()
     assert RUNS.count("summary") == 2
-
-
-def test_writing_decorates_a_def():
-    @writing("parcel:7")
-    def repack() -> str:
-        return "repacked"
-
-    get_parcel("7")
-    assert repack() == "repacked"
-    assert not get_parcel.contains("7")
-
-
-async def test_writing_surrounds_what_a_def_returns_to_be_awaited():
-    """The effect comes when it is awaited, so the write does."""
-
-    async def later() -> str:
-        get_parcel("7")
-        return "done"
-
-    work = writing("parcel:7")(lambda: later())()
-    assert await work == "done"
-    assert not get_parcel.contains("7")
 
 
 # Sessions

@@ -199,22 +199,12 @@ def safe_at_all(function: Any) -> Any:
     return inner
 
 
-class Safe:
-    """The same as a class."""
-
-    def __init__(self, function: Any) -> None:
-        functools.update_wrapper(self, function)
-        self.function = function
-
-    async def __call__(self, path: str, dry_run: bool = True) -> Any:
-        return await self.function(path, dry_run)
 
 
 SAFE: dict[str, Decorator] = {
     "a default of its own": safe,
     "by keyword": safe_by_keyword,
     "a default that it fills in": safe_at_all,
-    "a class": Safe,
     "a partial": lambda function: functools.update_wrapper(functools.partial(function, dry_run=True), function),
     "two decorators": lambda function: passing_on(safe(function)),
     "a partial of one": lambda function: functools.partial(safe(function)),

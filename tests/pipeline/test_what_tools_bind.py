@@ -12,7 +12,6 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,46 +88,6 @@ class Client:
         return f"{self.user}: {folder}"
 
 
-class Mail:
-    """A tool that is an object."""
-
-    def __init__(self, user: str) -> None:
-        self.user = user
-
-    async def __call__(self, folder: str) -> str:
-        return f"{self.user}: {folder}"
-
-
-class MailOfSlots:
-    __slots__ = ("user",)
-
-    def __init__(self, user: str) -> None:
-        self.user = user
-
-    def __call__(self, folder: str) -> str:
-        return f"{self.user}: {folder}"
-
-
-@dataclass(frozen=True)
-class MailOfValue:
-    user: str
-
-    async def __call__(self, folder: str) -> str:
-        return f"{self.user}: {folder}"
-
-
-class Around:
-    """A decorator that is a class."""
-
-    def __init__(self, function: Any, user: str) -> None:
-        functools.update_wrapper(self, function)
-        self.function, self.user = function, user
-
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        TOKENS.append(self.user)
-        return await self.function(*args, **kwargs)
-
-
 def named_partial(function: Any, user: str) -> Any:
     """A partial as frameworks want it, with the name of what it calls."""
     made = functools.partial(function, user)
@@ -167,11 +126,6 @@ MADE: dict[str, Callable[[str], Any]] = {
     "a partial of what a decorator made": lambda user: functools.partial(with_token(user)(inbox)),
     "a decorator with a token in a default": lambda user: with_default(user)(inbox),
     "a wrapper around a method": wrapped_method,
-    "an object": Mail,
-    "an object with slots": MailOfSlots,
-    "an object that is a value": MailOfValue,
-    "a partial of an object": lambda user: functools.partial(Mail(user)),
-    "a decorator that is a class": lambda user: Around(inbox, user),
 }
 
 
@@ -201,7 +155,7 @@ async def test_so_are_they_at_their_first_call_on_a_tier_that_is_configured(name
                 await answer(tool, "out")
 
 
-@pytest.mark.parametrize("name", ["a partial with update_wrapper", "a decorator with a token", "an object"])
+@pytest.mark.parametrize("name", ["a partial with update_wrapper", "a decorator with a token"])
 async def test_so_are_they_in_a_toolbox(name: str, server: MemoryServer):
     tool = functools.partial(MADE[name]("alice"))
     called = getattr(tool.func, "__name__", type(tool.func).__name__)
@@ -218,7 +172,6 @@ VALUES: dict[str, Callable[[], Any]] = {
     "a partial with update_wrapper": lambda: named_partial(read_mail, "alice"),
     "a decorator with a token": lambda: with_token("alice")(inbox),
     "a decorator with a token in a default": lambda: with_default("alice")(inbox),
-    "an object that is a value": lambda: MailOfValue("alice"),
 }
 
 
@@ -255,20 +208,6 @@ def test_what_containers_hold_is_compared_as_well(server: MemoryServer):
     for other in (bound(Client("bob")), bound(client, client), bound()):
         with pytest.raises(ConfigurationError, match="name="):
             tools.append(AgentCache("mail", remote_cache=tier)(other))
-
-
-async def test_one_object_may_be_decorated_twice(server: MemoryServer):
-    tier, mail = MemoryTier(server), Mail("alice")
-    tools = [AgentCache("mail:{folder}", remote_cache=tier)(mail) for _ in range(2)]
-    assert [await answer(tool, "in") for tool in tools] == ["alice: in"] * 2
-
-
-async def test_two_objects_whose_state_may_come_to_differ_are_refused(server: MemoryServer):
-    """Equal when they are decorated says nothing of later: one of them may log in."""
-    tier = MemoryTier(server)
-    tools = [AgentCache("mail:{folder}", remote_cache=tier)(Mail("nobody"))]
-    with pytest.raises(ConfigurationError, match="Mail"):
-        tools.append(AgentCache("mail:{folder}", remote_cache=tier)(Mail("nobody")))
 
 
 MODULE = """
@@ -345,13 +284,6 @@ def test_a_module_that_is_loaded_again_has_the_same_tools(tmp_path: Path, monkey
         assert len(former) == len(module.TOOLS) == 5
     finally:
         sys.modules.pop(path.stem, None)
-
-
-def test_an_object_without_a_name_is_named_by_its_class_in_the_error(server: MemoryServer):
-    tier = MemoryTier(server)
-    tools = [AgentCache("mail:{folder}", remote_cache=tier)(Mail("alice"))]
-    with pytest.raises(ConfigurationError, match=r"test_what_tools_bind:Mail.*name="):
-        tools.append(AgentCache("mail:{folder}", remote_cache=tier)(Mail("bob")))
 
 
 def test_nothing_that_is_bound_is_in_the_error(server: MemoryServer):
