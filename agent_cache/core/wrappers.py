@@ -22,27 +22,21 @@ from agent_cache.core.parameters import Named, Parameters
 __all__ = ["PassedOn", "are_one_tool", "called_by", "location_of", "parameters_of"]
 
 _RESTS: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_READABLE: Final = (types.FunctionType, types.MethodType, functools.partial)
 
 
 def parameters_of(
     tool: Callable[..., Any], decorated: Any, skip_args: int, name: str, ignore: Sequence[str], *, is_read: bool
 ) -> Parameters:
     """The parameters of a tool, the function that is run, with the signature that frameworks see. `decorated` is the
-    same, or an object that it calls. The other arguments, and what is raised, are those of `Parameters.of`.
+    same, or a `functools.partial` that it calls. The other arguments, and what is raised, are those of `Parameters.of`.
     """
     shown, of = inspect.signature(tool), functools.partial(Parameters.of, tool, skip_args, name, ignore)
-    called = type(decorated).__call__
-    if type(decorated) in _READABLE or type(called) is types.FunctionType:
-        own = inspect.signature(decorated, follow_wrapped=False)
-        if own == shown or not any(one.kind in _RESTS for one in own.parameters.values()):
-            hints = {each: one.annotation for each, one in shown.parameters.items()}  # of the function inside
-            every = own.parameters.values()
-            named = [one.replace(annotation=hints.get(one.name, one.annotation)) for one in every]
-            return of(signature=own.replace(parameters=named))
-    elif not hasattr(decorated, "__wrapped__"):
-        return of()
-    return PassedOn(of(), is_read=is_read)
+    own = inspect.signature(decorated, follow_wrapped=False)
+    if own != shown and any(one.kind in _RESTS for one in own.parameters.values()):
+        return PassedOn(of(), is_read=is_read)
+    hints = {each: one.annotation for each, one in shown.parameters.items()}  # of the function inside
+    named = [one.replace(annotation=hints.get(one.name, one.annotation)) for one in own.parameters.values()]
+    return of(signature=own.replace(parameters=named))
 
 
 class PassedOn(Parameters):

@@ -199,8 +199,6 @@ def safe_at_all(function: Any) -> Any:
     return inner
 
 
-
-
 SAFE: dict[str, Decorator] = {
     "a default of its own": safe,
     "by keyword": safe_by_keyword,
