@@ -12,16 +12,11 @@ one such value to the next one.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
 import sys
-import types
 import typing
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
-from enum import Enum
 from typing import Any, Final
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
@@ -31,12 +26,8 @@ from agent_cache.values.canonical import (
     MISSING,
     PYDANTIC_FIELDS_SET,
     Default,
-    blake2b,
     declared_fields,
-    declared_names,
     full_name,
-    has_native_state,
-    is_member,
     is_model,
     text_of_standard_value,
 )
@@ -47,13 +38,13 @@ _MAX_PARTS = 1_000_000
 _MAX_BITS = 10_000
 """Bits of a number that is written in decimal, which takes quadratic time; Python refuses it at 14,000."""
 
-_MAX_ITEMS = 1_000
-"""Items of an array that are written. Of a longer one a digest is: its items are the content of a file, not read by
-people."""
-
 
 def plain_arguments(arguments: Mapping[str, Any], *, is_identity: bool = True) -> tuple[dict[str, Any], bytes]:
-    """Arguments by name as plain data, and the JSON of it."""
+    """Arguments by name as plain data, and the JSON of it.
+
+    Raises:
+        UncacheableArgumentsError: if one has no identity, and `is_identity`; otherwise it is written as its class.
+    """
     exact = exact_json(arguments)
     if exact is not None and b'"$' not in exact[0]:  # a dict that looks like a tag is written as one
         return exact[1], exact[0]
@@ -90,12 +81,10 @@ class _Walk:
         """The data of a value. Raises UncacheableArgumentsError if it has no identity, and is to have one."""
         self.parts += 1
         kind = type(value)
-        if value is None or kind is bool:
+        if value is None or kind is bool or (kind is str and is_utf8(value)):
             return value
         if kind is int:
             return value if value.bit_length() <= _MAX_BITS else {"$int": f"{value:x}"}
-        if kind is str:
-            return _text(value)
         if kind is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
         if self.depth >= MAX_DEPTH:
@@ -124,147 +113,56 @@ class _Walk:
             return dict(pairs)
         return {"$dict": sorted(pairs, key=encode_sorted)}
 
+    def clock(self, value: Any) -> Any:
+        """A date with a time, or a time. One in a zone with a name has more than its offset."""
+        zone, text = value.tzinfo, value.isoformat()
+        if not value.fold and (zone is None or type(zone).__module__ == "datetime"):
+            return {f"${type(value).__name__}": text}
+        return {f"${type(value).__name__}": [text, value.fold, self.plain(zone)]}
+
     def _object(self, value: Any, kind: Any) -> Any:
         """The data of an object of a class that is not among `_FORMS`."""
-        name, package = _name_of(kind), (kind.__module__ or "").partition(".")[0]
-        if object.__getattribute__(value, "__class__") is not kind:
-            raise Uncacheable(f"a value of type {full_name(kind)} stands for another one")
-        if issubclass(kind, Enum):
-            return {"$enum": [name, value.name, *([] if is_member(value, kind) else [self.plain(value.value)])]}
-        if issubclass(kind, type):
-            return self._class(value)
         if (text_of := text_of_standard_value(kind)) is not None:
             if (text := text_of(value)) is None:
                 raise Uncacheable(f"a value of type {full_name(kind)} was made without the name it would be known by")
             return {f"${kind.__name__}": text}
-        if package == "numpy" and (found := self._of_numpy(value, kind)) is not None:
-            return found
-        if kind.__name__ == "URL" and package in ("httpx", "httpx2", "starlette", "yarl"):
-            return {"$URL": [name, str(value)]}  # its parts say less: which is a password, what was asked
-        if package in ("types", "typing", "typing_extensions") and (origin := typing.get_origin(value)) is not None:
-            return {"$type": [self.plain(origin), self.each(typing.get_args(value))]}  # list[int], Literal["a"]
-        if callable(value) and isinstance(getattr(value, "__qualname__", None), str):
-            return self._callable(value, kind)
+        if kind.__name__ == "URL" and kind.__module__.partition(".")[0] in ("httpx", "starlette", "yarl"):
+            return {"$URL": [_name_of(kind), str(value)]}
+        if isinstance(getattr(value, "__qualname__", None), str) or typing.get_origin(value) is not None:
+            return self._named(value)
         if (declared := declared_fields(value, kind)) is not None:
             # Which fields of a model were given does not count: a run that is parsed anew may give more or fewer.
-            return self._fields(kind, {field: each for field, each in declared if field != PYDANTIC_FIELDS_SET})
-        base = next((each for each in kind.__mro__ if each in _CONTENTS), None)
-        attributes = self._attributes(value, kind)
-        beside = kind.__mro__[: kind.__mro__.index(base)] if base is not None else ()
-        if base is BaseException or (base is not None and all(each.__flags__ & _ON_HEAP for each in beside)):
-            return self._fields(kind, {**attributes, "": _CONTENTS[base](value)})
-        is_value = declared_names(kind) is not None or kind.__eq__ is not object.__eq__  # by the word of its class
-        if is_value and base is None and not has_native_state(kind):
-            return self._fields(kind, attributes)
-        if Default.may_stand_for(value) and not attributes and kind is not object:
-            return {"$opaque": full_name(kind)}  # it has no state: its class says all
+            fields = {name: self.plain(each) for name, each in declared if name != PYDANTIC_FIELDS_SET}
+            return {"$object": [_name_of(kind), fields]}
+        is_bare = kind is not object and kind.__eq__ is object.__eq__ and Default.may_stand_for(value)
+        if is_bare and not Default(value).attributes():
+            return {"$opaque": full_name(kind)}  # such as a sentinel: its class says all
         raise Uncacheable(
             f"a value of type {full_name(kind)} is not known by its content: its class declares no fields, as "
             "a dataclass, NamedTuple, attrs, msgspec or pydantic class does"
         )
 
-    def _fields(self, kind: type, fields: Mapping[str, Any]) -> Any:
-        return {"$object": [_name_of(kind), {name: self.plain(each) for name, each in fields.items()}]}
-
-    @staticmethod
-    def _attributes(value: Any, kind: type) -> dict[str, Any]:
-        """The attributes of an object. What a cached property has computed is none."""
-        computed = functools.cached_property
-        found = dict(object.__getattribute__(value, "__dict__")) if kind.__dictoffset__ else {}
-        for slot in (each for one in kind.__mro__ if one.__flags__ & _ON_HEAP for each in vars(one).values()):
-            if isinstance(slot, types.MemberDescriptorType):
-                with contextlib.suppress(AttributeError):
-                    found[slot.__name__] = slot.__get__(value)
-        return {name: each for name, each in found.items() if not isinstance(getattr(kind, name, None), computed)}
-
-    def _callable(self, value: Any, kind: type) -> Any:
-        """A function by its name, and by what it binds if the name does not lead to it."""
-        while hasattr(value, "__agent_cache__") or hasattr(value, "__agent_cache_recorded__"):
-            inner = getattr(value, "__wrapped__", None)
-            if inner is None or _found(value.__module__, value.__qualname__) is value:
-                break
-            value = inner
-        path, owner = value.__qualname__, getattr(value, "__self__", None)
-        module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
-        if isinstance(owner, types.ModuleType):  # a function written in C
-            module, owner = owner.__name__, None
-        found = _found(module, path)
-        if found is value or (isinstance(owner, type) and found == value):
+    def _named(self, value: Any) -> Any:
+        """A function or a class by its name; of a model that the name does not lead to, by its schema."""
+        if (origin := typing.get_origin(value)) is not None:  # list[int]
+            return {"$type": [self.plain(origin), self.each(typing.get_args(value))]}
+        module, path = getattr(value, "__module__", None), value.__qualname__
+        owner = getattr(value, "__self__", None)
+        if module is None and isinstance(owner, type(sys)):  # a function written in C
+            module = owner.__name__
+        module = module or getattr(getattr(value, "__objclass__", None), "__module__", None)
+        found: Any = sys.modules.get(module, MISSING)  # type: ignore[arg-type]  # None is no module
+        for name in path.split("."):
+            found = getattr(found, name, MISSING)
+        if found is value or found == value:
             return {"$function": f"{module}:{path}"}
-        if owner is not None:
-            return {"$method": [f"{type(owner).__module__}:{path}", self.plain(owner)]}
-        if not isinstance(value, types.FunctionType) or value.__name__ == "<lambda>":
-            raise Uncacheable(f"a value of type {full_name(kind)} is not known by its name")
-        bound = {"closure": [cell.cell_contents for cell in value.__closure__ or ()]}
-        bound["defaults"] = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items()]
-        bound = {part: self.each(values) for part, values in bound.items() if values}
-        return {"$function": [f"{module}:{path}", bound] if bound or "<locals>" not in path else f"{module}:{path}"}
-
-    def _class(self, value: Any) -> Any:
-        """A class by its name, and by its fields if the name does not lead to it."""
-        name = _name_of(value)
-        if _found(value.__module__, value.__qualname__) is value or not value.__flags__ & _ON_HEAP:
-            return {"$function": name}
-        if is_model(value):
-            return {"$class": [name, self.plain(value.model_json_schema())]}
-        if issubclass(value, Enum):
-            return {"$class": [name, [[one, self.plain(each.value)] for one, each in value.__members__.items()]]}
-        if (names := declared_names(value)) is not None or typing.is_typeddict(value):
-            hints = getattr(value, "__annotations__", {})
-            return {"$class": [name, self.each([*hints.items(), *(names or ())])]}
-        if "<locals>" in name:
-            return {"$function": name}
-        raise Uncacheable(f"the class {full_name(value)} is not what is found under that name")
-
-    def _of_numpy(self, value: Any, kind: Any) -> Any:
-        numpy: Any = sys.modules["numpy"]
-        if issubclass(kind, numpy.dtype):
-            return {"$dtype": str(value.descr) if value.kind == "V" else str(value.name)}
-        if kind is not numpy.ndarray and not issubclass(kind, numpy.generic):
-            return None
-        array = numpy.asarray(value)
-        name = str(array.dtype.descr) if array.dtype.kind == "V" else str(array.dtype.name)
-        if array.dtype.kind in "mM":  # a time is a number of the unit that the name of its type tells
-            array = array.view("int64")
-        items: Any = array.ravel().tolist()
-        if items and isinstance(items[0], numpy.generic):  # Python has no number for the long kinds
-            items = list(map(repr, items))
-        items = self.each(items)
-        if kind is not numpy.ndarray:
-            return {"$numpy": [name, items[0]]}
-        if len(items) > _MAX_ITEMS:
-            items = f"blake2b:{blake2b(encode_sorted(items), digest_size=24).hexdigest()}"
-        return {"$ndarray": [name, list(value.shape), items]}
-
-    def clock(self, value: Any) -> Any:
-        """A date with a time, or a time. One in a zone with a name has more than its offset."""
-        zone, text = value.tzinfo, value.isoformat()
-        if not value.fold and (zone is None or type(zone) is timezone):
-            return {f"${type(value).__name__}": text}
-        return {f"${type(value).__name__}": [text, value.fold, f"{type(zone).__name__} {zone}"]}
-
-
-_ON_HEAP: Final = 1 << 9
-"""The bit of `type.__flags__` of a class that was made at run time."""
+        if isinstance(value, type) and is_model(value):
+            return {"$class": [f"{module}:{path}", self.plain(value.model_json_schema())]}  # type: ignore[attr-defined]
+        raise Uncacheable(f"{module}.{path} is not what is found under that name")
 
 
 def _name_of(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def _found(module: Any, path: str) -> Any:
-    """What a module has under a qualified name, else `MISSING`."""
-    found: Any = sys.modules.get(module, MISSING) if isinstance(module, str) else MISSING
-    for name in path.split("."):
-        found = getattr(found, name, MISSING)
-    return found
-
-
-def _text(value: str) -> Any:
-    if is_utf8(value):
-        return value
-    # A text that was cut in the middle of a character.
-    return {"$str": value.replace("\\", "\\\\").encode("utf-8", "backslashreplace").decode()}
 
 
 def _bytes(value: bytes) -> str:
@@ -277,41 +175,18 @@ def _bytes(value: bytes) -> str:
 
 
 _FORMS: Final[dict[type, Callable[[_Walk, Any], Any]]] = {
+    # A text that was cut in the middle of a character.
+    str: lambda _, value: {"$str": value.replace("\\", "\\\\").encode("utf-8", "backslashreplace").decode()},
     list: _Walk.each,
     tuple: lambda walk, value: {"$tuple": walk.each(value)},
     set: lambda walk, value: {"$set": sorted(walk.each(value), key=encode_sorted)},
     frozenset: lambda walk, value: {"$frozenset": sorted(walk.each(value), key=encode_sorted)},
     dict: _Walk.mapping,
     bytes: lambda _, value: {"$bytes": _bytes(value)},
-    bytearray: lambda _, value: {"$bytearray": _bytes(bytes(value))},
     datetime: _Walk.clock,
     time: _Walk.clock,
     date: lambda _, value: {"$date": value.isoformat()},
     timedelta: lambda _, value: {"$timedelta": [value.days, value.seconds, value.microseconds]},
     timezone: lambda _, value: {"$timezone": repr(value).removeprefix("datetime.")},
-    complex: lambda walk, value: {"$complex": walk.each((value.real, value.imag))},
-    range: lambda _, value: {"$range": [value.start, value.stop, value.step]},
-    types.MappingProxyType: lambda walk, value: {"$mappingproxy": walk.mapping(value)},
-    types.SimpleNamespace: lambda walk, value: {"$SimpleNamespace": walk.mapping(vars(value))},
-    functools.partial: lambda walk, value: {
-        "$partial": [walk.plain(value.func), walk.each(value.args), walk.mapping(value.keywords)]
-    },
 }
 """Data of the values of exactly these types."""
-
-
-_CONTENTS: Final[dict[type, Callable[[Any], Any]]] = {
-    str: str.__str__,
-    int: int.__int__,
-    float: float.__float__,
-    bytes: bytes.__bytes__,
-    list: lambda value: list(list.__iter__(value)),
-    tuple: lambda value: tuple(tuple.__iter__(value)),
-    set: lambda value: set(set.__iter__(value)),
-    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
-    dict: lambda value: dict(dict.items(value)),
-    deque: lambda value: [*value, value.maxlen],
-    datetime: datetime.isoformat,
-    BaseException: BaseException.args.__get__,  # type: ignore[attr-defined]
-}
-"""What an object holds as one of these, of which its class is a subclass. The methods of the base are called."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import types
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import cached_property
@@ -72,9 +73,6 @@ class RecordedFunction:
         every = () if self.parameters is None or isinstance(self.parameters, JsonArguments) else self.parameters.all
         self._recorded_names = tuple(one.name for one in every if one.in_key and not one.is_receiver)
         self._defaults = {one.name: one.default for one in every if one.is_sentinel or one.default is None}
-        self._plain_names = None
-        if self.parameters is not None and self.parameters.is_positional and not self.parameters.positional_only:
-            self._plain_names = self.parameters.names
 
     @cached_property
     def schema(self) -> PlainSchema:
@@ -90,13 +88,6 @@ class RecordedFunction:
         """Arguments of a call by name, with defaults. Raises TypeError if the function does not accept them."""
         if self.parameters is None:
             return {"args": list(args), "kwargs": dict(kwargs)}
-        names = self._plain_names
-        if names is not None and len(args) + len(kwargs) == len(names):  # Signature.bind takes 3 us
-            try:
-                values = (*args, *[kwargs[name] for name in names[len(args) :]]) if kwargs else args
-                return dict(zip(names, values, strict=True))
-            except KeyError:
-                pass
         return self.parameters.bind(args, kwargs)
 
     def recorded_arguments(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -120,7 +111,7 @@ class RecordedFunction:
             return None
         try:
             key = self._cache_key(*args, **kwargs)
-            return utf8_text(str(key)) if isinstance(key, str) or _is_plain(key) else _text_of(key)
+            return utf8_text(key) if isinstance(key, str) else _text_of(key)
         except Exception as error:  # noqa: BLE001 - the user's function; the arguments identify the call then
             _LOG.warning("cache_key of %s raised %r; the arguments were used", self.name, error)
             return None
@@ -149,13 +140,8 @@ class RecordedFunction:
 
     @cached_property
     def parts(self) -> list[Any]:
-        """The code of the function, and what it binds: the variables of a factory, defaults, a partial's arguments.
-
-        With the same of the functions that it binds. It is looked at once, since a variable may count its calls.
-        """
-        found: list[Any] = []
-        _add_parts(self.function, found, set())
-        return found
+        """The code of the function, and what it binds. It is looked at once, since a variable may count its calls."""
+        return _parts_of(self.function, set())
 
     def is_same(self, other: RecordedFunction) -> bool:
         """Whether this is the same function as another of its name: of the same code, and bound to equal values."""
@@ -173,30 +159,29 @@ class RecordedFunction:
 _UNCHANGING: Final = frozenset({str, int, float, bool, bytes})
 
 
-def _add_parts(function: Any, found: list[Any], seen: set[int]) -> None:
+def _parts_of(function: Any, seen: set[int]) -> list[Any]:
+    """The code of a function, and what it binds: variables of a factory, defaults, a partial's arguments; with the
+    same of the functions among them.
+    """
+    seen.add(id(function))
     bound: list[Any] = []
-    while isinstance(function, functools.partial):
-        bound += [*function.args, *(part for pair in function.keywords.items() for part in pair)]
-        function = function.func
-    known = getattr(function, "__agent_cache_recorded__", None) or getattr(function, "__agent_cache__", None)
-    function = getattr(known, "function", function)
-    if inspect.ismethod(function):
-        bound.append(function.__self__)
-        function = function.__func__
-    found.append(function.__code__ if inspect.isfunction(function) else function)
-    if inspect.isfunction(function) and id(function) not in seen:
-        seen.add(id(function))
-        bound += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-        for cell in function.__closure__ or ():
-            try:
-                bound.append(cell.cell_contents)
-            except ValueError:  # it is not set yet
-                bound.append(None)
+    if isinstance(function, functools.partial):
+        bound, function = [function.func, *function.args, *function.keywords.values()], functools.partial
+    elif inspect.ismethod(function):
+        bound, function = [function.__self__], function.__func__
+    if inspect.isfunction(function):
+        cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+        bound += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]
+    found = [getattr(function, "__code__", function)]
     for value in bound:
-        if callable(value) and not isinstance(value, type):
-            _add_parts(value, found, seen)
-        else:
+        known = getattr(value, "__agent_cache_recorded__", None) or getattr(value, "__agent_cache__", None)
+        inner = getattr(known, "function", value)
+        is_function = isinstance(inner, functools.partial) or inspect.isfunction(inner) or inspect.ismethod(inner)
+        if not is_function:
             found.append(value)
+        elif id(inner) not in seen:
+            found += _parts_of(inner, seen)
+    return found
 
 
 def _are_equal(one: Any, other: Any) -> bool:
@@ -209,13 +194,6 @@ def _are_equal(one: Any, other: Any) -> bool:
 def _text_of(key: Any) -> str:
     """A key as text. Raises UncacheableArgumentsError if it has no identity."""
     return plain_arguments({"key": key})[1].decode()
-
-
-def _is_plain(key: Any) -> bool:
-    """Whether the text of a key tells it from others: that of an array is shortened, that of an object anything."""
-    if type(key) in (tuple, list):
-        return all(map(_is_plain, key))
-    return key is None or type(key) in _UNCHANGING
 
 
 def _parameters_of(function: Callable[..., Any], name: str, skip_args: int) -> Parameters | None:
@@ -489,21 +467,11 @@ def wrapped(recorded: RecordedFunction, *, logs_unrecorded: bool = False) -> Any
 
         async def body(*args: Any, **kwargs: Any) -> Any:
             stream = run(args, kwargs)
-            step = stream.asend(None)
-            while True:
-                try:
-                    chunk = await step
-                except StopAsyncIteration:
-                    return
-                try:
-                    sent = yield chunk
-                except GeneratorExit:
-                    await stream.aclose()
-                    raise
-                except BaseException as error:  # noqa: BLE001 - thrown in by the consumer, and passed on
-                    step = stream.athrow(error)
-                else:
-                    step = stream.asend(sent)
+            try:
+                async for chunk in stream:
+                    yield chunk
+            finally:
+                await stream.aclose()
 
     elif recorded.form == "async":
 

@@ -1,20 +1,18 @@
-"""Lanes, and the few things that asyncio and trio do differently: the running task, a yield, a wait for cancellation.
+"""Lanes: which task of asyncio, or which thread, makes a call; and the order in which answers are given.
 
 A *lane* is what one task does in order, or what a thread does in one context. The task that enters a recording is lane
 0. A context variable carries the lane: a task or a thread that was started with a copy of the context finds the lane of
-its starter there, and gets a new one, *forked* from it. Trio is asked only if the program has imported it.
+its starter there, and gets a new one, *forked* from it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-import sys
 import threading
 import types
 import weakref
 from bisect import bisect_left, insort
-from collections.abc import Awaitable, Generator, Iterator, MutableMapping
+from collections.abc import Generator, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -130,10 +128,10 @@ class Lanes:
         """End the block when the running task has ended by an error, which was just made, unless that ends it first.
 
         Otherwise, what waits for the work that this task will not do any more, as `Queue.join` does, would wait for
-        ever. Tasks of trio need no watch: none ends by an error that nobody gets.
+        ever.
         """
         task = _running_task()
-        if isinstance(task, asyncio.Task) and task is not self._owner.task and task not in self._watched:
+        if task is not None and task is not self._owner.task and task not in self._watched:
             self._watched.add(task)
             task.add_done_callback(self._note_end)
 
@@ -164,8 +162,8 @@ class _Owner:
 
     __slots__ = ("_cancelling", "_is_cancelled", "task")
 
-    def __init__(self, task: Any) -> None:
-        self.task = task if isinstance(task, asyncio.Task) else None
+    def __init__(self, task: asyncio.Task[Any] | None) -> None:
+        self.task = task
         self._cancelling = 0 if self.task is None else self.task.cancelling()
         self._is_cancelled = False
 
@@ -184,37 +182,19 @@ class _Owner:
         return is_only_one and isinstance(error, asyncio.CancelledError)
 
 
-# asyncio and trio
+# Tasks
 
 
-def _running_task() -> Any:
-    """The running task, or None."""
+def _running_task() -> asyncio.Task[Any] | None:
     try:
         return asyncio.current_task()
     except RuntimeError:
-        trio = _running_trio()
-        return None if trio is None else trio.lowlevel.current_task()
-
-
-def _running_trio() -> Any:
-    """The module trio, if one of its tasks is running, else None."""
-    trio: Any = sys.modules.get("trio")
-    try:
-        return None if trio is None or trio.lowlevel.current_task() is None else trio
-    except (RuntimeError, AttributeError):  # the latter while it is being imported
         return None
 
 
-def checkpoint() -> Awaitable[None]:
-    """Let other tasks run once, and be cancelled."""
-    if "trio" in sys.modules and (trio := _running_trio()) is not None:
-        return trio.lowlevel.checkpoint()  # type: ignore[no-any-return]
-    return _yield_to_loop()
-
-
 @types.coroutine
-def _yield_to_loop() -> Generator[None, None, None]:
-    """`asyncio.sleep(0)` without its own frame."""
+def checkpoint() -> Generator[None, None, None]:
+    """Let other tasks run once, and be cancelled: `asyncio.sleep(0)` without its own frame."""
     yield
 
 
@@ -227,13 +207,12 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._in_flight: dict[Any, list[int]] = {}  # ranks, sorted, by event loop
-        self._waiting: dict[int, Any] = {}  # events, by rank
+        self._in_flight: dict[asyncio.AbstractEventLoop, list[int]] = {}  # ranks, sorted
+        self._waiting: dict[int, asyncio.Event] = {}  # by rank
 
     async def take(self, rank: int, *, is_next: bool = True) -> None:
         """Let other tasks run, and wait for those calls in flight in this event loop that had ended earlier."""
-        trio = _running_trio()
-        loop = asyncio.get_running_loop() if trio is None else trio.lowlevel.current_trio_token()
+        loop = asyncio.get_running_loop()
         ranks = self._in_flight.setdefault(loop, [])
         insort(ranks, rank)
         try:
@@ -242,21 +221,16 @@ class Turns:
                 await checkpoint()
                 cycles -= 1
             while ranks[0] < rank:
-                event = self._waiting[rank] = asyncio.Event() if trio is None else trio.Event()
+                event = self._waiting[rank] = asyncio.Event()
                 await event.wait()
         finally:
             self._leave(loop, ranks, rank, _SETTLING)
 
-    def _leave(self, loop: Any, ranks: list[int], rank: int, cycles: int) -> None:
+    def _leave(self, loop: asyncio.AbstractEventLoop, ranks: list[int], rank: int, cycles: int) -> None:
         """Let the next one end, after this many cycles of the event loop if there is any."""
-        if cycles and len(ranks) > 1:
-            call_soon = getattr(loop, "call_soon", None) or loop.run_sync_soon  # the latter is trio's
-            try:
-                call_soon(self._leave, loop, ranks, rank, cycles - 1)
-            except RuntimeError:  # the loop has ended, and the garbage collector ends what ran in it
-                pass
-            else:
-                return
+        if cycles and len(ranks) > 1 and not loop.is_closed():
+            loop.call_soon(self._leave, loop, ranks, rank, cycles - 1)
+            return
         del ranks[bisect_left(ranks, rank)]
         if ranks and (event := self._waiting.pop(ranks[0], None)) is not None:
             event.set()
@@ -264,26 +238,10 @@ class Turns:
 
 async def wait_for_cancellation(seconds: float | None) -> None:
     """Wait until the running task is cancelled, which raises, or this many seconds have passed; None is for ever."""
-    trio = _running_trio()
-    if trio is None:
-        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)
-    else:
-        with trio.move_on_after(math.inf if seconds is None else seconds):
-            await trio.sleep_forever()
-
-
-def cancellations() -> tuple[type[BaseException], ...]:
-    """The exceptions by which a task is cancelled."""
-    trio: Any = sys.modules.get("trio")
-    return (asyncio.CancelledError,) if trio is None else (asyncio.CancelledError, trio.Cancelled)
+    await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)
 
 
 def is_cancellation(error: BaseException) -> bool:
     """Whether an exception cancels the running task, and is no `CancelledError` that a coroutine raised by itself."""
-    if not isinstance(error, asyncio.CancelledError):
-        return isinstance(error, cancellations())
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        return True
-    return task is None or task.cancelling() > 0
+    task = _running_task()
+    return isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > 0)

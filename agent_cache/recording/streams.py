@@ -1,15 +1,14 @@
 """Streams: chunks are recorded while they pass, and replayed one by one.
 
 A generator is replaced by a generator. A stream object of an SDK is replaced by a proxy that iterates over the recorded
-chunks and passes everything else to the object. What the consumer sends or throws into a stream reaches it, and is not
-recorded. A stream that is closed early is recorded as closed there.
+chunks and passes everything else to the object. A stream that is closed early is recorded as closed there.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import contextmanager
 from contextvars import Token
 from types import GeneratorType
 from typing import Any, Self, TypeAlias
@@ -67,16 +66,16 @@ def leave_call(token: Token[ActiveCall | None]) -> None:
 
 
 def recorded_stream(call: ActiveCall, stream: Any, redaction: Redaction, on_end: OnEnd) -> Any:
-    """The stream that the caller gets in place of one that is recorded."""
+    """The stream that the caller gets in place of one that is recorded.
+
+    An object that can be read in both ways, as LiteLLM's, is read as its function is called: with ``await`` or without.
+    """
+    is_awaited = call.is_awaited or call.function.form == "async"
+    call.is_plain_stream = not _is_async_stream(stream) or (_is_plain_stream(stream) and not is_awaited)
     log = _StreamLog(call, stream, redaction, on_end)
-    is_plain, is_async = _is_plain_stream(stream), _is_async_stream(stream)
-    if is_plain and is_async:
-        call.is_plain_stream = not (call.is_awaited or call.function.form == "async")
-        return _DualProxy(None, log)
-    call.is_plain_stream = not is_async
-    if is_async:
-        return _record_async(log) if inspect.isasyncgen(stream) else _AwaitedProxy(_record_async(log), log)
-    return _record_plain(log) if inspect.isgenerator(stream) else _PlainProxy(_record_plain(log), log)
+    if call.is_plain_stream:
+        return _record_plain(log) if inspect.isgenerator(stream) else _PlainProxy(_record_plain(log), log)
+    return _record_async(log) if inspect.isasyncgen(stream) else _AwaitedProxy(_record_async(log), log)
 
 
 class _StreamLog:
@@ -90,6 +89,15 @@ class _StreamLog:
         self._chunks: list[Any] | None = [] if call.function.has_extractors else None
         self._is_closed = False
         self._outcomes = call.chunks = []
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """What a step of the stream calls is inside of the recorded call."""
+        token = CURRENT_CALL.set(self.call)
+        try:
+            yield
+        finally:
+            leave_call(token)
 
     def add(self, chunk: Any) -> None:
         """Record a chunk."""
@@ -141,73 +149,46 @@ class _StreamLog:
 
 
 def _record_plain(log: _StreamLog) -> Generator[Any, Any, Any]:
-    """A generator over a running stream. What a step calls is inside of the recorded call."""
-    source = log.source
-    chunks: Any = None
-    step: Callable[[], Any] | None = None
-    while True:
-        token = CURRENT_CALL.set(log.call)
-        try:
-            if chunks is None:
-                chunks = source if hasattr(type(source), "__next__") else iter(source)
-            chunk = next(chunks) if step is None else step()
-        except StopIteration as stop:
-            log.returned(stop.value)
-            return stop.value
-        except BaseException as error:
-            log.failed(error)
-            raise
-        finally:
-            leave_call(token)
-        log.add(chunk)
-        try:
-            sent = yield chunk
-        except GeneratorExit:
-            log.close()
-            raise
-        except BaseException as error:  # noqa: BLE001 - thrown in by the consumer
-            step = functools.partial(_throw, source, "throw", error)
-        else:
-            step = None if sent is None else functools.partial(chunks.send, sent)
+    try:
+        chunks = None
+        while True:
+            with log.inside():
+                chunks = iter(log.source) if chunks is None else chunks
+                try:
+                    chunk = next(chunks)
+                except StopIteration as stop:
+                    log.returned(stop.value)
+                    return stop.value
+            log.add(chunk)
+            yield chunk
+    except GeneratorExit:
+        log.close()
+        raise
+    except BaseException as error:
+        log.failed(error)
+        raise
 
 
 async def _record_async(log: _StreamLog) -> AsyncGenerator[Any, Any]:
     """The same for a stream whose chunks are awaited."""
-    source = log.source
-    chunks: Any = None
-    step: Callable[[], Any] | None = None
-    while True:
-        token = CURRENT_CALL.set(log.call)
-        try:
-            if chunks is None:
-                chunks = source if hasattr(type(source), "__anext__") else aiter(source)
-            chunk = await (anext(chunks) if step is None else step())
-        except StopAsyncIteration:
-            log.returned(None)
-            return
-        except BaseException as error:
-            log.failed(error)
-            raise
-        finally:
-            leave_call(token)
-        log.add(chunk)
-        try:
-            sent = yield chunk
-        except GeneratorExit:
-            await log.aclose()
-            raise
-        except BaseException as error:  # noqa: BLE001 - thrown in by the consumer
-            step = functools.partial(_throw, source, "athrow", error)
-        else:
-            step = None if sent is None else functools.partial(chunks.asend, sent)
-
-
-def _throw(source: Any, method: str, error: BaseException) -> Any:
-    """Throw what the consumer has thrown into the real stream. One without such a method ends there."""
-    thrower = getattr(source, method, None)
-    if thrower is None:
-        raise error
-    return thrower(error)
+    try:
+        chunks = None
+        while True:
+            with log.inside():
+                chunks = aiter(log.source) if chunks is None else chunks
+                try:
+                    chunk = await anext(chunks)
+                except StopAsyncIteration:
+                    log.returned(None)
+                    return
+            log.add(chunk)
+            yield chunk
+    except GeneratorExit:
+        await log.aclose()
+        raise
+    except BaseException as error:
+        log.failed(error)
+        raise
 
 
 # Replay
@@ -287,77 +268,46 @@ class _Proxy:
             raise AttributeError(f"a replayed stream has its chunks only, and no attribute {name!r}")
         return getattr(self._log.source, name)
 
-    def _read(self, *, is_plain: bool) -> Any:
-        if self._chunks is None and self._log is not None:
-            self._log.call.is_plain_stream = is_plain
-            self._chunks = (_record_plain if is_plain else _record_async)(self._log)
-        elif inspect.isgenerator(self._chunks) is not is_plain:
-            raise TypeError(f"this stream is read with `{'async for' if is_plain else 'for'}` already")
-        return self._chunks
-
 
 class _PlainProxy(_Proxy):
     """Iterates over chunks."""
 
     def __iter__(self) -> Any:
-        return self._read(is_plain=True)
+        return self._chunks
 
     def __next__(self) -> Any:
-        return next(self._read(is_plain=True))
+        return next(self._chunks)
 
-    def close(self) -> Any:
-        self._read(is_plain=True).close()
+    def close(self) -> None:
+        self._chunks.close()
         if self._log is not None:  # also a stream that was not begun, or was read to its end
             self._log.close()
-
-    def send(self, value: Any) -> Any:
-        return self._read(is_plain=True).send(value)
-
-    def throw(self, error: BaseException) -> Any:
-        return self._read(is_plain=True).throw(error)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _PlainProxy.close(self)
+        self.close()
 
 
 class _AwaitedProxy(_Proxy):
     """Iterates over chunks that are awaited."""
 
     def __aiter__(self) -> Any:
-        return self._read(is_plain=False)
+        return self._chunks
 
     async def __anext__(self) -> Any:
-        return await self._read(is_plain=False).__anext__()
+        return await anext(self._chunks)
 
     async def aclose(self) -> None:
-        await self._read(is_plain=False).aclose()
+        await self._chunks.aclose()
         if self._log is not None:  # as above
             await self._log.aclose()
 
-    close: Any = aclose
-
-    async def asend(self, value: Any) -> Any:
-        return await self._read(is_plain=False).asend(value)
-
-    async def athrow(self, error: BaseException) -> Any:
-        return await self._read(is_plain=False).athrow(error)
+    close = aclose
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-class _DualProxy(_PlainProxy, _AwaitedProxy):
-    """A stream object that can be read in both ways, as LiteLLM's. Its first use decides how it is recorded."""
-
-    def close(self) -> Any:
-        """Close it as it was read. If it was not read, this returns a coroutine where the stream's own close does."""
-        if self._chunks is None:
-            source = None if self._log is None else self._log.source
-            self._read(is_plain=not inspect.iscoroutinefunction(getattr(source, "close", None)))
-        return super().close() if inspect.isgenerator(self._chunks) else self.aclose()

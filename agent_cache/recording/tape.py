@@ -36,7 +36,6 @@ from agent_cache.recording.file import (
     partial_of,
 )
 from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
-from agent_cache.recording.lanes import cancellations
 from agent_cache.recording.match import ROOT_PLACE, Matcher, by_nobody, place_of
 from agent_cache.recording.outcomes import problems_of, value_outcome
 from agent_cache.recording.recorded_tools import (
@@ -448,7 +447,7 @@ class Tape(Replaying, Receiver):
             if "cancelled" in outcome or "unfinished" in outcome:
                 try:
                     await self.wait_until_cancelled(call)
-                except cancellations() as cancellation:
+                except asyncio.CancelledError as cancellation:
                     show_in_sessions(call, None, cancellation)
                     raise
             return self._answer(call, outcome)

@@ -164,25 +164,6 @@ POOLS = {
         await run_pool(COUNT)
     """,
 }
-TRIO = """
-    import pytest
-    import trio
-    from shop import chunks, get_order
-
-    @pytest.fixture
-    def anyio_backend():
-        return BACKEND
-
-    @pytest.fixture
-    async def order():
-        return await get_order("W1")
-
-    @pytest.mark.anyio
-    @pytest.mark.agent_cassette(strict=True)
-    async def test_it(order):
-        assert [order, await get_order("W2")] == ["pending"] * 2
-        assert [one async for one in chunks(2)] == ["pending0", "pending1"]
-    """
 
 
 @pytest.mark.parametrize(
@@ -237,15 +218,6 @@ def test_a_divergence_in_a_worker_fails_the_test_and_hangs_nobody(suite, kind):
     assert outcomes.get("failed", 0) + outcomes.get("errors", 0) == 1
     assert outcomes.get("passed", 0) == count - 1
     result.stdout.fnmatch_lines(["*DivergenceError: *get_order(order_id='W4') was not recorded*"])
-    assert suite.live == []
-
-
-def test_what_was_recorded_under_asyncio_is_replayed_under_trio(suite):
-    pytest.importorskip("anyio")
-    pytest.importorskip("trio", reason="trio is not installed")
-    for backend in ("asyncio", "trio"):
-        suite.write("test_loop.py", TRIO.replace("BACKEND", repr(backend)))
-        suite.run("--agent-record-mode=once", "-o", "asyncio_mode=strict", passed=1)
     assert suite.live == []
 
 

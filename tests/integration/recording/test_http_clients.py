@@ -477,25 +477,6 @@ def test_clients_in_threads_are_recorded(server: HttpServer, path: Path):
         assert asyncio.run(run()) == recorded
 
 
-@pytest.mark.parametrize("name", ["httpx", "httpx2"])
-def test_httpx_is_replayed_under_trio(name: str, server: HttpServer, path: Path):
-    trio = pytest.importorskip("trio")
-    library = pytest.importorskip(name)
-
-    async def run() -> list[bytes]:
-        async with library.AsyncClient() as client, client.stream("GET", f"{server.url}/events") as response:
-            return [line async for line in response.aiter_lines()]
-
-    def recorded_run() -> Any:
-        with record(path, http=True):
-            return trio.run(run)
-
-    recorded = recorded_run()
-    server.close()
-    with replay(path, strict=True):
-        assert trio.run(run) == recorded
-
-
 async def test_mcp_over_http_is_replayed(path: Path):
     mcp = pytest.importorskip("mcp")
     uvicorn = pytest.importorskip("uvicorn")
