@@ -53,7 +53,7 @@ from agent_cache.tool_types import AsyncResult, CachedTool, InvalidatingTool, La
 from agent_cache.values.copies import copy_rule_named
 
 if TYPE_CHECKING:
-    from agent_cache.remote.protocol import Tier
+    from agent_cache.remote.versioned import Tier
 else:
     Tier = Any  # for whoever resolves the hints at run time: the module of the class takes 3 ms
 

@@ -59,10 +59,9 @@ def set_ttl(tool: Callable[..., Any] | str, ttl: float | timedelta | None) -> No
     life = None if ttl is None else seconds(ttl, what)
     TTLS.set(name, life)
     every = {id(tier): tier for one in tools for tier in (one.own_tiers or CURRENT.value.tiers)}
-    tiers: list[Any] = [tier for tier in every.values() if hasattr(tier, "publish_ttl")]
-    for tier in tiers:
+    for tier in every.values():
         TTLS.note_published(tier, name, life)
-    for tier in tiers:
+    for tier in every.values():
         try:
             tier.publish_ttl(name, life)
         except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent

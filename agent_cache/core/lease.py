@@ -1,73 +1,52 @@
-"""Leases: until when local copies of the values of tiers may be served.
+"""Leases: whether local copies of the values of a tier may be served without asking it.
 
-A copy is served only while its tier knows of every write that could have changed it. Each hit has to ask that, and must
-not pay for it with a call. So a `Lease` gives its answer as data, which the generated body of a tool reads inline
-(`engine.body`): a word to compare, and maybe a `Term`.
+A copy is served only while its tier knows of every write that could have changed it. A hit must not pay for that with a
+call, so a `Lease` gives its answer as data, which the generated body of a tool compares inline (`engine.body`).
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Any, Protocol
 
-__all__ = ["ENDED", "UNTRUSTED", "CombinedLease", "Lease", "Page", "Term"]
-
-ENDED: Final = -1
-"""A stamp that no page holds."""
-
-_NEVER: Final = float("-inf")
-_AFTER_EVERY_TERM: Final[Callable[[], float]] = float("inf").__pos__  # in C
+__all__ = ["CombinedLease", "Lease", "Page", "Term"]
 
 
 class Page(Protocol):
-    """What a lease reads at each hit: a list of a number, or a memory view of format ``Q`` on memory that processes
-    share. A number that has meant that copies are not valid does not come back to mean that they are.
-    """
+    """What a lease reads at each hit: a list, or a memory view of format ``Q`` on memory that processes share."""
 
     def __getitem__(self, index: int, /) -> int: ...
 
 
 class Term:
-    """A reading of a clock, which moves on while copies may be served. All leases of one connection share it.
-
-    Attributes:
-        clock: gives the present reading. It also runs while the machine is suspended, if the tier learns of writes by
-            messages: these are missed then.
-        until: the reading at which the copies are no longer served, unless it has moved on by then.
-    """
+    """The reading of a clock up to which copies may be served. It moves on while they may."""
 
     __slots__ = ("clock", "until")
 
-    def __init__(self, clock: Callable[[], float], until: float = _NEVER) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.until = until
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it was ended. It does not come back then."""
-        return self.clock is _AFTER_EVERY_TERM
+        self.until = float("-inf")
 
     def is_running(self) -> bool:
         """Whether the copies may be served now."""
         return self.clock() < self.until
 
-    def end(self) -> None:
-        """End it for good, from any thread. Another thread may be moving `until` at this moment, hence the clock."""
-        self.clock = _AFTER_EVERY_TERM
-        self.until = _NEVER
-
 
 class Lease:
-    """The trust in local copies of a tier's values.
+    """The trust in all local copies of one tier.
 
     They may be served while ``page[0] == stamp`` and, if there is a `term`, while ``term.clock() < term.until``. A hit
-    makes these two comparisons itself, and calls `renew` if one of them fails. Without arguments, it lets no copy be
-    served.
+    compares these itself, and calls `renew` if one of them fails.
+
+    Args:
+        owner: has ``is_complete()``. Referenced weakly: copies outlive a tier that nobody uses any more.
     """
 
-    __slots__ = ("__weakref__", "page", "stamp", "term")
+    __slots__ = ("__weakref__", "_owner", "page", "stamp", "term")
 
-    def __init__(self, page: Page = (0,), stamp: int = ENDED, term: Term | None = None) -> None:
+    def __init__(self, owner: Any, page: Page = (0,), stamp: int = -1, term: Term | None = None) -> None:
+        self._owner = weakref.ref(owner)
         self.page = page
         self.stamp = stamp
         self.term = term
@@ -78,26 +57,20 @@ class Lease:
         return (self.page[0] == self.stamp and (term is None or term.clock() < term.until)) or self.renew()
 
     def renew(self) -> bool:
-        """Whether the copies may be served although the comparisons say no, or cannot say it. If so, and if it can, it
-        sets `stamp` to what the page held *before* this was found out, so that the next hits need not ask.
-
-        Called in a hit, in any thread, and under a lock: it neither waits nor raises, and takes no lock that is held
-        while a listener is called.
+        """Whether the copies may be served although the comparisons say no. Called in a hit, in any thread, under the
+        lock of the versions: it neither waits nor raises.
         """
-        return False
-
-
-UNTRUSTED: Final = Lease()
-"""The lease in copies of a tier that cannot be listened to."""
+        owner = self._owner()
+        return owner is not None and bool(owner.is_complete())
 
 
 class CombinedLease(Lease):
-    """The lease in copies that depend on several: each hit asks all of them, by a call."""
+    """The lease in copies that depend on several tiers: each hit asks all of them, by a call."""
 
     __slots__ = ("parts",)
 
     def __init__(self, parts: Iterable[Lease]) -> None:
-        super().__init__()
+        self.page, self.stamp, self.term = (0,), -1, None
         self.parts = tuple(parts)
 
     def renew(self) -> bool:

@@ -18,7 +18,8 @@ from agent_cache.engine.blocking import THREADS, Waiter, running_loop
 from agent_cache.engine.inheritance import Inherited, Inherits
 
 if TYPE_CHECKING:
-    from agent_cache.remote.protocol import Ticket, Tier, Versions
+    from agent_cache.remote.protocol import Versions
+    from agent_cache.remote.versioned import Ticket, Tier
 
 __all__ = ["ALONE", "BECOME_LEADER", "STRANDED", "Failure", "Flight", "wake_stranded"]
 

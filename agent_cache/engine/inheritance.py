@@ -7,7 +7,7 @@ an `Inherits` when it has ended. An inherited tag is asked for like one of its o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -17,7 +17,8 @@ from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import EntryTag
 
 if TYPE_CHECKING:
-    from agent_cache.remote.protocol import Tier, Versions
+    from agent_cache.remote.protocol import Versions
+    from agent_cache.remote.versioned import Tier
 
 __all__ = ["NO_LEASES", "Inherited", "Inherits", "Source"]
 
@@ -158,13 +159,7 @@ class Inherited:
 
     def lease_beside(self, lease: Lease | None) -> Lease | None:
         """One lease for all tiers behind the reads, and those behind the load."""
-        leases: Collection[Lease] = dict.fromkeys((*(() if lease is None else (lease,)), *self.leases))
-        if len(leases) > 1:  # each hit asks them all
-            for tier in dict.fromkeys(tier for tiers in self.leases.values() for tier in tiers):
-                merge = getattr(tier, "merge_leases", None)
-                if merge is not None:
-                    leases = merge(leases)
-        return CombinedLease.of(leases)
+        return CombinedLease.of(dict.fromkeys((*(() if lease is None else (lease,)), *self.leases)))
 
     def is_trusted(self) -> bool:
         """Whether writes of other processes to what the reads depend on would be known by now."""

@@ -21,7 +21,8 @@ from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS
 
 if TYPE_CHECKING:
-    from agent_cache.remote.protocol import Request, Tier
+    from agent_cache.remote.protocol import Request
+    from agent_cache.remote.versioned import Tier
 
 __all__ = ["TOO_LONG", "UNKEYED", "CacheKey", "Operation", "PlacedRule", "Proceed", "Setup"]
 

@@ -50,7 +50,8 @@ from agent_cache.values.canonical import canonical
 from agent_cache.values.compare import is_empty
 
 if TYPE_CHECKING:
-    from agent_cache.remote.protocol import Request, Tier
+    from agent_cache.remote.protocol import Request
+    from agent_cache.remote.versioned import Tier
 
 __all__ = ["CacheInfo", "ReadOperation"]
 
@@ -243,8 +244,8 @@ class ReadOperation(Operation[ReadPolicy]):
             self.check_name()
         elif policy.remote.share:
             warn_once("share=True has no effect without a remote tier: see remote_cache= and configure()", self.name)
-        if policy.remote.shares_loads and not (tiers and hasattr(tiers[-1], "claim")):
-            warn_once('flight="fleet" has no effect without a remote tier that shares loads', self.name)
+        elif policy.remote.shares_loads:
+            warn_once('flight="fleet" has no effect without a remote tier', self.name)
         work: Proceed = load
         if tiers and policy.remote.is_strong:
             work = partial(check_versions, work)  # it keeps no local copy that could be served expired

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
-from agent_cache.core.lease import UNTRUSTED, Lease
 from agent_cache.core.options import refresh_window
 from agent_cache.core.store import NEVER, Entry, Store, UnsharedEntry, entry_size
 from agent_cache.core.tags import Tag
@@ -32,11 +31,10 @@ from agent_cache.values.copies import IMMUTABLE, UncopyableError
 if TYPE_CHECKING:
     from random import Random
 
-    from agent_cache.remote.protocol import Ticket
 
 __all__ = [
     "ServedEntry", "count_unstored", "early_expiry", "inherit_entry", "inherit_uncached", "insert_if_valid", "jitter",
-    "lease_of", "protected_copy", "read_of", "store_result",
+    "protected_copy", "read_of", "store_result",
 ]  # fmt: skip
 
 Insert = Callable[[Call, Entry], object]
@@ -131,7 +129,7 @@ def early_expiry(call: Call, expires: float) -> float:
     window = refresh_window(call.cost, expires - call.started)
     if expires - CLOCK.now() > window:
         for each in call.flight.tickets:
-            if getattr(each, "refreshes_early", False):
+            if each.tier.reloads_early:
                 return expires - window * jitter().random()
     return expires
 
@@ -172,8 +170,6 @@ def protected_copy(call: Call, value: Any, expires: float) -> Entry | None:
             flight.result = UnsharedEntry(None, 0.0, call.cost)
             return None
     lease = setup.lease
-    if lease is not None and len(flight.tickets) == 1 == len(call.operation.tiers()):
-        lease = lease_of(flight.tickets[0], lease)
     if inherited is not None:
         lease = inherited.lease_beside(lease)
     # What is stored, not what was returned: the image of a tree is 3 to 6 times smaller.
@@ -183,12 +179,6 @@ def protected_copy(call: Call, value: Any, expires: float) -> Entry | None:
         kept, expires, call.cost, tags, copy=copy, size=size, lease=lease, kept_for=policy.kept_for
     )
     return made
-
-
-def lease_of(ticket: Ticket, lease: Lease) -> Lease:
-    """The lease in a copy of an only tier's value: its ticket's, if it has one and the tier can be listened to."""
-    own: Lease | None = getattr(ticket, "lease", None)
-    return lease if own is None or lease is UNTRUSTED else own
 
 
 def count_unstored(call: Call) -> None:
@@ -242,8 +232,6 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
             flight.stored_tags = tags
             is_stored = True
             for ticket in flight.tickets:
-                if (note_tags := getattr(ticket, "note_tags", None)) is not None:
-                    note_tags(tags)
                 is_stored = ticket.is_clean() and is_stored
             if is_stored and entry.size:  # evict what exceeds ``max_bytes``
                 counts = evict_for(entry, garbage)

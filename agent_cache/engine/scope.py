@@ -23,7 +23,7 @@ from agent_cache.metrics import Stats
 from agent_cache.values.canonical import MISSING
 
 if TYPE_CHECKING:
-    from agent_cache.remote.protocol import Ticket, Tier
+    from agent_cache.remote.versioned import Ticket, Tier
 
 __all__ = [
     "INTERCEPTORS", "MAX_TOOLS", "PLACE", "ROOT", "TENANT", "Call", "Interceptor", "LocalTool",

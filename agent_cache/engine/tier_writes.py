@@ -20,7 +20,8 @@ from agent_cache.errors import RemoteTierError
 from agent_cache.values.canonical import make_room
 
 if TYPE_CHECKING:
-    from agent_cache.remote.protocol import Tier, WriteIntent
+    from agent_cache.remote.protocol import WriteIntent
+    from agent_cache.remote.versioned import Tier
 
 __all__ = ["ENDED", "WITHOUT_TIERS", "Announcement", "tiers_under"]
 
@@ -111,11 +112,8 @@ class Announcement:
         loop, intent = event_loop(self._name), self.intent
         self._begun = loop.create_future()
         to_former = replace(intent, on_unreachable="run")
-        cancels = _cancel_count()
         try:
             await self._send("begin", lambda tier: tier.begin(intent if self.tiers[tier] else to_former))
-            if _cancel_count() > cancels:
-                raise asyncio.CancelledError  # a tier has swallowed it; the tool must not run
             interval = min(tier.lease for tier in self.tiers) / 3
             # A task is made only for a write that takes that long. The timer gets an empty context: also a cancelled
             # one keeps its context alive.
@@ -140,7 +138,6 @@ class Announcement:
         failed: bool,
         hold: float,
         may_wait: bool,
-        may_skip: bool = False,
     ) -> Awaitable[None]:
         """End it: `commit` of every tier is called in this very step, or in the background loop.
 
@@ -150,32 +147,19 @@ class Announcement:
             failed: whether what it has touched is not known.
             hold: seconds in which it may still take effect.
             may_wait: False for a caller that is being closed.
-            may_skip: whether commits that are on their way need not be waited for, nor followed by `then`.
 
         Returns:
             The rest, which goes on if who awaits it is cancelled.
         """
 
         def commit() -> Awaitable[None]:
-            from agent_cache.remote.protocol import SentCommit
-
             if self._renewal is not None:
                 self._renewal.cancel()
-            commits: dict[Tier, Awaitable[None]] = {}
-            for tier in self.tiers:
-                try:
-                    sent = tier.commit(self.intent, tags, failed=failed, hold=hold)
-                except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
-                    self._warn_of_failure("commit", tier, error)
-                    continue
-                if not (may_skip and isinstance(sent, SentCommit)):
-                    commits[tier] = sent
-            if may_skip and not commits:
-                return ENDED
+            commits = {tier: tier.commit(self.intent, tags, failed=failed, hold=hold) for tier in self.tiers}
             return run_shielded(finish(commits), *commits.values(), may_wait=may_wait)
 
         async def finish(commits: dict[Tier, Awaitable[None]]) -> None:
-            await self._send("commit", commits.__getitem__, tuple(commits))
+            await self._send("commit", commits.__getitem__)
             if then is not None:
                 await then()
 
@@ -188,15 +172,12 @@ class Announcement:
         self.is_ended = True
         return ended if may_wait or not self._is_sync else ENDED
 
-    async def _send(
-        self, step: str, to_tier: Callable[[Tier], Awaitable[None]], tiers: tuple[Tier, ...] | None = None
-    ) -> None:
+    async def _send(self, step: str, to_tier: Callable[[Tier], Awaitable[None]]) -> None:
         """Do one step in all tiers at once. Most writes have one tier, which takes no task."""
-        tiers = tuple(self.tiers) if tiers is None else tiers
-        if len(tiers) == 1:
-            await self._guarded(to_tier, step, tiers[0])
+        steps = [self._guarded(to_tier, step, tier) for tier in self.tiers]
+        if len(steps) == 1:
+            await steps[0]
             return
-        steps = (self._guarded(to_tier, step, tier) for tier in tiers)
         for outcome in await asyncio.gather(*steps, return_exceptions=True):  # wait for all before one raises
             if outcome is not None:
                 raise outcome
@@ -205,19 +186,10 @@ class Announcement:
         try:
             await to_tier(tier)
         except Exception as error:
-            may_refuse = step == "begin" and self.tiers[tier]
-            if may_refuse and isinstance(error, RemoteTierError):
-                raise
-            if may_refuse and self.intent.on_unreachable == "refuse":
-                text = f"the write was not begun, because announcing it raised {type(error).__name__}"
-                raise RemoteTierError(text, tier) from error
-            self._warn_of_failure(step, tier, error)
-
-    def _warn_of_failure(self, step: str, tier: Tier, error: Exception) -> None:
-        warn_once(f"{step} of a write in {type(tier).__name__} failed", self._name, error)
-
-
-def _cancel_count() -> int:
-    """How often the running task was asked to end."""
-    task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
+            if step == "begin" and self.tiers[tier]:
+                if isinstance(error, RemoteTierError):
+                    raise
+                if self.intent.on_unreachable == "refuse":
+                    text = f"the write was not begun, because announcing it raised {type(error).__name__}"
+                    raise RemoteTierError(text, tier) from error
+            warn_once(f"{step} of a write in {type(tier).__name__} failed", self._name, error)

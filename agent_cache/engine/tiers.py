@@ -10,33 +10,24 @@ A tier that fails is logged, and has nothing: a broken cache is not a broken age
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import PLAIN
-from agent_cache.core.lease import UNTRUSTED, CombinedLease, Lease
+from agent_cache.core.lease import CombinedLease, Lease
 from agent_cache.core.store import NEVER
 from agent_cache.core.tags import root_of
 from agent_cache.core.versions import VERSIONS, entry_tag
 from agent_cache.engine.blocking import call_in_background, in_background, running_loop
 from agent_cache.engine.evidence import SHORTEST
-from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import Inherits
 from agent_cache.engine.operation import Proceed
-from agent_cache.engine.result import (
-    count_unstored,
-    early_expiry,
-    insert_if_valid,
-    lease_of,
-    protected_copy,
-)  # fmt: skip
+from agent_cache.engine.result import count_unstored, early_expiry, insert_if_valid, protected_copy
 from agent_cache.engine.scope import TENANT, Call
 from agent_cache.engine.stale import refresh
 from agent_cache.engine.state import READERS, clear_tools, warn_once, write_now
@@ -44,7 +35,8 @@ from agent_cache.engine.ttls import follow
 from agent_cache.values.canonical import MISSING, is_large, make_room
 
 if TYPE_CHECKING:
-    from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, Versions
+    from agent_cache.remote.protocol import Found, Request, Touched, Versions
+    from agent_cache.remote.versioned import Ticket, Tier
 
 __all__ = [
     "ask_tiers", "check_versions", "lease_in", "offer_result", "request_of", "take_tickets", "unsubscribe_all",
@@ -90,7 +82,7 @@ async def check_versions(proceed: Proceed, call: Call) -> Any:
             (*found.tags, tags[-1]),
             tenants=call.tenants,
             expires=NEVER if found.ttl is None else CLOCK.now() + found.ttl,
-            leases={} if lease is None else {lease_of(ticket, lease): (tier,)},
+            leases={} if lease is None else {lease: (tier,)},
             source=answered,
             is_strong=True,
         )
@@ -107,13 +99,15 @@ async def ask_tiers(call: Call) -> Any:
     """
     flight, tiers = call.flight, call.operation.tiers()  # another thread may have configured others
     policy, checked = call.operation.policy, call.asked
+    # A thread whose event loop stands still meanwhile waits for no other process.
+    shares = policy.remote.shares_loads and not call.is_fresh and not (call.operation.is_sync and running_loop())
     if checked:  # by `check_versions`
         call.asked, tiers = (), (checked[0][0],)
     for farther, tier in enumerate(tiers, 1):
-        found, ticket = (None, checked[0][1]) if checked else await _ask(tier, tiers[farther:], call)
-        may_claim = farther == len(tiers) and (policy.remote.shares_loads or not checked)
-        if found is None and may_claim and not call.is_fresh:
-            found, ticket = await _claim(tier, ticket, call)
+        if checked and not shares:
+            found, ticket = None, checked[0][1]
+        else:
+            found, ticket = await _ask(tier, tiers[farther:], call, lead=shares and farther == len(tiers))
         call.asked += ((tier, ticket),)
         flight.tickets += (ticket,)
         if found is None or call.is_fresh:
@@ -150,47 +144,26 @@ async def take_tickets(call: Call) -> tuple[Ticket, ...]:
     return tuple([(await _ask(tier, tiers[farther:], call))[1] for farther, tier in enumerate(tiers, 1)])
 
 
-class _NoTicket:
-    """The ticket of a tier that failed: the versions are unknown, so what is loaded now is not stored.
-
-    Other callers may join the load for a second, the default bound of staleness, so that a broken tier does not make
-    every caller run the tool.
-    """
-
-    lasts = versions = None
-
-    def __init__(self) -> None:
-        self._until = CLOCK.now() + 1.0
-
-    def is_clean(self) -> bool:
-        return False
-
-    def is_joinable(self) -> bool:
-        return CLOCK.now() < self._until
-
-    def agrees_with(self, other: Ticket) -> bool:  # noqa: ARG002 - it knows no versions, so it agrees with none
-        return False
-
-
 def _of_tier(call: Call, method: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> Awaitable[T]:
     """What a method of a tier returns; for a synchronous tool, in the background loop."""
     return in_background(method, *args, **options) if call.operation.is_sync else method(*args, **options)
 
 
-async def _ask(tier: Tier, farther: tuple[Tier, ...], call: Call) -> tuple[Found | None, Ticket]:
-    operation = call.operation
+async def _ask(tier: Tier, farther: tuple[Tier, ...], call: Call, *, lead: bool = False) -> tuple[Found | None, Ticket]:
+    """Look a call up in a tier. With `lead`, what is missed is loaded by one process: see `VersionedTier.lookup`."""
+    operation, request = call.operation, request_of(call)
     try:
         if farther or ((known := _known.get(tier)) is not None and known.roots):  # also a nearer one that is now alone
             await _of_tier(call, _catch_up, tier, operation.tags.roots)
-        found, ticket = await _of_tier(call, tier.lookup, request_of(call))
-        bound = operation.policy.longest_ttl
-        if found is not None and bound is not None and (found.ttl is None or found.age + found.ttl > bound):
-            found.ttl = bound - found.age  # the ttl was shortened, and the tier does not heed `Request.ttl`
-            found = found if found.ttl > 0 else None
+        found, ticket = await _of_tier(call, tier.lookup, request, lead=lead)
     except Exception as error:  # noqa: BLE001 - see above
+        from agent_cache.remote.tickets import Ticket
+
         warn_once(f"lookup in {type(tier).__name__} failed", operation.name, error)
-        return None, _NoTicket()
-    return (found if all(map(_is_trusted, farther)) else None), ticket
+        return None, Ticket(tier, request)
+    if ticket.claim is not None:
+        call.flight.claim = partial(call_in_background, ticket.give_up) if operation.is_sync else ticket.give_up
+    return (found if all(one.trust.is_valid() for one in farther) else None), ticket
 
 
 def _store_found(call: Call, found: Found) -> Any:
@@ -223,18 +196,12 @@ async def _offer(call: Call, count: int, value: Any, tags: tuple[str, ...], cost
     asked, inherited = call.asked, call.flight.inherited
     for farther, (tier, ticket) in enumerate(asked[:count], 1):
         versions = [] if inherited is None else inherited.versions_in(tier)
-        if (
-            isinstance(ticket, _NoTicket)
-            or versions is None  # a read of its load has none in this tier, so a write to it would not be seen
-            or not all(behind.is_clean() for _, behind in asked[farther:])
-        ):
+        # Without versions of a read of its load in this tier, a write to it would not be seen.
+        if versions is None or not all(behind.is_clean() for _, behind in asked[farther:]):
             continue
-        # Options are given only if they are needed: a tier of a user's may be older than they are.
-        options: dict[str, Any] = {} if life is None else {"ttl": life}
-        if versions:
-            options["inherited"] = versions
+        age = CLOCK.now() - call.started
         try:
-            await _of_tier(call, tier.store, ticket, value, tags, cost, age=CLOCK.now() - call.started, **options)
+            await _of_tier(call, tier.store, ticket, value, tags, cost, age=age, ttl=life, inherited=versions)
         except Exception as error:  # noqa: BLE001 - see above
             warn_once(f"storing in {type(tier).__name__} failed", call.operation.name, error)
 
@@ -244,91 +211,6 @@ def _keep_versions(call: Call) -> None:
     flight = call.flight
     if flight.result is not None and flight.result.lease is not None and flight.stored_tags is not None:
         flight.result.versions = {tier: ticket.versions for tier, ticket in call.asked}
-
-
-# Loads that a fleet shares
-
-
-async def _claim(tier: Any, ticket: Ticket, call: Call) -> tuple[Found | None, Ticket]:
-    """Have one process of the fleet load what a write has invalidated, or whatever is missed by a tool that shares its
-    loads: see `VersionedTier.claim`. What is claimed is in ``flight.claim``, to be given up when the load has ended.
-
-    Returns:
-        What another process has loaded meanwhile, and a ticket.
-    """
-    flight, is_sync, shares = call.flight, call.operation.is_sync, call.operation.policy.remote.shares_loads
-    if not hasattr(tier, "claim") or flight.store.is_held(flight.key, call.known_tags()):  # by what makes this call?
-        return None, ticket
-    options: dict[str, Any] = {}
-    if is_sync and running_loop():  # the load that it waits for may need this loop
-        if not shares:
-            return None, ticket
-        options["may_wait"] = lambda: False
-    elif shares:
-        options["may_wait"] = partial(_may_wait, flight)
-    try:
-        found, ticket = await _of_tier(call, tier.claim, request_of(call), ticket, **options)
-    except Exception as error:  # noqa: BLE001 - see above
-        warn_once(f"a claim in {type(tier).__name__} failed", call.operation.name, error)
-        return None, ticket
-    if found is None:
-        claim = _Claim(tier, ticket, flight)
-        flight.claim = partial(call_in_background, claim.give_up) if is_sync else claim.give_up
-        if shares and getattr(ticket, "has_claim", False):
-            _claims.add(claim)
-            if is_sync:
-                call_in_background(claim.renew_later)
-            else:
-                claim.renew_later()
-    return found, ticket
-
-
-class _Claim:
-    """The claim to a load. It may be renewed three times a lease until the load ends.
-
-    All of it but the construction is done in the event loop in which the tier works for the call.
-    """
-
-    __slots__ = ("_ticket", "_tier", "_timer", "flight")
-
-    def __init__(self, tier: Any, ticket: Ticket, flight: Flight) -> None:
-        self.flight = flight
-        self._tier = tier
-        self._ticket = ticket
-        self._timer: asyncio.TimerHandle | None = None
-
-    def renew_later(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._tier.lease / 3, self._renew, context=Context())  # without the call's own
-
-    def _renew(self) -> None:
-        if not self.flight.is_open:  # it is being stored; or its caller was interrupted before it could give up
-            return
-        try:
-            self._tier.renew_claim(self._ticket)
-        except Exception as error:  # noqa: BLE001 - see above
-            warn_once("renewing a claim failed", type(self._tier).__name__, error)
-        self.renew_later()
-
-    def give_up(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        _claims.discard(self)
-        self._tier.give_up(self._ticket)
-
-
-_claims: set[_Claim] = set()
-"""Those of this process that are renewed."""
-
-
-def _may_wait(flight: Flight) -> bool:
-    """Whether a load may wait for another process: not if a load that this process has claimed waits for it.
-
-    The other process may need that one before it can end its own, and neither would know of the other. So in every ring
-    of processes that wait for each other there would be one that does not. It is asked again before each pause, since
-    more calls may have begun to wait for the flight.
-    """
-    return not any(claim.flight.is_open and claim.flight.would_wait_for(flight) for claim in tuple(_claims))
 
 
 # Requests: a call as tiers know it
@@ -394,7 +276,7 @@ def _identity(call: Call) -> tuple[tuple[str, Any], ...]:
 # Invalidations from other processes
 
 _MAX_PENDING: Final = 1_000
-"""Names that are pending for a nearer tier, before all of its roots are."""
+"""Tags that are pending for a nearer tier, before all of its roots are."""
 
 _next_serial = itertools.count().__next__
 
@@ -407,8 +289,8 @@ class _Known:
         nearer: the tiers in front of it.
         roots: of a nearer tier, roots of the tools that have asked it. What lies under others is not noted: such a root
             is invalidated as a whole before its first lookup.
-        pending: the tags, and the keys of entries, that it was not told yet to drop. Each has a serial number: so one
-            that is added again, while the tier is told of it, stays.
+        pending: the tags that it was not told yet to drop. Each has a serial number: so one that is added again, while
+            the tier is told of it, stays.
     """
 
     __slots__ = ("end", "nearer", "pending", "roots")
@@ -417,55 +299,22 @@ class _Known:
         self.end: Callable[[], None] | None = None
         self.nearer: weakref.WeakSet[Tier] = weakref.WeakSet()
         self.roots: set[str] = set()
-        self.pending: dict[str | tuple[str, Hashable], int] = {}
+        self.pending: dict[str, int] = {}
 
     def add(self, touched: Touched | None) -> None:
-        """Add an invalidation; None, after a loss of messages, stands for everything under every root."""
+        """Add an invalidation. After a loss of messages, and for single entries, which have other addresses in another
+        tier, everything under every root is dropped.
+        """
         serial = _next_serial()
-        if touched is not None:
+        if touched is not None and touched.tags and not touched.keys:
             self.pending.update(dict.fromkeys([tag for tag in touched.tags if root_of(tag) in self.roots], serial))
-            self.pending.update(dict.fromkeys(touched.keys, serial))
-        if touched is None or len(self.pending) > _MAX_PENDING:
-            self.pending = dict.fromkeys(self.roots, serial)
+            if len(self.pending) <= _MAX_PENDING:
+                return
+        self.pending = dict.fromkeys(self.roots, serial)
 
 
 _known: weakref.WeakKeyDictionary[Tier, _Known] = weakref.WeakKeyDictionary()
 """Weak: a tier that is no longer used is freed, with its subscription and what is pending for it."""
-
-
-def lease_in(tiers: tuple[Tier, ...]) -> Lease | None:
-    """Subscribe to these tiers, nearest first. Returns the lease in local copies of their values, if there are any."""
-    return CombinedLease.of(
-        _TierLease(tier) if _subscribe(tier, tiers[:index]) else UNTRUSTED for index, tier in enumerate(tiers)
-    )
-
-
-class _TierLease(Lease):
-    """The lease in copies of a tier whose tickets give none. Each hit asks the tier.
-
-    Two of one tier are equal, so that a copy of many reads asks it once.
-    """
-
-    __slots__ = ("tier",)
-
-    def __init__(self, tier: Tier) -> None:
-        super().__init__()
-        self.tier = tier
-
-    def renew(self) -> bool:
-        return CLOCK.now() < self.tier.trusted_until()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _TierLease) and self.tier is other.tier
-
-    def __hash__(self) -> int:
-        return hash(id(self.tier))
-
-
-def _is_trusted(tier: Tier) -> bool:
-    """Whether copies of this tier's values may be served now."""
-    known = _known.get(tier)
-    return known is not None and known.end is not None and CLOCK.now() < tier.trusted_until()
 
 
 async def _catch_up(tier: Tier, roots: tuple[str, ...]) -> None:
@@ -480,17 +329,23 @@ async def _catch_up(tier: Tier, roots: tuple[str, ...]) -> None:
         return
     from agent_cache.remote.protocol import WriteIntent
 
-    tags = tuple([name for name in told if isinstance(name, str)])
-    keys = tuple([name for name in told if not isinstance(name, str)])
-    await tier.commit(WriteIntent(os.urandom(16).hex(), tags, keys=keys), tags, failed=False, hold=0.0)
+    tags = tuple(told)
+    await tier.commit(WriteIntent(os.urandom(16).hex(), tags), tags, failed=False, hold=0.0)
     with VERSIONS.lock:
         for name, serial in told.items():
             if known.pending.get(name) == serial:
                 del known.pending[name]
 
 
-def _subscribe(tier: Tier, nearer: tuple[Tier, ...]) -> bool:
-    """Subscribe once to a tier, before any copy of its values is stored. Returns whether that succeeded."""
+def lease_in(tiers: tuple[Tier, ...]) -> Lease | None:
+    """Subscribe to these tiers, nearest first. Returns the lease in local copies of their values, if there are any."""
+    for index, tier in enumerate(tiers):
+        _subscribe(tier, tiers[:index])
+    return CombinedLease.of(tier.trust for tier in tiers)
+
+
+def _subscribe(tier: Tier, nearer: tuple[Tier, ...]) -> None:
+    """Subscribe once to a tier, before any copy of its values is stored."""
     with VERSIONS.lock:
         known = _known.setdefault(tier, _Known())
         for one in nearer:
@@ -498,12 +353,8 @@ def _subscribe(tier: Tier, nearer: tuple[Tier, ...]) -> bool:
                 known.nearer.add(one)
                 _known.setdefault(one, _Known()).roots.clear()  # it may hold what was invalidated here before
         if known.end is not None:
-            return True
-    try:
-        ends = tier.subscribe(partial(_receive, weakref.ref(tier))), follow(tier)
-    except Exception as error:  # noqa: BLE001 - see above
-        warn_once("subscription failed, so no copies of its values are served", type(tier).__name__, error)
-        return False
+            return
+    ends = tier.subscribe(partial(_receive, weakref.ref(tier))), follow(tier)
 
     def end() -> None:
         for each in ends:
@@ -512,9 +363,8 @@ def _subscribe(tier: Tier, nearer: tuple[Tier, ...]) -> bool:
     with VERSIONS.lock:
         if known.end is None:
             known.end = end
-            return True
+            return
     end()  # another thread was faster
-    return True
 
 
 def unsubscribe_all() -> None:

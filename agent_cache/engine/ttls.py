@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.state import READERS, clear_tools
 
 if TYPE_CHECKING:
-    from agent_cache.remote.protocol import Tier
+    from agent_cache.remote.versioned import Tier
 
 __all__ = ["TTLS", "Ttls", "follow"]
 
@@ -79,15 +79,11 @@ TTLS: Final = Ttls()
 
 
 def follow(tier: Tier) -> Callable[[], None]:
-    """Follow the ttls that a tier passes on, if it does. Returns a function that ends this."""
-    shared: Any = tier
-    if not hasattr(shared, "follow_ttls"):
-        return lambda: None
+    """Follow the ttls that a tier passes on. Returns a function that ends this."""
     reference = weakref.ref(tier)
 
     def receive(ttls: Mapping[str, float]) -> None:
         if (alive := reference()) is not None:
             TTLS.receive(alive, ttls)
 
-    end: Callable[[], None] = shared.follow_ttls(receive)
-    return end
+    return tier.follow_ttls(receive)

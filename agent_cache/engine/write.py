@@ -34,7 +34,8 @@ from agent_cache.engine.tiers import take_tickets
 from agent_cache.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from agent_cache.remote.protocol import Request, Tier
+    from agent_cache.remote.protocol import Request
+    from agent_cache.remote.versioned import Tier
 
 __all__ = ["DOUBT", "WRITING", "Fill", "Outside", "Write", "WriteOperation", "tags_of_intent"]
 
@@ -290,7 +291,6 @@ class Write(Hold):
             id=os.urandom(16).hex(),
             tags=(*[tag for tag in self.tags if isinstance(tag, str)], *self.bare),
             late_roots=self.late,
-            keys=tuple((tool.name, key) for tool, key in self.keys),
             entries=self.entries,
             on_unreachable=writer.policy.remote.on_unreachable,
         )
@@ -410,7 +410,7 @@ class Write(Hold):
                 insert_if_valid(fill.call, fill.entry)
             return ENDED
         touched, then = (*announced.intent.tags, *late, *bare), partial(self._end_again, late, bare, fills)
-        return announced.end(touched, then, failed=failed, hold=hold, may_wait=may_wait, may_skip=not fills)
+        return announced.end(touched, then, failed=failed, hold=hold, may_wait=may_wait)
 
     def _end_with(
         self, fills: Sequence[Fill], late: tuple[Tag, ...], bare: tuple[str, ...], hold: float = 0.0

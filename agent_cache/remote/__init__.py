@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote.addresses import from_url
-from agent_cache.remote.protocol import Found, Request, Tier, WriteIntent
+from agent_cache.remote.protocol import Found, Request, WriteIntent
 
 if TYPE_CHECKING:
     from agent_cache.remote.backend import Backend
     from agent_cache.remote.file import FileTier
     from agent_cache.remote.memory import MemoryTier
     from agent_cache.remote.redis import RedisTier
-    from agent_cache.remote.versioned import VersionedTier
+    from agent_cache.remote.versioned import Tier, VersionedTier
 
 __all__ = [
     "Backend", "FileTier", "Found", "MemoryTier", "RedisTier", "RemoteTierError", "Request", "Tier", "VersionedTier",
@@ -22,7 +22,7 @@ __all__ = [
 
 _MODULES = {
     "Backend": "backend", "FileTier": "file", "MemoryTier": "memory", "RedisTier": "redis",
-    "VersionedTier": "versioned",
+    "Tier": "versioned", "VersionedTier": "versioned",
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.protocol import Tier
+from agent_cache.remote.versioned import Tier
 
 __all__ = ["from_url", "path_of_url"]
 

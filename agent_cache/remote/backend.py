@@ -112,11 +112,8 @@ class Backend(Protocol):
         """Give `moved` a new version, hold them for `hold` seconds, and let the writer end. Returns its number."""
         ...
 
-    async def claim(self, name: str, who: str, lease: float, *, renew: bool = False) -> str:
-        """Claim a name for a time, unless another one has; a lease of 0 gives it up. Returns whose it is.
-
-        With `renew`, only who has it gets it for longer; ``""`` says that it is another one's.
-        """
+    async def claim(self, name: str, who: str, lease: float) -> str:
+        """Claim a name for a time, unless another one has; a lease of 0 gives it up. Returns whose it is."""
         ...
 
     async def feed(self, since: int | None) -> News:

@@ -26,16 +26,8 @@ from agent_cache.remote.protocol import Request
 from agent_cache.values.canonical import lasting_digest, make_room, segment_digest
 
 __all__ = [
-    "EVERYTHING",
-    "MOST_ENTITIES",
-    "STORE",
-    "Cell",
-    "Cells",
-    "KnownEntries",
-    "SomeCells",
-    "root_of_cell",
-    "whole_roots",
-]
+    "EVERYTHING", "MOST_ENTITIES", "STORE", "Cell", "Cells", "KnownEntries", "SomeCells", "root_of_cell", "whole_roots",
+]  # fmt: skip
 
 Cell = str
 SomeCells = Collection[Cell]
@@ -132,28 +124,16 @@ class KnownEntries:
 
     def __init__(self) -> None:
         self._calls: dict[Cell, set[tuple[str, Hashable]]] = {}
-        self._addresses: dict[tuple[str, Hashable], set[Cell]] = {}
         self._has_forgotten = False
 
     def note(self, address: Cell, request: Request) -> None:
         """Note that the answer to a request depends on an entry."""
-        call = request.tool, request.key
         if address not in self._calls and len(self._calls) >= _MOST_KNOWN:
-            self._calls, self._addresses, self._has_forgotten = {}, {}, True
-        calls = self._calls.setdefault(address, set())
-        if call not in calls:
-            calls.add(call)
-            self._addresses.setdefault(call, set()).add(address)
+            self._calls, self._has_forgotten = {}, True
+        self._calls.setdefault(address, set()).add((request.tool, request.key))
 
     def calls(self, addresses: Iterable[Cell]) -> tuple[tuple[str, Hashable], ...] | None:
         """The calls that depend on these entries; None if that is not known any more."""
-        found: dict[tuple[str, Hashable], None] = {}
-        for address in addresses:
-            if self._has_forgotten and address not in self._calls:
-                return None
-            found.update(dict.fromkeys(self._calls.get(address, ())))
-        return tuple(found)
-
-    def addresses(self, call: tuple[str, Hashable]) -> frozenset[Cell]:
-        """The entries that a call depends on."""
-        return frozenset(self._addresses.get(call, ()))
+        if self._has_forgotten and not self._calls.keys() >= set(addresses):
+            return None
+        return tuple({call: None for address in addresses for call in self._calls.get(address, ())})

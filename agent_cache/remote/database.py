@@ -579,12 +579,10 @@ class SqliteBackend:
             self._step(db, (EVERYTHING,), LOST)
             return count
 
-    async def claim(self, name: str, who: str, lease: float, *, renew: bool = False) -> str:
+    async def claim(self, name: str, who: str, lease: float) -> str:
         with self._transaction() as db:
             now = wall_time()
             owner, ends = db.execute("select who, deadline from claim where name = ?", (name,)).fetchone() or ("", 0)
-            if renew and owner != who:
-                return ""
             if ends > now and owner != who:
                 return str(owner)
             db.execute("replace into claim values (?, ?, ?)", (name, who, now + lease))

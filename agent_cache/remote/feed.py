@@ -1,11 +1,11 @@
 """The feed of a tier: what other processes have written, in order, as it reaches this one.
 
 Each step of a write on a tier has a number and a message. Applying the feed tells the listeners, which give what it
-names a new version here. So a hit asks nothing of the tier but one question: *is the feed complete up to now?*
-`FeedLease` is the answer, as numbers that a hit compares.
+names a new version here. So a hit asks nothing of the tier but one question: *is the feed complete up to now?* See
+`core.lease.Lease`.
 
 The lock of the feed is that of the versions of this process: what is applied is applied in one step with them, and a
-hit may ask under that lock. So reading a feed never waits for a server.
+hit may ask under that lock. So applying a feed never waits for a server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,18 +20,15 @@ from functools import partial
 from typing import Any, Final
 
 from agent_cache.clock import boottime
-from agent_cache.core.lease import ENDED, Lease, Page, Term
 from agent_cache.core.versions import VERSIONS, Versions, paths_of
 from agent_cache.remote.cells import Cell, KnownEntries
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.protocol import Listener, Touched
 
-__all__ = ["LOST", "Feed", "FeedLease", "Log", "Message", "News"]
+__all__ = ["LOST", "Feed", "Log", "Message", "News"]
 
 LOST: Final = b"?"
 """A message that stands for everything."""
-_CONTEXT: Final = b"feed"
-_TTLS: Final = "ttls"
 _LOG_AGAIN_AFTER: Final = 60.0
 _MAX_LOGGED: Final = 1_000
 
@@ -93,52 +89,30 @@ class Message:
         origin: the process that has made it.
         tags: what is written, or the roots that a write may still name.
         entries: single entries, by their addresses.
-        has_ttls: whether the ttls were changed that are set at run time.
-        is_of_everything: whether anything may have been written.
+        ttl: a tool and its ttl, as texts, if that was set. An empty one was taken back.
     """
 
     origin: str
     tags: tuple[str, ...] = ()
     entries: tuple[Cell, ...] = ()
-    has_ttls: bool = False
-    is_of_everything: bool = False
+    ttl: tuple[str, str] | tuple[()] = ()
 
     def encode(self, codec: Codec) -> bytes:
         """Write it as values are written, so that it is signed or encrypted if they are. What cannot be written stands
         for everything.
         """
-        if self.is_of_everything:
-            return LOST
-        parts = [self.origin, *self.tags, "", *self.entries, *([_TTLS] if self.has_ttls else ())]
+        parts = [[self.origin], [*self.tags], [*self.entries], [*self.ttl]]
         try:
-            return codec.encode(parts, list[str], context=_CONTEXT)
+            return codec.encode(parts, list[list[str]], context=b"feed")
         except Exception:  # noqa: BLE001 - of a user's codec
             return LOST
 
     @classmethod
     def decode(cls, data: bytes, codec: Codec) -> Message:
         """Read what `encode` has written. Raises any exception for other data."""
-        parts: Any = codec.decode(data, list[str], context=_CONTEXT)
-        middle, has_ttls = parts.index(""), parts[-1] == _TTLS
-        return cls(parts[0], tuple(parts[1:middle]), tuple(parts[middle + 1 : len(parts) - has_ttls]), has_ttls)
-
-
-class FeedLease(Lease):
-    """The trust in all local copies of one tier: they are served while its feed is complete up to now.
-
-    Args:
-        owner: has ``is_complete()``, which is asked where the comparisons of a hit do not say yes.
-    """
-
-    __slots__ = ("_owner",)
-
-    def __init__(self, owner: Any, page: Page = (0,), term: Term | None = None) -> None:
-        super().__init__(page, ENDED, term)
-        self._owner = weakref.ref(owner)  # copies outlive a tier that nobody uses any more
-
-    def renew(self) -> bool:
-        owner = self._owner()
-        return owner is not None and bool(owner.is_complete())
+        parts: Any = codec.decode(data, list[list[str]], context=b"feed")
+        (origin,), tags, entries, ttl = parts
+        return cls(origin, tuple(tags), tuple(entries), tuple(ttl))
 
 
 class Feed:
@@ -149,8 +123,7 @@ class Feed:
         number: of the last step that was applied; None before the first look.
         versions: what was written since, by this process too: for tickets.
         entries: what this process knows of single entries.
-        ttls, ttls_are_old, ttl_changes: those that are set at run time, whether there may be newer ones, and how often
-            that was said.
+        ttls, ttl_changes: those that are set at run time; None while they are to be read anew. How often one was set.
         received, losses: messages of others, and how often some may have been missed.
     """
 
@@ -160,8 +133,7 @@ class Feed:
         self._store = ""
         self._listeners: list[Callable[..., object]] = []
         self._ttl_listeners: list[Callable[..., object]] = []
-        self.ttls: dict[str, float] = {}
-        self.ttls_are_old = True
+        self.ttls: dict[str, float] | None = None
         self.ttl_changes = 0
         self.entries = KnownEntries()
         self.versions = Versions()
@@ -179,24 +151,23 @@ class Feed:
         return _add(self._listeners, listener)
 
     def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
-        """Call a listener with all ttls, now if any are known and after each change. Returns what ends that."""
+        """Call a listener with all ttls, now if they are known and after each change. Returns what ends that."""
         end = _add(self._ttl_listeners, listener)
-        if self.ttls or not self.ttls_are_old:
+        if self.ttls is not None:
             listener(dict(self.ttls))
         return end
 
-    def set_ttls(self, ttls: Mapping[str, float], changes: int | None = None) -> None:
-        """Note the ttls of the tier.
+    def set_ttls(self, ttls: Mapping[str, float]) -> None:
+        """Take these for all ttls of the tier."""
+        self.ttls = dict(ttls)
+        self._call(self._ttl_listeners, dict(ttls))
 
-        Args:
-            changes: `ttl_changes` before they were read: if it is another one now, there may be newer ones. None if
-                they were not read.
-        """
-        if changes is not None:
-            self.ttls_are_old = changes != self.ttl_changes
-        if self.ttls != ttls or not ttls:
-            self.ttls = dict(ttls)
-            self._call(self._ttl_listeners, dict(self.ttls))
+    def set_ttl(self, tool: str, ttl: float | None) -> None:
+        """Note that one was set, or taken back, if the others are known."""
+        self.ttl_changes += 1
+        if self.ttls is not None:
+            others = {name: life for name, life in self.ttls.items() if name != tool}
+            self.set_ttls(others if ttl is None else {**others, tool: ttl})
 
     def _call(self, listeners: list[Callable[..., object]], argument: Any) -> None:
         for listener in list(listeners):
@@ -227,31 +198,26 @@ class Feed:
             return
         try:
             message = Message.decode(data, self._codec)
+            if message.ttl:
+                tool, ttl = message.ttl
+                self.set_ttl(tool, float(ttl) if ttl else None)
         except Exception as error:  # noqa: BLE001 - damaged, or of another codec
             self._log.once("a message cannot be read, so all copies are dropped", type(error).__name__)
             self.lose()
             return
-        if message.has_ttls:
-            self._note_changed_ttls()
-        if message.origin == self.origin:
-            self._note(message)
-            return
-        self.received += 1
         calls = self.entries.calls(message.entries)
-        if calls is None:
-            self.lose()
-            return
+        if message.origin != self.origin:
+            self.received += 1
+            if calls is None:
+                self.lose()
+                return
         self._note(message)
-        if message.tags or calls:
-            self._call(self._listeners, Touched(message.tags, calls))
+        if message.origin != self.origin and (message.tags or message.entries):
+            self._call(self._listeners, Touched(message.tags, calls or ()))
 
     def _note(self, message: Message) -> None:
         if message.tags or message.entries:
             self.versions.write((*message.tags, *message.entries))
-
-    def _note_changed_ttls(self) -> None:
-        self.ttl_changes += 1
-        self.ttls_are_old = True
 
     def note_own(self, message: Message, number: int) -> None:
         """Note a step of this process, after it has landed. Its copies are dropped by whoever writes."""
@@ -264,7 +230,7 @@ class Feed:
         """Take everything as written: messages may have been missed."""
         with VERSIONS.lock:
             self.losses += 1
-            self._note_changed_ttls()
+            self.ttls = None
             self.versions.write_everything()
             self._call(self._listeners, None)
 
@@ -285,7 +251,7 @@ def _add(listeners: list[Callable[..., object]], listener: Callable[..., object]
     listeners.append(own)
 
     def end() -> None:
-        if own in listeners:
+        with suppress(ValueError):
             listeners.remove(own)
 
     return end

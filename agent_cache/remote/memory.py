@@ -10,13 +10,13 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.lease import Term
+from agent_cache.core.lease import Lease, Term
 from agent_cache.core.options import configures
 from agent_cache.core.store import NEVER
 from agent_cache.remote.backend import ARMED, HELD, IDLE, Reading, drive, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.codecs import MessagePackCodec, Unencodable
-from agent_cache.remote.feed import LOST, FeedLease, News
+from agent_cache.remote.feed import LOST, News
 from agent_cache.remote.versioned import VersionedTier
 from agent_cache.values.copies import UncopyableError, auto_copier
 
@@ -88,12 +88,10 @@ class MemoryServer:
         self._tell()
         return number
 
-    async def claim(self, name: str, who: str, lease: float, *, renew: bool = False) -> str:
+    async def claim(self, name: str, who: str, lease: float) -> str:
         with self._lock:
             now = self._begin_operation()
             owner, ends = self._claims.get(name, ("", now))
-            if renew and owner != who:
-                return ""
             if ends > now and owner != who:
                 return owner
             self._claims[name] = who, now + lease
@@ -191,7 +189,7 @@ class _ObjectCodec(MessagePackCodec):
     """Keeps copies of values as they are, of any type."""
 
     def encode(self, value: object, returns: object, *, context: bytes = b"") -> bytes:
-        if returns == list[str] and context[:1] != b"@":  # a message, or tags
+        if context[:1] != b"@":  # a message, or tags
             return super().encode(value, returns, context=context)
         try:
             copy = auto_copier(value)
@@ -238,14 +236,14 @@ class MemoryTier(VersionedTier):
             self.server, lease=lease, remote_ttl=max_ttl, codec=_ObjectCodec(), max_staleness=max_staleness
         )
         self._connection: Literal["live", "stalled", "cut"] = "live"
-        self.trust = FeedLease(self, term=Term(_now))
+        self.trust = Lease(self, term=Term(_now))
         self.server.connect(self)
 
     def receive(self) -> None:
         """See `VersionedTier`. Called by the server, too."""
         if self._connection == "live" and not self.is_closed:
             with suppress(ConnectionError):
-                drive(self.catch_up_with_ttls())
+                drive(self.catch_up())
 
     def is_complete(self) -> bool:
         term = self.trust.term
@@ -255,11 +253,7 @@ class MemoryTier(VersionedTier):
             return term.is_running()
         drive(self.catch_up())
         self._extend()
-        return not self.feed.ttls_are_old
-
-    def trusted_until(self) -> float:
-        self.is_complete()
-        return super().trusted_until()
+        return self.feed.ttls is not None
 
     def _extend(self) -> None:
         if self.trust.term is not None and self._connection == "live" and self.server.is_up:

@@ -198,9 +198,7 @@ return {store, step(moved, ARGV[4])}
 _CLAIM: Final = """
 local key, who, lease = P .. 'l:' .. ARGV[1], ARGV[2], tonumber(ARGV[3])
 local present = redis.call('HMGET', key, 'who', 'ends')
-if ARGV[4] == 'renew' then
-  if present[1] ~= who then return '' end
-elseif present[1] and tonumber(present[2]) > now and present[1] ~= who then
+if present[1] and tonumber(present[2]) > now and present[1] ~= who then
   return present[1]
 end
 redis.call('HSET', key, 'who', who, 'ends', string.format('%.6f', now + lease))
@@ -464,8 +462,8 @@ class RedisBackend:
     async def commit(self, writer: str, moved: SomeCells, hold: float, message: bytes) -> int:
         return int((await self._run("commit", writer, _list(moved), repr(hold), message))[1])
 
-    async def claim(self, name: str, who: str, lease: float, *, renew: bool = False) -> str:
-        found: bytes = await self._run("claim", name, who, repr(lease), "renew" if renew else "")
+    async def claim(self, name: str, who: str, lease: float) -> str:
+        found: bytes = await self._run("claim", name, who, repr(lease))
         return found.decode()
 
     async def feed(self, since: int | None) -> News:
@@ -600,7 +598,6 @@ class RedisTier(VersionedTier):
     """
 
     backend: RedisBackend
-    waits_after_writes = True
 
     def __init__(
         self,
@@ -651,17 +648,19 @@ class RedisTier(VersionedTier):
     def __repr__(self) -> str:
         return f"<RedisTier {', '.join(self._deployment.names)}>"
 
-    def _start(self, steps: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+    def _start(self, steps: Coroutine[Any, Any, None]) -> None:
         self._keep_up()
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            if self._following is None:
-                steps.close()
-            else:
-                asyncio.run_coroutine_threadsafe(steps, self._following)
-            return None
-        return super()._start(steps)
+            pass
+        else:
+            super()._start(steps)
+            return
+        if self._following is None:
+            steps.close()
+        else:
+            asyncio.run_coroutine_threadsafe(steps, self._following)
 
     def stats(self) -> dict[str, Any]:
         """Counts of this process and its present state: a plain copy, to be logged or exported.
@@ -711,10 +710,10 @@ class RedisTier(VersionedTier):
         """
         third = self.max_staleness / 3
         try:
-            await self.catch_up_with_ttls()
+            await self.catch_up()
             self.log.allow_again(UNUSABLE)
             if self.pending:
-                await self.flush(leaves_running=True)
+                await self.flush()
         except ConnectionError as error:
             self._note_failure(error)
             return 0, third / 2

@@ -1,4 +1,8 @@
-"""A coherent tier over any store of versions: the protocol of `Tier`, once.
+"""A coherent tier over any store of versions.
+
+It keeps one promise: a value that `lookup` finds was loaded after the last write that `commit` acknowledged for any of
+its tags, and a value that is stored under a `Ticket` counts only if no `begin` and no `commit` came between the lookup
+that gave the ticket and the `store`.
 
 A value is stored with the versions of everything that it depends on, its *cells*, as they were before its load, and
 counts while all of them are current. A write gives the cells that it touches a new version before its side effect and
@@ -14,9 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -25,9 +27,8 @@ from typing import Any, Final, NoReturn, Self
 import msgspec
 
 from agent_cache.clock import CLOCK, boottime
-from agent_cache.core.lease import Term
+from agent_cache.core.lease import Lease, Term
 from agent_cache.core.options import count, refresh_window, seconds
-from agent_cache.core.store import NEVER
 from agent_cache.core.tags import root_of
 from agent_cache.core.versions import VERSIONS
 from agent_cache.errors import ConfigurationError, RemoteTierError
@@ -45,23 +46,20 @@ from agent_cache.remote.backend import (  # fmt: skip
 )
 from agent_cache.remote.cells import EVERYTHING, MOST_ENTITIES, STORE, Cell, Cells, whole_roots
 from agent_cache.remote.codecs import Codec, MessagePackCodec, Undecodable, Unencodable
-from agent_cache.remote.feed import Feed, FeedLease, Log, Message
-from agent_cache.remote.protocol import Found, Listener, Request, SentCommit, Ticket, Versions, WriteIntent
-from agent_cache.remote.tickets import VersionedTicket
+from agent_cache.remote.feed import LOST, Feed, Log, Message
+from agent_cache.remote.protocol import Found, Listener, Request, Versions, WriteIntent
+from agent_cache.remote.tickets import Ticket
 from agent_cache.values.canonical import make_room
 
-__all__ = ["UNUSABLE", "VersionedTier"]
+__all__ = ["UNUSABLE", "Ticket", "Tier", "VersionedTier"]
 
 _MOST_CELLS: Final = 1_024
 """Cells of one value, inherited ones included. One that depends on more is not stored."""
 _MOST_LATE: Final = 256
 """Entities that one result may name before it depends on their whole roots instead."""
 _MOST_PENDING: Final = 1_000
-_ALL_WRITES: Final = "all writes"
 _MOST_ASKED_FOR: Final = 4_096
 """Values of which it is remembered that their early reload was claimed, by this process or another."""
-_SHORT_LOAD: Final = 0.002
-"""Seconds of a load that is not worth a claim."""
 _SHORTEST_PAUSE: Final = 0.005
 _LONGEST_PAUSE: Final = 0.1
 _MOST_LOADERS: Final = 2
@@ -71,21 +69,19 @@ UNUSABLE = "it cannot be used, so the tools run without it"
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A step that is not known to have landed, the seconds that what it has changed is held then, and the task that
-    sends it.
-    """
+    """A step that is not known to have landed: it is sent with its message, None for everything. Not by two at once."""
 
     send: Callable[[bytes], Awaitable[int]]
-    message: Message
+    message: Message | None
     hold: float = 0.0
-    task: asyncio.Task[None] | None = None
-
-    def is_on_its_way(self) -> bool:
-        return self.task is not None and not self.task.done()
+    is_on_its_way: bool = False
 
 
 class VersionedTier:
-    """A tier over a `Backend`. See `Tier` for its methods.
+    """A tier over a `Backend`: what `RedisTier`, `FileTier` and `MemoryTier` are.
+
+    Its methods may be called from several event loops and threads. None fails because a server does: it degrades,
+    counts it and logs it once. Only `begin` may raise, for a tool with ``on_unreachable="refuse"``.
 
     Args:
         backend: the store.
@@ -110,8 +106,6 @@ class VersionedTier:
     """Whether no operation of the backend waits for anything but itself."""
     copies_outlive_values = False
     """Whether `remote_ttl` bounds the values in the store alone, and not the copies in processes."""
-    waits_after_writes = False
-    """Whether others wait for what loads again what a write has invalidated, also if they were not asked to."""
 
     def __init__(
         self,
@@ -142,14 +136,11 @@ class VersionedTier:
         self.feed = Feed(self.codec, self.log)
         self.max_staleness = seconds(max_staleness, f"{kind}: max_staleness", zero=True)
         self.heard = Term(boottime)
-        self._asleep = boottime() - time.monotonic()
-        self.trust = FeedLease(self, term=Term(boottime))
-        self.trust.stamp = 0
+        self.trust = Lease(self, stamp=0, term=Term(boottime))
         names = ("hits", "misses", "stores", "unencodable", "bad_values", "failures", "unannounced")
         self.counts = dict.fromkeys(names, 0)
         self.pending: dict[str, _Pending] = {}
         self.is_closed = False
-        self._held_until: dict[str, float] = {}
         self._asked_for: dict[str, None] = {}
 
     def __reduce__(self) -> NoReturn:
@@ -157,11 +148,19 @@ class VersionedTier:
 
     # Reads
 
-    async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
-        self._keep_up()
-        return await self._look_up(VersionedTicket(self, request))
+    async def lookup(self, request: Request, *, lead: bool = False) -> tuple[Found | None, Ticket]:
+        """Find a current answer, and take a ticket for storing one.
 
-    async def _look_up(self, ticket: VersionedTicket) -> tuple[Found | None, VersionedTicket]:
+        Args:
+            lead: of all processes that look up the answer so and miss it, one claims its load, for `lease` seconds: its
+                ticket has a `claim`, to be given up when the load has ended. The others wait for its value, or until
+                the claim has ended. Nobody waits for a load that a write has overtaken, or claims what a write holds.
+        """
+        self._keep_up()
+        found, ticket = await self._look_up(Ticket(self, request))
+        return await self._claim(ticket) if found is None and lead else (found, ticket)
+
+    async def _look_up(self, ticket: Ticket) -> tuple[Found | None, Ticket]:
         if self.is_closed:
             self.log.once("the tier was closed, so nothing is found in it")
             return None, ticket
@@ -169,8 +168,8 @@ class VersionedTier:
         try:
             if self.pending:
                 await self.flush()
-            if self.feed.ttls_are_old or not (self.never_waits or self.heard.is_running()):
-                await self.catch_up_with_ttls()
+            if self.feed.ttls is None or not (self.never_waits or self.heard.is_running()):
+                await self.catch_up()
             ticket.since = self.feed.versions.now
             reading = await self.backend.read(place.depends_on | place.watches, place.address)
             ticket.ahead = reading.now - CLOCK.now()
@@ -180,15 +179,18 @@ class VersionedTier:
                 self._note_bad_value(ticket.request, "a damaged head")
             if found is None:
                 ticket.seen = {cell: reading.states[cell] for cell in place.depends_on | place.watches}
-            if not self.never_waits and not self.heard.is_running():
-                raise Refused("it was stopped for a time, so what it says may be old")
-        except ConnectionError as error:
+            self._require_heard()
+        except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
             self._note_failure(error)
             ticket.seen, ticket.versions, found = {}, None, None
         self.counts["misses" if found is None else "hits"] += 1
         return found, ticket
 
-    async def _found(self, ticket: VersionedTicket, reading: Reading, head: Head) -> Found | None:
+    def _require_heard(self) -> None:
+        if not self.never_waits and not self.heard.is_running():
+            raise Refused("it was stopped for a time, so what it says may be old")
+
+    async def _found(self, ticket: Ticket, reading: Reading, head: Head) -> Found | None:
         """The value, if every cell that it depends on has the version there."""
         request, place, states = ticket.request, ticket.place, reading.states
         assert place.address is not None
@@ -196,7 +198,6 @@ class VersionedTier:
         for cell, version in head.versions.items():
             present, mode = states[cell]
             if present != version or mode > most:
-                ticket.former_cost = head.cost
                 return None
         if not place.depends_on <= head.versions.keys():
             return None  # of a tool that was declared otherwise
@@ -211,7 +212,6 @@ class VersionedTier:
             return None
         found = await self._aged(ticket, head, reading.now, Found(value, tags, cost=head.cost))
         if found is None:
-            ticket.former_cost = head.cost
             return None
         ticket.seen = {cell: states[cell] for cell in head.versions}
         if ticket.is_idle():
@@ -226,7 +226,7 @@ class VersionedTier:
         self.counts["bad_values"] += 1
         self.log.once("a value cannot be read", f"{request.tool}: {reason}")
 
-    async def _aged(self, ticket: VersionedTicket, head: Head, now: float, found: Found) -> Found | None:
+    async def _aged(self, ticket: Ticket, head: Head, now: float, found: Found) -> Found | None:
         """Add age and remaining ttl. Within its grace, and shortly before its ttl ends, a value is served while one
         process loads it again.
         """
@@ -263,9 +263,19 @@ class VersionedTier:
         ttl: float | None = None,
         inherited: Sequence[Versions] = (),
     ) -> None:
-        """See `Tier`. A value that cannot be encoded is kept in this process alone, counted, and logged once."""
-        if not isinstance(ticket, VersionedTicket) or ticket.tier is not self:
-            return
+        """Store a value that was loaded after `ticket` was taken, unless a dependency was written since.
+
+        A value that cannot be encoded is kept in this process alone, counted, and logged once.
+
+        Args:
+            tags: all dependencies of the value. With one that is neither in the request, nor under its `late_roots`,
+                nor covered by `inherited`, where a root stands for its entities, it is not stored.
+            cost: seconds its load took.
+            age: seconds since its load started: its ttl counts from there.
+            ttl: seconds that this very value may live, if that is less than the ticket `lasts`.
+            inherited: `Ticket.versions` of *every* read that the load made, through this same tier: the value is found
+                only while all of them are current. If two of them differ, it is of two times and not stored.
+        """
         ticket.versions = None  # those of a value that was found are not those of this one
         place, seen, lasts, grace = ticket.place, ticket.seen, ticket.lasts, ticket.request.grace
         if self.is_closed or place.address is None or not place.depends_on <= seen.keys():
@@ -295,11 +305,11 @@ class VersionedTier:
             for cell in versions:
                 if cell[0] == "@":
                     self.feed.entries.note(cell, ticket.request)
-        except ConnectionError as error:  # the caller has its result, and a later hit is not promised
+        except Exception as error:  # noqa: BLE001 - the caller has its result, and a later hit is not promised
             self._note_failure(error)
 
     async def _versions(
-        self, ticket: VersionedTicket, tags: tuple[str, ...], inherited: Sequence[Versions]
+        self, ticket: Ticket, tags: tuple[str, ...], inherited: Sequence[Versions]
     ) -> dict[Cell, Any] | None:
         """The versions that a value depends on, as they were before its load; None if it must not be stored."""
         seen, late_roots = ticket.seen, ticket.request.late_roots
@@ -328,7 +338,7 @@ class VersionedTier:
         return versions
 
     def _encoded(
-        self, ticket: VersionedTicket, address: bytes, value: Any, tags: tuple[str, ...], head: Head
+        self, ticket: Ticket, address: bytes, value: Any, tags: tuple[str, ...], head: Head
     ) -> tuple[bytes, bytes] | None:
         """Head and payload of a value; None if it cannot be encoded, or is too large."""
         request = ticket.request
@@ -354,108 +364,54 @@ class VersionedTier:
         return None
 
     async def discard(self, request: Request) -> bool:
-        """Invalidate the entry itself, so that a load that is running does not bring it back. See `Tier`."""
-        found = None
-        try:
-            ticket = VersionedTicket(self, request)
-            ticket.may_refresh = False
-            found, _ = await self._look_up(ticket)
-        finally:
-            write = WriteIntent(os.urandom(16).hex(), (), entries=(request,))
-            await self.commit(write, (), failed=False, hold=0.0)
+        """Drop one answer, so that a load that is running does not bring it back. Returns whether there was one."""
+        ticket = Ticket(self, request)
+        ticket.may_refresh = False
+        found, _ = await self._look_up(ticket)
+        await self.commit(WriteIntent(os.urandom(16).hex(), (), entries=(request,)), (), failed=False, hold=0.0)
         return found is not None
 
     # Loads that processes share
 
-    async def claim(
-        self, request: Request, ticket: Ticket, *, may_wait: Callable[[], bool] | None = None
-    ) -> tuple[Found | None, Ticket]:
-        """Lead the load of an answer that `lookup` has not found, or wait for the process that leads it.
-
-        If the request says ``shares_load``, every load is claimed, for `lease` seconds and longer while `renew_claim`
-        is called, and waited for until its value is there, or its claim has ended. Who has seen two loads end without
-        a value loads itself. Nobody waits for a load that a write has overtaken, or claims what a write holds. On a
-        server, what a write has invalidated is loaded by one process also without ``shares_load``, and the others wait
-        for twice the time that its last load has taken.
-
-        Args:
-            may_wait: called before each pause, in the thread of this coroutine. Where it returns False, the caller
-                loads itself: what it would wait for may be waiting for it.
-
-        Returns:
-            What another process has loaded meanwhile, and the ticket of that; else None, and a ticket for storing.
-        """
-        if not isinstance(ticket, VersionedTicket) or ticket.tier is not self or ticket.place.address is None:
-            return None, ticket
-        own, ends, now = ticket, NEVER, asyncio.get_running_loop().time
-        if not request.shares_load:
-            cost = own.former_cost
-            if not self.waits_after_writes or request.strong or cost is None or cost < _SHORT_LOAD:
-                return None, own
-            ends = now() + 2 * cost + self.lease / 40
-        me, name, pause = os.urandom(8).hex(), "", _SHORTEST_PAUSE
-        loaders: set[str] = set()
+    async def _claim(self, ticket: Ticket) -> tuple[Found | None, Ticket]:
+        me, pause, loaders = os.urandom(8).hex(), _SHORTEST_PAUSE, set[str]()
+        name = ""
         try:
-            while own.seen and not own.is_held() and (ends == NEVER or now() < ends):
-                versions = sorted((cell, own.seen[cell][0]) for cell in own.place.depends_on)
-                name = f"{own.place.address} {versions}"
+            while ticket.seen and not ticket.is_held() and ticket.place.address is not None:
+                versions = sorted((cell, ticket.seen[cell][0]) for cell in ticket.place.depends_on)
+                name = f"{ticket.place.address} {versions}"
                 loader = await self.backend.claim(name, me, self.lease)
                 if loader != me:
                     loaders.add(loader)
-                    if len(loaders) > _MOST_LOADERS or (may_wait is not None and not may_wait()):
+                    if len(loaders) > _MOST_LOADERS:
                         break
                     await asyncio.sleep(pause)
                     pause = min(1.5 * pause, _LONGEST_PAUSE)
                 # Also by who leads: another load may just have ended.
-                found, own = await self._look_up(VersionedTicket(self, request))
-                if found is None and loader != me:
-                    continue
-                if found is None:
-                    own.claim = name, me
-                elif loader == me:
-                    await self.backend.claim(name, me, 0.0)
-                return found, own
-        except ConnectionError as error:  # what cannot be claimed is loaded
+                found, ticket = await self._look_up(Ticket(self, ticket.request))
+                if loader == me:
+                    ticket.claim = name, me
+                    if found is not None:
+                        ticket.give_up()
+                if found is not None or loader == me:
+                    return found, ticket
+        except Exception as error:  # noqa: BLE001 - what cannot be claimed is loaded
             self._note_failure(error)
         except BaseException:
             if name:
-                self._claim_soon(name, me, 0.0)
+                self.give_up(name, me)
             raise
-        return None, own
+        return None, ticket
 
-    def renew_claim(self, ticket: Ticket) -> None:
-        """Let a claim last for another `lease`, if it is still one's own. It does not wait."""
-        if isinstance(ticket, VersionedTicket) and ticket.claim is not None:
-            self._claim_soon(*ticket.claim, self.lease, renew=True)
-
-    def give_up(self, ticket: Ticket) -> None:
-        """End what `claim` has claimed: the load has ended, and was stored or will not be. It does not wait."""
-        if isinstance(ticket, VersionedTicket) and ticket.claim is not None:
-            claim, ticket.claim = ticket.claim, None
-            self._claim_soon(*claim, 0.0)
-
-    def _claim_soon(self, name: str, who: str, lease: float, *, renew: bool = False) -> None:
-        """Claim, or give up, what nobody waits for. If it fails, a claim expires."""
-
-        async def steps() -> None:
-            with suppress(ConnectionError):
-                await self.backend.claim(name, who, lease, renew=renew)
-
-        if self.never_waits:
-            drive(steps())
-        elif not self.is_closed:
-            self._start(steps())
+    def give_up(self, name: str, who: str) -> None:
+        """Give up a claim: see `Ticket.give_up`. If that fails, it ends with its lease."""
+        self._start(self._guarded(self.backend.claim(name, who, 0.0)))
 
     # Writes
 
     def _entries(self, write: WriteIntent) -> set[Cell]:
         """The cells of the single entries that a write names."""
-        found = {address for one in write.entries if (address := self.cells.place_of(one).address) is not None}
-        named = {(request.tool, request.key) for request in write.entries}
-        for key in write.keys:
-            if key not in named:
-                found |= self.feed.entries.addresses(key)
-        return found
+        return {address for one in write.entries if (address := self.cells.place_of(one).address) is not None}
 
     def _message(self, tags: Sequence[str], entries: Iterable[Cell]) -> Message:
         named = tags if len(tags) <= MOST_ENTITIES else map(root_of, tags)
@@ -463,55 +419,57 @@ class VersionedTier:
 
     async def _announce(self, write: WriteIntent, *, renew: bool) -> None:
         """Begin a write in the store, or let its lease begin anew."""
-        entries, now = self._entries(write), CLOCK.now()
+        if self.is_closed:
+            raise Refused("the tier was closed")
+        if self.pending and not renew:
+            await self.flush()
+        entries = self._entries(write)
         message = self._message((*write.tags, *write.late_roots), entries)
         held, armed = self.cells.written(write.tags) | entries, whole_roots(write.late_roots)
         encoded = message.encode(self.codec)
         number = await self.backend.begin(write.id, held, armed - held, self.lease, encoded, renew=renew)
         if not renew:
             self.feed.note_own(message, number)
-        if write.id in self._held_until or (not renew and not write.late_roots and write.on_unreachable == "run"):
-            self._held_until[write.id] = now + self.lease / 2
 
     async def begin(self, write: WriteIntent) -> None:
-        """See `Tier`.
+        """Announce a write before its side effect. From now until `commit`, nothing it touches is stored.
 
         Raises:
             RemoteTierError: if the write is to be refused while the store cannot be used.
         """
         self._keep_up()
         try:
-            if self.is_closed:
-                raise Refused("the tier was closed")
-            if self.pending:
-                await self.flush()
             await self._announce(write, renew=False)
-        except ConnectionError as error:
+        except Exception as error:
+            if not (self.is_closed or write.on_unreachable == "refuse"):
+                # Until it has landed, this process neither reads nor stores anything here.
+                self._add(write, write.tags, failed=True, hold=0.0)
             self._note_failure(error)
             if write.on_unreachable == "refuse":
                 raise RemoteTierError(
                     f"the write was not begun, because other processes could not be told of it: {error}", self
                 ) from error
-            if not self.is_closed:  # until it has landed, this process neither reads nor stores anything here
-                self._add(write, write.tags, failed=True, hold=0.0)
 
     async def renew(self, write: WriteIntent) -> None:
+        """Extend the lease of a write that is still running."""
         if not self.is_closed:
-            try:
-                await self._announce(write, renew=True)
-            except ConnectionError as error:
-                self._note_failure(error)
+            await self._guarded(self._announce(write, renew=True))
 
     def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> Awaitable[None]:
-        """See `Tier`. What cannot be delivered is delivered before anything else."""
+        """End a write: everything it touched is dropped when this has run, or before anything else is read.
+
+        It is noted in the call itself, not in the first step of a coroutine: the event loop may end before.
+
+        Args:
+            tags: all tags it touched, those from its result included.
+            failed: its tags under `late_roots` are unknown, so everything under these roots is dropped.
+            hold: seconds during which nothing under its tags may be stored yet (a write in doubt, or `settle`).
+        """
         if self.is_closed:
             self.counts["unannounced"] += 1
             self.log.once("a write ended after the tier was closed; others serve what it has changed up to their ttl")
-            return SentCommit()
-        held_until = self._held_until.pop(write.id, None)
-        one = self._add(write, tags, failed=failed, hold=hold)
-        is_held = held_until is not None and CLOCK.now() < held_until and not hold and not {*tags} - {*write.tags}
-        return self._start_step(write.id, one, may_return=is_held and not failed)
+            return self._guarded(None)
+        return self._guarded(self._send(write.id, self._add(write, tags, failed=failed, hold=hold)))
 
     def _add(self, write: WriteIntent, tags: Sequence[str], *, failed: bool, hold: float) -> _Pending:
         entries = self._entries(write)
@@ -519,72 +477,59 @@ class VersionedTier:
         if failed:
             moved |= whole_roots(write.late_roots)
             tags = (*tags, *write.late_roots)
-        if len(self.pending) >= _MOST_PENDING:
-            self._merge_pending()
+        if len(self.pending) >= _MOST_PENDING:  # one step that changes everything takes the place of them
+            most = max(one.hold for one in self.pending.values())
+            others = {name: one for name, one in self.pending.items() if one.message is not None and one.message.ttl}
+            all_of_them = partial(self.backend.commit, os.urandom(16).hex(), {EVERYTHING}, most)
+            self.pending = others | {"all writes": _Pending(all_of_them, None, most)}
         send = partial(self.backend.commit, write.id, moved, hold)
         one = self.pending[write.id] = _Pending(send, self._message(tags, entries), hold)
         return one
 
-    def _merge_pending(self) -> None:
-        """Let one step that changes everything take the place of very many writes that have not landed."""
-        merged = {
-            name: one for name, one in self.pending.items() if not one.message.has_ttls and not one.is_on_its_way()
-        }
-        hold = max([one.hold for one in merged.values()], default=0.0)
-        for name in merged:
-            self.pending.pop(name, None)
-        send = partial(self.backend.commit, os.urandom(16).hex(), {EVERYTHING}, hold)
-        self.pending[_ALL_WRITES] = _Pending(send, Message(self.feed.origin, is_of_everything=True), hold)
-
-    def _start_step(self, name: str, one: _Pending, *, may_return: bool) -> Awaitable[None]:
-        """Send a step in this very call, as far as it does not wait."""
-        if self.never_waits:
-            drive(self._deliver(name, one))
-            return SentCommit()
-        task = one.task = self._start(self._deliver(name, one))
-        return task if task is not None and not may_return else SentCommit(task)
-
-    def _start(self, steps: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+    def _start(self, steps: Coroutine[Any, Any, None]) -> None:
         """Run what its caller does not wait for. Without an event loop it is done in this call."""
+        if self.never_waits:
+            drive(steps)
+            return
         try:
-            loop = asyncio.get_running_loop()
+            task = asyncio.get_running_loop().create_task(steps)
         except RuntimeError:
             asyncio.run(steps)
-            return None
-        task = loop.create_task(steps)
-        _RUNNING.add(task)
-        task.add_done_callback(_RUNNING.discard)
-        return task
+        else:
+            _RUNNING.add(task)
+            task.add_done_callback(_RUNNING.discard)
 
-    async def _deliver(self, name: str, one: _Pending) -> None:
+    async def _guarded(self, steps: Awaitable[object] | None) -> None:
+        """Wait for something of the store, if that can be done."""
         try:
-            await self._send(name, one)
-        except ConnectionError as error:
+            if steps is not None:
+                await steps
+        except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
             self._note_failure(error)
 
     async def _send(self, name: str, one: _Pending) -> None:
-        number = await one.send(one.message.encode(self.codec))
-        self.feed.note_own(one.message, number)
+        one.is_on_its_way = True
+        try:
+            number = await one.send(LOST if one.message is None else one.message.encode(self.codec))
+        finally:
+            one.is_on_its_way = False
+        if one.message is None:
+            self.feed.lose()
+        else:
+            self.feed.note_own(one.message, number)
         if self.pending.get(name) is one:
             del self.pending[name]
             self._note_pending()
 
-    async def flush(self, *, leaves_running: bool = False) -> None:
+    async def flush(self) -> None:
         """Deliver what could not be delivered, before anything else: a process must not find what it has overwritten.
-
-        Args:
-            leaves_running: whether what is on its way in another event loop is left alone.
+        What is on its way for the first time need not be waited for: it is held until it has landed.
 
         Raises:
             ConnectionError: if something is left.
         """
         for name, one in list(self.pending.items()):
-            task = one.task if one.is_on_its_way() else None
-            if task is not None and task.get_loop() is asyncio.get_running_loop():
-                await asyncio.wait([task])
-                if self.pending.get(name) is one:
-                    raise Refused("an invalidation is pending")
-            elif task is None or not leaves_running or not task.get_loop().is_running():
+            if not one.is_on_its_way:
                 await self._send(name, one)
 
     def _note_pending(self) -> None:
@@ -592,13 +537,14 @@ class VersionedTier:
 
     def _note_failure(self, error: Exception) -> None:
         self.counts["failures"] += 1
-        self.log.once(UNUSABLE, error)
+        self.log.once(UNUSABLE, error if isinstance(error, ConnectionError) else repr(error))
         if self.pending:
             self._note_pending()
 
     # What others write
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call a listener with the writes of other processes. Returns a function that ends this. For any thread."""
         end = self.feed.subscribe(listener)
         self._keep_up()
         self.receive()
@@ -611,21 +557,27 @@ class VersionedTier:
         """Apply what others have written, where that does not wait."""
 
     async def catch_up(self) -> None:
-        """Apply what others have written up to now.
+        """Apply what others have written up to now. Local copies count from then on for `max_staleness`.
 
         Raises:
             ConnectionError: if that cannot be known.
         """
         until = boottime() + self.max_staleness
-        asleep = boottime() - time.monotonic()
-        if asleep > self._asleep + 1.0:  # the ttls of copies from before a suspension have not counted it
-            self.feed.lose()
-        self._asleep = asleep
         self.feed.apply(await self.backend.feed(self.feed.number))
+        await self._read_ttls()
         self.heard.until = max(self.heard.until, until)
         term = self.trust.term
-        if term is not None and self.feed.has_listeners and not self.feed.ttls_are_old and not self.is_closed:
+        if term is not None and self.feed.has_listeners and self.feed.ttls is not None and not self.is_closed:
             term.until = max(term.until, until)
+
+    async def _read_ttls(self) -> None:
+        """Read all ttls if they are not known. Those that are set later come with the feed."""
+        if not any(one.message and one.message.ttl for one in list(self.pending.values())):
+            while self.feed.ttls is None:
+                changes = self.feed.ttl_changes
+                found = await self.backend.ttls()
+                if changes == self.feed.ttl_changes:  # else another one was set meanwhile
+                    self.feed.set_ttls(found)
 
     async def caught_up(self) -> bool:
         """Wait until everything that was written so far has been applied. Returns whether that could be done."""
@@ -633,30 +585,15 @@ class VersionedTier:
         try:
             if self.pending:
                 await self.flush()
-            await self.catch_up_with_ttls()
+            await self.catch_up()
         except ConnectionError as error:
             self._note_failure(error)
             return False
         return True
 
-    async def catch_up_with_ttls(self) -> None:
-        """The same as `catch_up`, and read the ttls if they were changed."""
-        await self.catch_up()
-        for _ in range(3):  # others may be set while they are read
-            if self.feed.ttls_are_old and not any(one.message.has_ttls for one in self.pending.values()):
-                changes = self.feed.ttl_changes  # before they are read: another message may come meanwhile
-                self.feed.set_ttls(await self.backend.ttls(), changes)
-                await self.catch_up()  # copies are served from now on
-
     def is_complete(self) -> bool:
         """Apply what others have written, in a hit, and say whether copies may be served. It does not wait."""
         return False
-
-    def trusted_until(self) -> float:
-        term = self.trust.term
-        if not self.feed.has_listeners or not self.trust.is_valid():
-            return -NEVER
-        return CLOCK.now() + (0.05 if term is None else max(0.0, term.until - term.clock()))
 
     # Ttls that are set at run time
 
@@ -668,14 +605,14 @@ class VersionedTier:
             self.log.once("a ttl was set after the tier was closed, so it stays in this process", tool)
             return
         name, send = f"ttl of {tool}", partial(self.backend.set_ttl, tool, ttl)
-        one = self.pending[name] = _Pending(send, Message(self.feed.origin, has_ttls=True))
-        others = {name: other for name, other in self.feed.ttls.items() if name != tool}
-        self.feed.set_ttls(others if ttl is None else {**others, tool: ttl})
-        self._start_step(name, one, may_return=True)
+        message = Message(self.feed.origin, ttl=(tool, "" if ttl is None else repr(ttl)))
+        one = self.pending[name] = _Pending(send, message)
+        self.feed.set_ttl(tool, ttl)
+        self._start(self._guarded(self._send(name, one)))
 
     def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
         """Call a listener with all ttls that are set, by the names of the tools, when they are known and after each
-        change, in any thread. What was published here counts at once. Returns a function that ends this.
+        change, in any thread. Returns a function that ends this.
         """
         self._keep_up()
         self.receive()
@@ -726,8 +663,6 @@ class VersionedTier:
             self.log.once("closed before all invalidations had landed; others serve what was changed", error)
         self.is_closed = True
         with VERSIONS.lock:
-            if self.trust.term is not None:
-                self.trust.term.end()
             self.trust.page, self.trust.stamp = (0,), -1
             self.feed.lose()
         await self.backend.aclose()
@@ -742,6 +677,10 @@ class VersionedTier:
 
 
 _RUNNING: Final[set[asyncio.Task[Any]]] = set()
+
+
+Tier = VersionedTier
+"""What annotations call it."""
 
 
 def _merge(versions: dict[Cell, Any], more: Iterable[Versions]) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
@@ -22,8 +22,15 @@ from agent_cache.engine.state import READERS, clear_everything, forget_warnings
 from agent_cache.engine.tiers import unsubscribe_all
 from agent_cache.engine.ttls import TTLS
 from agent_cache.metrics import METRICS
-from agent_cache.remote.protocol import Found, Listener, Request, Ticket, Tier, WriteIntent
+from agent_cache.remote.protocol import Found, Listener, Request, WriteIntent
 from agent_cache.session.session import WATCHERS
+
+if TYPE_CHECKING:
+    from agent_cache.remote.versioned import Ticket, Tier
+
+    _Forwarded = Tier
+else:
+    _Forwarded = object
 
 __all__ = ["FakeClock", "FaultyTier", "Order", "calls_waiting", "loads_in_flight", "reset"]
 
@@ -97,7 +104,7 @@ def _nothing() -> None:
 Order = Literal["lookup", "store", "discard", "begin", "renew", "commit", "aclose"]
 
 
-class FaultyTier:
+class FaultyTier(_Forwarded):
     """Wraps a tier and lets its methods fail or hang.
 
     Faults of one method are used one by one, in the order in which they were added; without one the call goes through.
@@ -130,15 +137,10 @@ class FaultyTier:
                 raise fault
             await fault.wait()
 
-    @property
-    def lease(self) -> float:
-        """As `Tier.lease`."""
-        return self.tier.lease
-
-    async def lookup(self, request: Request) -> tuple[Found | None, Ticket]:
+    async def lookup(self, request: Request, *, lead: bool = False) -> tuple[Found | None, Ticket]:
         """As `Tier.lookup`, or a fault."""
         await self._inject_fault("lookup")
-        return await self.tier.lookup(request)
+        return await self.tier.lookup(request, lead=lead)
 
     async def store(
         self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float, **options: Any
@@ -167,25 +169,12 @@ class FaultyTier:
         await self._inject_fault("commit")
         await self.tier.commit(write, tags, failed=failed, hold=hold)
 
-    def trusted_until(self) -> float:
-        """As `Tier.trusted_until`."""
-        return self.tier.trusted_until()
-
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """As `Tier.subscribe`."""
         return self.tier.subscribe(listener)
 
-    def publish_ttl(self, tool: str, ttl: float | None) -> None:
-        """As `VersionedTier.publish_ttl`, if the tier has it."""
-        publish = getattr(self.tier, "publish_ttl", None)
-        if publish is not None:
-            publish(tool, ttl)
-
-    def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
-        """As `VersionedTier.follow_ttls`; a tier that has no ttls never calls the listener."""
-        follow: Any = getattr(self.tier, "follow_ttls", None)
-        end: Callable[[], None] = _nothing if follow is None else follow(listener)
-        return end
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tier, name)
 
     async def aclose(self) -> None:
         """As `Tier.aclose`, or a fault."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from dataclasses import replace
 
-from agent_cache.remote.protocol import Request, Tier
+from agent_cache.remote.protocol import Request
+from agent_cache.remote.versioned import Tier
 from tests.contract.workbench import Workbench, commit, load, read, value_of, write, writing
 
 __all__ = ["LateTagTests", "ReadTests", "WriteTests"]
@@ -14,12 +14,6 @@ __all__ = ["LateTagTests", "ReadTests", "WriteTests"]
 
 class ReadTests(Workbench):
     """A stored value is found, for as long as it lives, by those it belongs to."""
-
-    async def test_a_tier_can_be_told_from_others_and_forgotten(self) -> None:
-        """A tier is a key of tables that hold it weakly."""
-        async with self.tiers() as (a, b):
-            assert len({a, b}) == 2
-            assert [weakref.ref(tier)() for tier in (a, b)] == [a, b]
 
     async def test_a_miss_finds_nothing_and_gives_a_ticket(self) -> None:
         """A reader that finds nothing may load, store, and keep a local copy."""

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import pytest
 
-from agent_cache.core.lease import Lease
 from agent_cache.core.tags import meet
-from agent_cache.remote.protocol import Found, Request, Ticket, Tier, Touched, Versions, WriteIntent
+from agent_cache.remote.protocol import Found, Request, Touched, Versions, WriteIntent
+from agent_cache.remote.versioned import Ticket, Tier
 
 __all__ = [
-    "RecordingListener", "Workbench", "commit", "lease_of", "load", "read", "store_over", "value_of",
+    "RecordingListener", "Workbench", "commit", "load", "read", "store_over", "value_of",
     "versions_of", "write", "writing",
 ]  # fmt: skip
 
@@ -29,10 +29,7 @@ class Workbench:
         max_staleness: the option that the tiers are made with, in seconds.
         moment: a ttl, or a hold, in seconds: longer than any machine stands still.
         lease: the option that the tiers are made with, in seconds.
-        leases_need_messages: whether the lease of a ticket is that somebody hears of writes.
     """
-
-    leases_need_messages: bool = True
 
     max_staleness: float = 1.0
     moment: float = 100.0
@@ -105,8 +102,7 @@ def read(
 
 def write(*tags: str, late: tuple[str, ...] = (), entries: tuple[Request, ...] = ()) -> WriteIntent:
     """A write, not begun yet."""
-    keys = tuple((request.tool, request.key) for request in entries)
-    return WriteIntent(f"write-{next(_numbers)}", tags, late, keys, entries)
+    return WriteIntent(f"write-{next(_numbers)}", tags, late, entries)
 
 
 async def commit(tier: Tier, write: WriteIntent, *result_tags: str, failed: bool = False, hold: float = 0.0) -> None:
@@ -130,12 +126,6 @@ async def load(
     _, ticket = await tier.lookup(request)
     await store_over(tier, ticket, value, request.tags + result_tags, *inherited)
     return ticket
-
-
-def lease_of(ticket: Ticket, *, or_else: bool) -> bool:
-    """Whether the lease of a ticket lets copies be served, if it has one."""
-    lease: Lease | None = getattr(ticket, "lease", None)
-    return or_else if lease is None else lease.is_valid()
 
 
 async def store_over(

@@ -39,9 +39,9 @@ class WatchedTier(FaultyTier):
         self.requests: list[Request] = []
         self.listeners = 0
 
-    async def lookup(self, request: Request) -> Any:
+    async def lookup(self, request: Request, *, lead: bool = False) -> Any:
         self.requests.append(request)
-        return await super().lookup(request)
+        return await super().lookup(request, lead=lead)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         self.listeners += 1

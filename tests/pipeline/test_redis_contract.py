@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 pytest.importorskip("redis")
 
 from agent_cache.remote import RedisTier, Tier
-from agent_cache.remote.protocol import Ticket
 from agent_cache.testing import FakeClock
 from tests.contract import TierContract
 from tests.harness.clusters import Cluster
@@ -53,12 +51,6 @@ class OnServers(TierContract):
         self.clock.advance(seconds)
         for tier in self.both:
             tier.backend.shift += seconds
-
-    async def renewed(self, tier: Any, ticket: Ticket) -> None:
-        """On another connection than a lookup: so the tasks that send it are waited for."""
-        before = asyncio.all_tasks()
-        tier.renew_claim(ticket)
-        await asyncio.gather(*(asyncio.all_tasks() - before))
 
     async def arrive(self) -> None:
         for tier in self.both:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from hypothesis import given, settings, strategies as st
 
 from agent_cache.remote import VersionedTier, WriteIntent
-from agent_cache.remote.protocol import Ticket
+from agent_cache.remote.versioned import Ticket
 from agent_cache.testing import FakeClock, MemoryServer
 from agent_cache.testing.tier_contract import FlakyBackend
 from tests.contract.workbench import read

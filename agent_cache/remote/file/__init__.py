@@ -15,12 +15,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from agent_cache.core.lease import Lease
 from agent_cache.core.options import configures, count, seconds
 from agent_cache.core.versions import VERSIONS
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import Refused, checked_namespace, drive
 from agent_cache.remote.codecs import Codec
-from agent_cache.remote.feed import FeedLease
 from agent_cache.remote.versioned import UNUSABLE, VersionedTier
 
 if sys.platform != "win32":  # which is refused
@@ -100,7 +100,7 @@ class FileTier(VersionedTier):
         )  # fmt: skip
         self.log = self.backend.log
         self.max_value_size = min(self.max_value_size, max_bytes // 2)
-        self.trust = FeedLease(self)
+        self.trust = Lease(self)
         self._keeper: threading.Thread | None = None
         try:
             self.backend.open()
@@ -118,6 +118,12 @@ class FileTier(VersionedTier):
 
     async def catch_up(self) -> None:
         """See `VersionedTier`. It never waits."""
+        self._apply_news()
+        if self.feed.ttls is None:
+            await self._read_ttls()
+            self._apply_news()
+
+    def _apply_news(self) -> None:
         with VERSIONS.lock:
             try:
                 news = drive(self.backend.feed(self.feed.number))
@@ -131,7 +137,7 @@ class FileTier(VersionedTier):
             # Last, and the page first: a hit that finds both compares the versions after that. Without a thread that
             # looks whether the files were replaced, each hit does.
             self.trust.page = page.word
-            is_heard = self.feed.has_listeners and self._is_kept()
+            is_heard = self.feed.has_listeners and self._is_kept() and self.feed.ttls is not None
             self.trust.stamp = self.feed.number or -1 if is_heard else -1
 
     def is_complete(self) -> bool:
@@ -140,10 +146,10 @@ class FileTier(VersionedTier):
             return False
         self._keep_up()
         try:
-            drive(self.catch_up())
+            self._apply_news()
         except ConnectionError:
             return False
-        return not self.feed.ttls_are_old
+        return self.feed.ttls is not None
 
     def receive(self) -> None:
         """See `VersionedTier`. What others write arrives within a tenth of a second; a lookup applies what came before
