@@ -468,8 +468,8 @@ class VersionedTier:
         if self.is_closed:
             self.counts["unannounced"] += 1
             self.log.once("a write ended after the tier was closed; others serve what it has changed up to their ttl")
-            return self._guarded(None)
-        return self._guarded(self._send(write.id, self._add(write, tags, failed=failed, hold=hold)))
+            return asyncio.sleep(0)
+        return self._deliver(write.id, self._add(write, tags, failed=failed, hold=hold))
 
     def _add(self, write: WriteIntent, tags: Sequence[str], *, failed: bool, hold: float) -> _Pending:
         entries = self._entries(write)
@@ -499,11 +499,13 @@ class VersionedTier:
             _RUNNING.add(task)
             task.add_done_callback(_RUNNING.discard)
 
-    async def _guarded(self, steps: Awaitable[object] | None) -> None:
+    async def _deliver(self, name: str, one: _Pending) -> None:
+        await self._guarded(self._send(name, one))
+
+    async def _guarded(self, steps: Awaitable[object]) -> None:
         """Wait for something of the store, if that can be done."""
         try:
-            if steps is not None:
-                await steps
+            await steps
         except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
             self._note_failure(error)
 
@@ -608,7 +610,7 @@ class VersionedTier:
         message = Message(self.feed.origin, ttl=(tool, "" if ttl is None else repr(ttl)))
         one = self.pending[name] = _Pending(send, message)
         self.feed.set_ttl(tool, ttl)
-        self._start(self._guarded(self._send(name, one)))
+        self._start(self._deliver(name, one))
 
     def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
         """Call a listener with all ttls that are set, by the names of the tools, when they are known and after each

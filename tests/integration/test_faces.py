@@ -776,21 +776,14 @@ async def test_async_functions_stand_nowhere_where_an_answer_is_needed_at_once()
         AgentCacheInvalidator("r", ok=function)
 
 
-class Deaf(MemoryTier):
-    """A tier that cannot be listened to."""
-
-    def subscribe(self, listener: Any) -> Any:
-        raise ConnectionError("deaf")
-
-
 class Distrusted(MemoryTier):
     """A tier that has not been heard of for too long."""
 
-    def trusted_until(self) -> float:
-        return float("-inf")
+    def is_complete(self) -> bool:
+        return False
 
 
-@pytest.mark.parametrize("tier", [MemoryTier, Deaf, Distrusted])
+@pytest.mark.parametrize("tier", [MemoryTier, Distrusted])
 @pytest.mark.parametrize("value", ["text", [1]], ids=["shared", "copied"])
 async def test_a_burst_runs_the_tool_once_whatever_becomes_of_the_tier_behind_it(tier: Any, value: Any):
     """Trust decides what is served later from the local store, not who shares a load that is under way."""

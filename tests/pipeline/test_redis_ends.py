@@ -384,27 +384,6 @@ async def test_a_loop_that_was_blocked_while_it_connected_takes_no_server_for_de
     await tier.aclose()
 
 
-def test_a_tier_that_is_asked_while_its_thread_starts_has_one(valkey: Server, monkeypatch: pytest.MonkeyPatch):
-    """A collection that starts there may close a write that somebody has given up."""
-    start = threading.Thread.start
-
-    def start_and_collect(thread: threading.Thread) -> None:
-        start(thread)
-        monkeypatch.undo()
-        tier.commit(write("order:7"), ("order:7",), failed=False, hold=0.0)
-
-    def listening() -> set[threading.Thread]:
-        return {thread for thread in threading.enumerate() if thread.name == "agent_cache follows a server"}
-
-    before = listening()
-    tier = RedisTier.from_url(valkey.url)
-    started(monkeypatch, start_and_collect)
-    tier.subscribe(lambda _: None)
-    assert len(listening() - before) == 1
-    asyncio.run(tier.aclose())
-    assert not listening() - before
-
-
 class Refusing(MemoryTier):
     async def begin(self, write: Any) -> None:
         raise RemoteTierError("not now", self)

@@ -206,28 +206,6 @@ async def test_data_that_is_right_for_another_type_is_a_miss(make: Make, raw: re
     assert await value_of(tier, as_dict) == "nothing"
 
 
-@pytest.mark.parametrize("kind", ["list", "hash", "empty"])
-@pytest.mark.parametrize("pattern", ["{agent_cache}:v:*", "{agent_cache}:c:order::*", "{agent_cache}:c:order:S"])
-async def test_keys_that_somebody_else_has_used_are_misses_and_then_ours_again(
-    make: Make, raw: redis.Redis, pattern: str, kind: str
-):
-    """Whatever kind of data it is: a cell and a registry are made anew, and the server is not taken for broken."""
-    tier = make()
-    await load(tier, read("order:7"), VALUE)
-    intent = write("order:7")
-    await tier.begin(intent)
-    key = raw.keys(pattern)[0]
-    raw.delete(key)
-    {"hash": lambda: raw.hset(key, "a", "b"), "list": lambda: raw.rpush(key, "x"), "empty": lambda: raw.set(key, "")}[
-        kind
-    ]()
-    assert await value_of(tier, read("order:7")) == "nothing"
-    await commit(tier, intent)
-    await load(tier, read("order:7"), "new")
-    assert await value_of(tier, read("order:7")) == "new"
-    assert tier.stats()["failures"] == tier.stats()["pending"] == 0
-
-
 async def test_a_value_of_another_schema_is_a_miss(make: Make, raw: redis.Redis):
     tier = make()
     await load(tier, read("order:7"), VALUE)

@@ -1,24 +1,23 @@
-"""Loads that the processes of a fleet share: after a write, and before the end of a ttl."""
+"""Loads before the end of a ttl, by one process of a fleet."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 pytest.importorskip("redis")
 
 
-from agent_cache import AgentCache, AgentCacheInvalidator
+from agent_cache import AgentCache
 from agent_cache.core.options import refresh_window
 from agent_cache.remote import Request
-from agent_cache.remote.protocol import Ticket
 from agent_cache.remote.redis import RedisTier
+from agent_cache.remote.versioned import Ticket
 from agent_cache.testing import JITTER, FakeClock
-from tests.contract.workbench import commit, load, read, store_over, value_of, write
+from tests.contract.workbench import read, value_of
 from tests.harness.servers import Server
 from tests.harness.tiers import Make, making, until
 
@@ -37,111 +36,6 @@ async def missed(tier: RedisTier, request: Request = ORDER) -> Ticket:
     found, ticket = await tier.lookup(request)
     assert found is None
     return ticket
-
-
-async def leading(tier: RedisTier, ticket: Ticket) -> Ticket:
-    found, ticket = await tier.claim(ORDER, ticket)
-    assert found is None
-    return ticket
-
-
-async def written(tier: RedisTier, *others: RedisTier) -> list[Ticket]:
-    """A value is stored and written; then all miss it."""
-    await load(tier, ORDER, "old")
-    intent = write("order:7")
-    await tier.begin(intent)
-    await commit(tier, intent)
-    return [await missed(each) for each in (tier, *others)]
-
-
-# After a write
-
-
-async def test_one_leads_the_load_of_what_a_write_has_invalidated_and_the_others_wait_for_it(
-    make: Make, valkey: Server
-):
-    tiers = [make(valkey.url) for _ in FLEET]
-    first, *others = await written(*tiers)
-    lead = await leading(tiers[0], first)
-    waiting = [asyncio.create_task(tier.claim(ORDER, each)) for tier, each in zip(tiers[1:], others, strict=True)]
-    await store_over(tiers[0], lead, "new", ORDER.tags)
-    tiers[0].give_up(lead)
-    for each in waiting:
-        found, ticket = await each
-        assert found is not None
-        assert found.value == "new"
-        assert ticket.versions is not None
-
-
-async def test_who_waits_for_a_load_that_was_not_stored_leads_the_next(make: Make, valkey: Server):
-    a, b = make(valkey.url), make(valkey.url)
-    one, other = await written(a, b)
-    lead = await leading(a, one)
-    waiting = asyncio.create_task(leading(b, other))
-    a.give_up(lead)
-    await store_over(b, await waiting, "new", ORDER.tags)
-    assert await value_of(a, ORDER) == "new"
-
-
-async def test_what_was_never_there_or_is_quickly_loaded_is_not_claimed(make: Make, valkey: Server):
-    a, b = make(valkey.url), make(valkey.url)
-    none: Any = await leading(a, await missed(a))
-    assert none.claim is None
-    ticket = await missed(a)
-    await a.store(ticket, "old", ORDER.tags, 0.001, age=0.0)
-    intent = write("order:7")
-    await a.begin(intent)
-    await commit(a, intent)
-    for tier in (a, b):
-        quick: Any = await leading(tier, await missed(tier))
-        assert quick.claim is None
-
-
-async def test_a_read_that_a_write_makes_of_its_own_tag_waits_for_nobody(
-    make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch
-):
-    tier = make(valkey.url)
-
-    @AgentCache("order:{id}", remote_cache=tier, name="get_order")
-    async def get_order(id: int) -> str:
-        await asyncio.sleep(0.01)
-        return f"order {id}"
-
-    @AgentCacheInvalidator("order:{id}", remote_cache=tier)
-    async def put_order(id: int) -> str:
-        return await get_order(id)
-
-    async def claim(*_: Any) -> Any:
-        claimed.append("order 7")
-
-    claimed: list[str] = []
-    await get_order(7)
-    monkeypatch.setattr(tier, "claim", claim)
-    assert await put_order(7) == "order 7"
-    assert claimed == []
-
-
-async def test_a_load_that_fails_leaves_no_claim(make: Make, valkey: Server):
-    tier = make(valkey.url, lease=60.0)
-    fails: list[bool] = []
-
-    @AgentCache("order:{id}", remote_cache=tier, name="get_order")
-    async def get_order(id: int) -> str:
-        await asyncio.sleep(0.01)
-        if fails:
-            raise ConnectionError("no answer")
-        return f"order {id}"
-
-    @AgentCacheInvalidator("order:{id}", remote_cache=tier)
-    async def put_order(id: int) -> None:
-        pass
-
-    await get_order(7)
-    await put_order(7)
-    fails.append(True)
-    with pytest.raises(ConnectionError):
-        await get_order(7)
-    await until(lambda: not valkey.command("KEYS", "{agent_cache}:l:*"), seconds=50.0)
 
 
 # Before the end of a ttl

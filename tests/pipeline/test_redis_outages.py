@@ -22,8 +22,9 @@ from redis.asyncio.connection import Connection
 
 from agent_cache import AgentCache, RemoteTierError
 from agent_cache.remote.deployments import Deployment
-from agent_cache.remote.protocol import Ticket, Touched
+from agent_cache.remote.protocol import Touched
 from agent_cache.remote.redis import RedisTier
+from agent_cache.remote.versioned import Ticket
 from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy

@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +14,12 @@ import pytest
 
 pytest.importorskip("redis")
 
-from agent_cache import AgentCache, AgentCacheInvalidator, configure, get_ttl, set_ttl, testing
+from agent_cache import AgentCache, get_ttl, set_ttl, testing
 from agent_cache.clock import boottime
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote import RedisTier, tickets, versioned
+from agent_cache.remote import RedisTier
 from agent_cache.remote.codecs import JsonCodec, MessagePackCodec, SignedCodec
-from agent_cache.remote.protocol import SentCommit, Touched
-from agent_cache.testing import MemoryTier
+from agent_cache.remote.protocol import Touched
 from tests.contract.workbench import commit, load, read, value_of, write, writing
 from tests.harness.proxies import Proxy
 from tests.harness.rights import least
@@ -174,110 +173,7 @@ async def test_one_process_reloads_within_the_grace_and_its_claim_ends_when_that
         await tier.store(ticket, number, request.tags, 0.01, age=0.0)
 
 
-@pytest.fixture
-def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Let the machine have slept for ten minutes: `time.monotonic` has not moved, as on Linux."""
-    slept = [0.0]
-    for module in (versioned, tickets):
-        monkeypatch.setattr(module, "boottime", lambda: boottime() + slept[0])
-
-    def fall_asleep() -> None:
-        slept[0] += 600.0
-
-    return fall_asleep
-
-
-async def test_a_copy_from_before_a_suspension_is_not_served(make: Make, valkey: Server, sleep: Any):
-    """Not for a moment, although the clock of hits has not moved; its ttl has not counted the time either."""
-    tier = make(valkey.url)
-    told: list[object] = []
-    tier.subscribe(told.append)
-
-    @AgentCache("order:{id}", ttl=3000, remote_cache=tier)
-    async def get_order(id: str) -> str:
-        return "old"
-
-    await get_order("7")
-    assert await tier.caught_up()
-    _, ticket = await tier.lookup(read("order:8"))
-    assert [await get_order("7") for _ in range(3)] == ["old"] * 3
-    hits = tier.stats()["hits"]
-    assert ticket.is_joinable()
-    sleep()
-    assert not ticket.is_joinable()
-    await get_order("7")
-    assert tier.stats()["hits"] == hits + 1  # the server was asked
-    assert told == [None]
-
-
 # Commits that are on their way
-
-
-@pytest.mark.parametrize("has_another_tier", [False, True])
-async def test_a_write_returns_before_its_commit_has_landed_and_lookups_of_its_process_wait_for_it(
-    make: Make, own_valkey: Server, has_another_tier: bool
-):
-    @AgentCache("order:{order}", remote_cache=MemoryTier() if has_another_tier else None)
-    async def get(order: int) -> int:
-        return order
-
-    await get(7)
-    tier, other = make(own_valkey.url), make(own_valkey.url)
-    await load(tier, read("order:7"), "old")
-    calls: list[int] = []
-
-    @AgentCacheInvalidator("order:{order}")
-    async def put(order: int) -> None:
-        calls.append(order)
-        own_valkey.pause()
-
-    with configure(remote=tier):
-        await put(7)
-        lookup = asyncio.create_task(tier.lookup(read("order:7")))
-        before = tier.stats()["batches"]
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert calls == [7]
-        assert tier.stats()["batches"] == before
-        own_valkey.resume()
-        found, ticket = await lookup
-        assert found is None
-    await tier.store(ticket, "new", ("order:7",), 0.5, age=0.0)
-    assert await value_of(other, read("order:7")) == "new"
-    assert tier.stats()["pending"] == 0
-
-
-async def test_a_commit_that_nobody_waits_for_is_delivered_whatever_becomes_of_its_connection(
-    make: Make, valkey: Server, proxy: Proxy
-):
-    tier, other = make(proxy.url), make(valkey.url)
-    await load(other, read("order:7"), "old")
-    intent = write("order:7")
-    await tier.begin(intent)
-    proxy.cut()
-    assert isinstance(tier.commit(intent, intent.tags, failed=False, hold=0.0), SentCommit)
-    assert await value_of(other, read("order:7")) == "nothing"
-    await until(lambda: tier.stats()["pending"] == 0 and not valkey.command("ZCARD", "{agent_cache}:w"))
-    await load(other, read("order:7"), "new")
-    assert await value_of(tier, read("order:7")) == "new"
-
-
-@pytest.mark.parametrize(
-    "why", ["a tag from its result", "refused", "failed", "settles", "not announced", "other tags"]
-)
-async def test_a_write_of_which_something_is_not_held_for_certain_waits_for_its_commit(
-    make: Make, valkey: Server, why: str
-):
-    tier = make(valkey.url)
-    intent = write("order:7", late=("order",) if why == "a tag from its result" else ())
-    intent = replace(intent, on_unreachable="refuse" if why == "refused" else "run")
-    if why != "not announced":
-        await tier.begin(intent)
-    tags = (*intent.tags, "order:8") if why == "other tags" else intent.tags
-    landing = tier.commit(intent, tags, failed=why == "failed", hold=5.0 if why == "settles" else 0.0)
-    assert not isinstance(landing, SentCommit)
-    await landing
-    assert tier.stats()["pending"] == 0
 
 
 @pytest.mark.parametrize("count", [1_500, *slow(30_000)])
@@ -315,26 +211,6 @@ async def test_closing_delivers_a_ttl_that_was_set(valkey: Server):
     async with RedisTier.from_url(valkey.url, **PATIENT) as tier:
         tier.publish_ttl("shop:get", 12.0)
     assert valkey.command("HGETALL", "{agent_cache}:t") == {"shop:get": "12.0"}
-
-
-async def test_what_cannot_be_a_ttl_is_left_out_and_a_key_of_another_type_is_ours_again(make: Make, own_valkey: Server):
-    tier, other = make(own_valkey.url), make(own_valkey.url)
-    told: list[Any] = []
-    other.follow_ttls(told.append)
-    bad = {"a": "nan", "b": "inf", "c": "-5", "d": "0", "e": "x", "f": "1e400", "n" * 5_000: "7", b"\xff": "7"}
-    with own_valkey.client() as client:
-        client.hset("{agent_cache}:t", mapping=bad | {"g": "7"})
-        tier.publish_ttl("other", 9.0)
-        await until(lambda: tier.stats()["pending"] == 0)
-        assert await other.caught_up()
-        assert told[-1] == {"g": 7.0, "other": 9.0}
-        client.delete("{agent_cache}:t")
-        client.set("{agent_cache}:t", "x")
-        tier.publish_ttl("shop:get", 12.0)
-        await until(lambda: tier.stats()["pending"] == 0)
-        assert await other.caught_up()
-    assert told[-1] == {"shop:get": 12.0}
-    assert tier.stats()["failures"] == other.stats()["failures"] == 0
 
 
 @pytest.mark.slow

@@ -36,8 +36,8 @@ async def test_a_ttl_that_is_set_while_the_ttls_are_read_is_not_missed():
 
     server = Server()
     one, other, known = MemoryTier(server), MemoryTier(server), dict[str, float]()
-    one.publish_ttl("get_order", 1.0)
     server.then = lambda: one.publish_ttl("get_order", 2.0)
+    one.publish_ttl("get_order", 1.0)
     other.follow_ttls(known.update)
     await other.caught_up()
     assert known == {"get_order": 2.0}

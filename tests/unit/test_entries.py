@@ -199,8 +199,17 @@ def test_a_mutable_entry_never_passes_the_inline_test_and_gives_copies_until_it_
     assert entry.expires == 10.0
 
 
+class Asked:
+    """The tier of a lease."""
+
+    may_serve = False
+
+    def is_complete(self) -> bool:
+        return self.may_serve
+
+
 def test_an_entry_of_a_tier_is_served_only_while_its_lease_is_valid():
-    lease = Lease(page := [1], stamp=1)
+    lease = Lease(Asked(), page := [1], stamp=1)
     entry = Entry("value", 10.0, 0.5, lease=lease)
     assert entry.value_at(9.9) == "value"
     assert entry.value_at(10.0) is MISSING
@@ -213,7 +222,7 @@ def test_an_entry_of_a_tier_is_served_only_while_its_lease_is_valid():
 
 
 def test_a_mutable_entry_of_a_tier_is_copied_only_while_its_lease_is_valid():
-    entry = Entry(None, NEVER, 0.5, copy=[1].copy, lease=Lease(page := [1], stamp=1))
+    entry = Entry(None, NEVER, 0.5, copy=[1].copy, lease=Lease(Asked(), page := [1], stamp=1))
     assert entry.value_at(4.9) == [1]
     assert entry.value_at(4.9) is not entry.value_at(4.9)
     page[0] = 2
@@ -223,23 +232,20 @@ def test_a_mutable_entry_of_a_tier_is_copied_only_while_its_lease_is_valid():
 
 @pytest.mark.parametrize("is_mutable", [False, True])
 def test_an_entry_asks_its_lease_where_the_page_says_no(is_mutable: bool):
-    class Asked(Lease):
-        answer = True
-
-        def renew(self) -> bool:
-            return self.answer
-
-    lease = Asked()
-    entry = Entry([1], 10.0, 0.5, copy=[1].copy if is_mutable else None, lease=lease)
+    asked = Asked()
+    asked.may_serve = True
+    entry = Entry([1], 10.0, 0.5, copy=[1].copy if is_mutable else None, lease=Lease(asked))
     assert entry.value_at(9.9) == [1]
     assert entry.expired_value() == [1]
-    Asked.answer = False
+    asked.may_serve = False
     assert entry.value_at(9.9) is MISSING
     assert entry.expired_value() is MISSING
 
 
 def test_an_entry_of_a_tier_expires_and_is_kept_as_others_are():
-    entry = Entry("value", 10.0, 0.5, ("order:7",), size=70, lease=Lease(), kept_for=5.0)
+    asked = Asked()
+    asked.may_serve = True
+    entry = Entry("value", 10.0, 0.5, ("order:7",), size=70, lease=Lease(asked), kept_for=5.0)
     assert (entry.expires, entry.kept_until, entry.tags, entry.size) == (10.0, 15.0, ("order:7",), 70)
     entry.expire_by(8.0)
     assert (entry.expires, entry.kept_until) == (8.0, 13.0)
