@@ -22,7 +22,7 @@ from agent_cache.remote.backend import encode_head, open_head
 from agent_cache.remote.codecs import Codec, EncryptedCodec, JsonCodec, MessagePackCodec, SignedCodec
 from agent_cache.remote.redis import RedisTier
 from agent_cache.testing import reset
-from tests.contract.workbench import commit, load, read, value_of, write
+from tests.contract.workbench import load, read, value_of
 from tests.harness.servers import Server
 from tests.harness.slow import slow
 from tests.harness.tiers import Make, making
