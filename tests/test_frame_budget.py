@@ -153,7 +153,8 @@ def test_observers_that_are_not_used_cost_no_frame() -> None:
 def test_a_hit_with_a_tier_is_one_frame(ttl: int | None) -> None:
     """The body compares what the lease of the copy reads, a clock of the tier included, and calls nothing."""
     tier = LeasingTier()
-    tier.own.term = Term((1_000.0).__pos__, until=2_000.0)
+    tier.own.term = term = Term((1_000.0).__pos__)
+    term.until = 2_000.0
     tool = AgentCache(resource="card", ttl=ttl, remote_cache=tier)(get_card)
     entered = asyncio.run(warm_frames(tool, "u1"))
     assert len(entered) == HIT, entered
