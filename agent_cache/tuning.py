@@ -1,11 +1,10 @@
 """Ttls at run time, and what to change about the options of tools.
 
-`recommendations` reads what the loads of each tool have shown (`engine.evidence`).
-
-How often a result changes is estimated from reloads alone, which tell whether it has changed since the load before, and
-not when. With changes that come at random at a rate of ``r`` a second, an interval ``t`` shows one with probability
-``p = 1 - exp(-r * t)``. With ``n`` reloads of which ``x`` have not changed, ``r = -log((x + 0.5) / (n + 0.5)) / t``
-(Cho and Garcia-Molina: Estimating Frequency of Change, ACM Transactions on Internet Technology 3(3), 2003).
+How often a result changes is estimated from reloads alone (`engine.evidence`), which tell whether it has changed since
+the load before, and not when. With changes that come at random at a rate of ``r`` a second, an interval ``t`` shows one
+with probability ``p = 1 - exp(-r * t)``. With ``n`` reloads of which ``x`` have not changed,
+``r = -log((x + 0.5) / (n + 0.5)) / t`` (Cho and Garcia-Molina: Estimating Frequency of Change, ACM Transactions on
+Internet Technology 3(3), 2003).
 
 A result is served at any age from 0 to the ttl, and is stale by then with probability ``1 - exp(-r * age)``. On average
 that is ``r * ttl / 2`` as long as it is small. So a share ``eps`` of stale answers allows ``ttl = 2 * eps / r``.
@@ -14,9 +13,10 @@ that is ``r * ttl / 2`` as long as it is small. So a share ``eps`` of stale answ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -25,7 +25,6 @@ from agent_cache.core.options import no_life, seconds
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.state import READERS, warn_once
 from agent_cache.engine.ttls import TTLS
-from agent_cache.engine.write import WriteOperation
 from agent_cache.errors import ConfigurationError
 
 __all__ = ["Recommendation", "get_ttl", "recommendations", "set_ttl"]
@@ -84,38 +83,34 @@ def get_ttl(tool: Callable[..., Any] | str) -> float | Callable[[Any], Any] | No
     name, tools = _find(tool, "get_ttl")
     own = getattr(tool, "__agent_cache__", None)
     policies = [one.policy for one in (tools if own is None else [own])]
-    ttls = [each.ttl if each.longest_ttl is None else each.longest_ttl for each in policies]
-    if any(each != ttls[0] for each in ttls):
+    ttls = {each.ttl if each.longest_ttl is None else each.longest_ttl for each in policies}
+    if len(ttls) > 1:
         raise ConfigurationError(
             f"get_ttl: several tools are called {name!r}, with different ttls: give the tool itself"
         )
-    return ttls[0]
+    return ttls.pop()
 
 
 def _find(tool: Any, function: str) -> tuple[str, list[ReadOperation]]:
     """The name of a tool, and all read tools of this name."""
     operation = getattr(tool, "__agent_cache__", None)
-    name = operation.name if isinstance(operation, ReadOperation | WriteOperation) else tool
-    reads = [one for one in READERS.all() if isinstance(one, ReadOperation) and one.declared.ttl is not no_life]
-    found = [one for one in reads if one.name == name]
+    name = tool if operation is None else operation.name
+    found = [one for one in _read_tools() if one.name == name]
     if not found:
-        from difflib import get_close_matches  # for an error alone
-
-        near = get_close_matches(name, {one.name for one in reads}, 1, cutoff=0.4) if isinstance(name, str) else ()
         raise ConfigurationError(
-            f"{function}: {name!r} is no read tool of this process, and a write or a watch has no ttl; give the tool "
-            "that AgentCache decorates, or its name: 'module:qualname', the name= of its decorator, or "
-            f"'namespace:name' of one that a toolbox has called{f'; is {near[0]!r} meant?' if near else ''}"
+            f"{function}: {name!r} is no read tool of this process; give the tool that AgentCache decorates, or its "
+            "name: 'module:qualname', its name=, or 'namespace:name' of one that a toolbox has called"
         )
     return name, found
 
 
+def _read_tools() -> list[ReadOperation]:
+    return [one for one in READERS.all() if isinstance(one, ReadOperation) and one.declared.ttl is not no_life]
+
+
 # Recommendations
 
-_Action = Literal[
-    "keep", "raise_ttl", "shorten_ttl", "raise_maxsize", "raise_max_bytes", "no_reuse", "name_writes", "narrow_tags",
-    "store_results",
-]  # fmt: skip
+_Action = Literal["keep", "raise_ttl", "shorten_ttl", "raise_maxsize", "raise_max_bytes", "no_reuse", "store_results"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +120,14 @@ class Recommendation:
     Attributes:
         tool: its full name.
         action: ``"raise_ttl"``, ``"shorten_ttl"``, ``"raise_maxsize"`` or ``"raise_max_bytes"``: to `suggested`;
-            ``"no_reuse"``: hardly any call is made twice; ``"name_writes"``: results change and no write was seen;
-            ``"narrow_tags"``: writes drop results that have not changed; ``"store_results"``: results are not stored;
-            ``"keep"``: nothing.
+            ``"no_reuse"``: hardly any call is answered from the cache; ``"store_results"``: results could not be
+            stored; ``"keep"``: nothing.
         reason: one or two sentences with the figures.
-        evidence: how many loads or reloads it rests on.
+        evidence: how many calls, loads or reloads it rests on.
         current: the ttl in seconds, or the maxsize, that is in force; None for none.
         suggested: the value to set now; a ttl changes at most by a factor of four at a time. None where there is none.
         changed: how many of the compared reloads had changed.
-        compared: how many reloads of results were compared that no write is known to have touched.
+        compared: how many reloads of expired results were compared that no write has touched.
         seconds_between_changes: the estimate; None if nothing was seen to change.
     """
 
@@ -148,24 +142,24 @@ class Recommendation:
     seconds_between_changes: float | None = None
 
 
-# Of fewer loads or reloads a share is known no better than by 22 points to either side. A few changed ones may be races
-# outside of this program. After so many calls without a hit, less than 2 % are repeats: 0.98 ** 150 < 0.05.
-_LEAST_COMPARED, _LEAST_CHANGED, _LEAST_CALLS = 20, 5, 200
+# Of fewer reloads a share is known no better than by 22 points to either side. After so many calls without a hit, less
+# than 2 % are repeats: 0.98 ** 150 < 0.05.
+_LEAST_COMPARED, _LEAST_CALLS = 20, 200
 
 # A ttl is changed by at most the first factor at a time, and not for less than the second one.
 _STEP, _NOTABLE = 4.0, 1.5
 
-# Shares of the calls: from which evictions, and results that are not stored, matter; from which expiries do; and up to
-# which calls are said not to be repeated.
+# Shares of the calls: from which evictions, and results that are not stored, matter; from which expiries do; and below
+# which hits do not count.
 _MANY, _SOME, _FEW = 0.1, 0.05, 0.02
 
 
 def recommendations(*, max_stale: float = 0.01) -> list[Recommendation]:
-    """What to change about the tools of this process, by what their loads have shown since they were decorated, or
-    since `set_ttl` was last called for them.
+    """What to change about the tools of this process, by their counters and reloads since they were decorated, or since
+    `set_ttl` was last called for them.
 
-    A tool is left out as long as there is too little evidence: less than 20 reloads that could be compared, or loads of
-    one cause, and less than 200 calls. Loads that take less than a millisecond are not looked at.
+    A tool is left out as long as there is too little evidence: less than 20 reloads that could be compared, and less
+    than 200 calls. Reloads that take less than a millisecond are not looked at.
 
     Args:
         max_stale: which share of the answers may be stale because of changes that no write announces, between 0 and 1.
@@ -178,51 +172,38 @@ def recommendations(*, max_stale: float = 0.01) -> list[Recommendation]:
     """
     if isinstance(max_stale, bool) or not isinstance(max_stale, int | float) or not 0 < max_stale < 1:
         raise ConfigurationError(f"recommendations: max_stale must be a share between 0 and 1, got {max_stale!r}")
-    tools = [one for one in READERS.all() if isinstance(one, ReadOperation) and one.declared.ttl is not no_life]
-    return [each for tool in sorted(tools, key=attrgetter("name")) for each in _advice_for(tool, max_stale)]
+    return [each for tool in sorted(_read_tools(), key=attrgetter("name")) for each in _advice_for(tool, max_stale)]
 
 
-def _advice_for(tool: ReadOperation, max_stale: float) -> Iterator[Recommendation]:
+def _advice_for(tool: ReadOperation, max_stale: float) -> list[Recommendation]:
     """The recommendations for one tool. Nothing without evidence."""
     seen, ttl, maxsize = tool.evidence, tool.policy.longest_ttl, tool.policy.maxsize
-    (hits, loads), causes = seen.calls, seen.causes
-    calls = hits + loads
-    watched, changed, compared = sum(causes.values()), seen.changed, seen.changed + seen.unchanged
-    per_load = loads / calls / watched if watched and calls else 0.0
-    shares = {cause: number * per_load for cause, number in causes.items()}  # of all calls
+    hits, loads, evicted, unstored = seen.counts
+    calls, changed, compared = hits + loads, seen.changed, seen.changed + seen.unchanged
     rate, least, most = (
         _rate(each, compared, seen.seconds) if compared else 0.0
-        for each in (changed, changed - 2 * math.sqrt(changed), _most(changed))
+        for each in (changed, changed - 2 * math.sqrt(changed), changed + 2 * math.sqrt(changed) + 3)
     )
+    made = partial(Recommendation, tool.name, changed=changed, compared=compared)
+    if changed:
+        made = partial(made, seconds_between_changes=1 / rate)
     counted = f"{changed:,} of {compared:,} reloads had changed"
-    is_found = False
+    found: list[Recommendation] = []
+    has_hits = hits > _FEW * calls
 
-    def made(
-        action: _Action, reason: str, evidence: int, current: float | None = None, new: float | None = None
-    ) -> Recommendation:
-        nonlocal is_found
-        is_found, between = True, 1 / rate if changed else None
-        return Recommendation(tool.name, action, reason, evidence, current, new, changed, compared, between)
-
-    if causes["evicted"] >= _LEAST_COMPARED and shares["evicted"] > _MANY:
-        reason = f"{shares['evicted']:.0%} of {calls:,} calls asked for what was evicted"
+    if evicted > _MANY * calls and calls >= _LEAST_CALLS and has_hits:
+        reason = f"{evicted:,} results were evicted in {calls:,} calls"
         if maxsize is None or all(len(store) < maxsize for store in tool.stores()):
-            yield made("raise_max_bytes", f"{reason}: raise configure(max_bytes=...)", causes["evicted"])
+            found.append(made("raise_max_bytes", f"{reason}: raise configure(max_bytes=...)", calls))
         else:
-            different = seen.different_calls
-            wanted = min(1 << max(different, maxsize + 1).bit_length(), int(_STEP) * maxsize)
-            reason = f"{reason}; there are about {different:,} different calls"
-            yield made("raise_maxsize", reason, causes["evicted"], maxsize, wanted)
+            found.append(made("raise_maxsize", reason, calls, maxsize, 2 * maxsize))
 
-    # Of the calls that were looked at, and of all.
-    if min(watched, calls) >= _LEAST_CALLS and (
-        _most(watched - causes["cold"]) <= _FEW * watched and _most(hits) <= _FEW * calls
-    ):
+    if calls >= _LEAST_CALLS and not has_hits and seen.expired <= _FEW * calls:
         reason = (
-            f"{causes['cold']:,} of {watched:,} loads were the first of their call, and {hits:,} of {calls:,} calls "
-            "were hits: caching saves nothing here, unless an argument differs each time that does not matter (ignore=)"
+            f"{hits:,} of {calls:,} calls were hits: caching saves nothing here, unless an argument differs each time "
+            "that does not matter (ignore=), or writes drop more than they change"
         )
-        yield made("no_reuse", reason, watched)
+        found.append(made("no_reuse", reason, calls))
 
     if ttl is not None and compared >= _LEAST_COMPARED:
         best = 2 * max_stale / rate if rate else math.inf
@@ -232,50 +213,25 @@ def _advice_for(tool: ReadOperation, max_stale: float) -> Iterator[Recommendatio
             reason = f"{counted}{every}: about {stale:.0%} of the hits may be stale; shorten it, or name the writes"
             if changed > 0.99 * compared:
                 reason += "; if they differ by a time or a random id, leave it out by LoopHints(outcome_key=...)"
-            yield made("shorten_ttl", reason, compared, ttl, _rounded(max(best, ttl / _STEP)))
-        elif (
-            best > ttl * _NOTABLE
-            and 2 * max_stale >= ttl * most
-            and shares["expired"] > _SOME
-            and not callable(tool.policy.ttl)
-        ):
-            late = f"{shares['expired']:.0%} of {calls:,} calls came too late by the ttl alone"
-            yield made("raise_ttl", f"{counted}{every}, and {late}", compared, ttl, _rounded(min(best, ttl * _STEP)))
+            found.append(made("shorten_ttl", reason, compared, ttl, _rounded(max(best, ttl / _STEP))))
+        elif best > ttl * _NOTABLE and 2 * max_stale >= ttl * most and seen.expired > _SOME * calls:
+            late = f"{seen.expired / calls:.0%} of {calls:,} calls came too late by the ttl alone"
+            reason = f"{counted}{every}, and {late}"
+            found.append(made("raise_ttl", reason, compared, ttl, _rounded(min(best, ttl * _STEP))))
 
-    if changed >= _LEAST_CHANGED and compared >= _LEAST_COMPARED:
-        expires = ttl is not None or callable(tool.policy.ttl)
-        # If nobody says that writes announce the changes, the ttl is there for them.
-        if not expires or any(use.is_written or use.writers for use in tool.root_uses):
-            reason = f"{counted}, and no write was seen: a tag is missing, or somebody writes around the cache"
-            yield made("name_writes", reason, compared, ttl, None if expires else _rounded(2 * max_stale / rate))
+    if unstored >= _LEAST_COMPARED and unstored > _MANY * calls:
+        reason = f"{unstored:,} of {loads:,} results could not be stored: see the warnings in the log"
+        found.append(made("store_results", reason, unstored))
 
-    is_needless = seen.dropped >= _LEAST_COMPARED and seen.dropped_unchanged >= 0.9 * seen.dropped
-    if is_needless and shares["invalidated"] > _MANY:
-        reason = (
-            f"{shares['invalidated']:.0%} of {calls:,} calls asked for what was invalidated, and "
-            f"{seen.dropped_unchanged:,} of {seen.dropped:,} of these results had not changed: the tags "
-            "name more than the writes change, or too much is invalidated"
-        )
-        yield made("narrow_tags", reason, seen.dropped)
-
-    if causes["unstored"] >= _LEAST_COMPARED and shares["unstored"] > _MANY:
-        why = "cache_if= or ttl= refuses it, it cannot be copied, or writes overlap its loads"
-        reason = f"{shares['unstored']:.0%} of {calls:,} calls asked again for what had not been stored: {why}"
-        yield made("store_results", reason, causes["unstored"])
-
-    if not is_found and calls >= _LEAST_CALLS and watched and (compared >= _LEAST_COMPARED or 2 * hits >= calls):
-        yield made("keep", f"{hits / calls:.0%} of {calls:,} calls were hits; {counted}", calls, ttl)
+    if not found and calls >= _LEAST_CALLS and (compared >= _LEAST_COMPARED or 2 * hits >= calls):
+        found.append(made("keep", f"{hits / calls:.0%} of {calls:,} calls were hits; {counted}", calls, ttl))
+    return found
 
 
 def _rate(changed: float, compared: float, seconds: float) -> float:
     """How often results change, in changes a second, by reloads after so many seconds in sum."""
     unchanged = min(max(compared - changed, 0.0), compared)
     return -math.log((unchanged + 0.5) / (compared + 0.5)) * compared / seconds
-
-
-def _most(count: float) -> float:
-    """An upper bound of what a count stands for, at 95 %; three where nothing was counted."""
-    return count + 2 * math.sqrt(count) + 3
 
 
 def _rounded(duration: float) -> float:

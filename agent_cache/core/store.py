@@ -189,13 +189,12 @@ class Store:
         bytes: the sum of the sizes of the entries.
         sizes: the sum over several stores that this one counts in, None for a store on its own; `is_counted` there.
         stats: the counters of its tool.
-        latest: the latest loads that its owner remembers, by `evidence_key`, to be told of evictions.
         session: the id of the session that the entries belong to, which is a part of the keys there; None without one.
     """
 
     __slots__ = (
         "__weakref__", "_data", "_gate", "_own", "_shown", "_unswept", "bytes", "flights", "is_counted", "is_open",
-        "latest", "lookup", "maxsize", "newest", "owner", "peek", "requests", "session", "sizes", "static",
+        "lookup", "maxsize", "newest", "owner", "peek", "requests", "session", "sizes", "static",
         "stats", "tool", "touch", "versions",
     )  # fmt: skip
 
@@ -221,7 +220,6 @@ class Store:
         self.sizes: Sizes | None = None
         self.is_counted = False
         self.stats: Any = None
-        self.latest: Mapping[int, Any] = {}
         self.session: str | None = None if owner is None else owner.session_id
         self._renew(is_on=True)
 
@@ -356,17 +354,9 @@ class Store:
                 return self.evict(), swept
         return None, swept
 
-    def evidence_key(self, key: Hashable) -> int:
-        """Under which its tool remembers the latest load of a key. That of a session is no other one's."""
-        return hash(key if self.session is None else (self.session, key))
-
     def evict(self) -> Entry:
         """Remove the least recently used entry."""
         key = next(iter(self._data))
-        if self.latest:
-            load = self.latest.get(self.evidence_key(key))
-            if load is not None:
-                load.is_evicted = True
         entry = self.discard(key)
         assert entry is not None
         return entry

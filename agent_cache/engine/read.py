@@ -165,7 +165,6 @@ class ReadOperation(Operation[ReadPolicy]):
         """Make a store for the answers of one scope."""
         store = Store(self.policy.maxsize, self, owner, self.tags.static)
         store.sizes, store.stats = SIZES, self.stats
-        store.latest = self.evidence.latest
         with VERSIONS.lock:
             store.switch(on=CURRENT.value.enabled)
             self._stores.add(store)

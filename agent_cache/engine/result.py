@@ -72,8 +72,7 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
     """
     operation, flight, cost = call.operation, call.flight, call.cost
     policy = operation.policy
-    is_noted = cost >= SHORTEST and insert is None
-    present = flight.store.find(call.key) if is_noted else None
+    former = flight.store.find(call.key) if cost >= SHORTEST and insert is None else None
     tags = flight.end_tags = flight.tags if not operation.late_roots else _result_tags(call, value)
     failure: Exception | None = None
     if not policy.life_varies:
@@ -108,15 +107,10 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
         warn_once("ttl= gave no duration, so the result was not cached", operation.name, failure)
     elif may_live:
         if insert is not None:
-            operation.evidence.latest.pop(flight.store.evidence_key(call.key), None)
             insert(call, stored)
-        else:
-            is_valid = insert_if_valid(call, stored)
-            if is_noted:
-                operation.evidence.note(call, value, stored if is_valid else None, present)
+        elif insert_if_valid(call, stored) and former is not None:
+            operation.evidence.note(call, value, stored, former)
         return
-    if is_noted:
-        operation.evidence.note(call, value, None, present)
     if call.is_fresh or (policy.kept_for and not is_failure):
         with VERSIONS.lock:  # older than the value that is not to be stored; assigned, so that it is freed afterwards
             _former = flight.store.discard(call.key)

@@ -24,7 +24,6 @@ from agent_cache.core.store import NEVER
 from agent_cache.core.tags import root_of
 from agent_cache.core.versions import VERSIONS, entry_tag
 from agent_cache.engine.blocking import call_in_background, in_background, running_loop
-from agent_cache.engine.evidence import SHORTEST
 from agent_cache.engine.inheritance import Inherits
 from agent_cache.engine.operation import Proceed
 from agent_cache.engine.result import count_unstored, early_expiry, insert_if_valid, protected_copy
@@ -182,10 +181,7 @@ def _store_found(call: Call, found: Found) -> Any:
     elif stored is None:
         count_unstored(call)
     else:
-        present = flight.store.find(call.key) if found.cost >= SHORTEST else None
-        is_valid = insert_if_valid(call, stored)
-        if found.cost >= SHORTEST:
-            call.operation.evidence.note(call, found.value, stored if is_valid else None, present)
+        insert_if_valid(call, stored)
     if found.is_to_refresh:
         refresh(call)
     return found.value

@@ -24,11 +24,10 @@ __all__ = ["TTLS", "Ttls", "follow"]
 
 
 class Ttls:
-    """The ttls that are set at run time, in seconds by the name of the tool."""
+    """The ttls that are set at run time, in seconds by the name of the tool; and by tier, those that each has."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, float] = {}
-        # Weak: a tier that is freed leaves the ttls that it has given as they are.
         self._of_tiers: weakref.WeakKeyDictionary[Tier, dict[str, float | None]] = weakref.WeakKeyDictionary()
 
     def get(self, name: str) -> float | None:
@@ -58,15 +57,12 @@ class Ttls:
         self._of_tiers.setdefault(tier, {})[name] = ttl
 
     def receive(self, tier: Tier, ttls: Mapping[str, float]) -> None:
-        """Set all ttls that a tier has, and take back those that it had and has no more, unless another one has."""
+        """Set all ttls that a tier has, and take back those that it had and has no more."""
         former = self._of_tiers.get(tier, {})
         self._of_tiers[tier] = dict(ttls)
-        for name in former.keys() - ttls.keys():
-            others = [ttl for known in self._of_tiers.values() if (ttl := known.get(name)) is not None]
-            self.set(name, min(others, default=None))
-        for name, ttl in ttls.items():
-            if self._by_name.get(name) != ttl:
-                self.set(name, ttl)
+        for name in {*former, *ttls}:
+            if self._by_name.get(name) != ttls.get(name):
+                self.set(name, ttls.get(name))
 
     def clear(self) -> None:
         """Take all back."""

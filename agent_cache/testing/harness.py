@@ -51,7 +51,7 @@ def reset() -> None:
     METRICS.clear()
     for tool in READERS.all():
         if isinstance(tool, ReadOperation):
-            tool.evidence.clear()
+            tool.evidence.restart()
     forget_warnings()
 
 
