@@ -122,6 +122,8 @@ def _placed(file: int, found: list[LoggedCall]) -> list[tuple[float, int, int, L
 
 
 def _facts(calls: list[LoggedCall], files: int) -> list[str]:
+    if not calls:
+        return ["no call of a tool was found"]
     counts = {"call": len(calls), "tool": len({call.tool for call in calls}), "run": len({call.run for call in calls})}
     shown = [f"{number:,} {noun}{'' if number == 1 else 's'}" for noun, number in (counts | {"file": files}).items()]
     kinds = {call.kind for call in calls}

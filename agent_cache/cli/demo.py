@@ -14,7 +14,7 @@ import functools
 import re
 import selectors
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -33,6 +33,7 @@ from agent_cache import (
     configure,
     tags_from,
 )
+from agent_cache.cli.output import write_file
 from agent_cache.config import CURRENT
 from agent_cache.testing import FakeClock
 
@@ -49,7 +50,6 @@ except ModuleNotFoundError as error:
 
 __all__ = ["add_options", "run"]
 
-OFFER = "To have the same for your own tools:"
 EXAMPLE = """\
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
 @AgentCache("order:{order_id}")             # kept, shared while it loads
@@ -63,28 +63,38 @@ async with AgentCacheSession(): ...         # run your agent in here
 
 READ_SECONDS, WRITE_SECONDS = 0.24, 0.32  # of a call to the store and back, give or take a fifth
 Row = dict[str, Any]
-Tool = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class Shop:
-    """A shop in memory, without cache and without latency (`make_tools` adds both).
-
-    A change happens at one instant, between two steps of the event loop, and `on_change` is called right after it.
-    `reads` and `writes` have the tags of each tool, and its function.
-    """
+    """A shop in memory: its rows by kind and id, and the tags and the function of each tool that reads or writes."""
 
     def __init__(self) -> None:
-        self.on_change: Callable[[], None] = lambda: None
         people = (("mia", "Mia Lind", 120), ("noah", "Noah Berg", 310), ("zoe", "Zoe Falk", 75))
         goods = (("bag", 59, 12), ("mug", 25, 40), ("lamp", 39, 7), ("radio", 89, 3))
+        sold = (("mia", "mug", 25), ("mia", "radio", 89), ("noah", "lamp", 39), ("zoe", "bag", 59))
         customers: dict[str, Row] = {
             one: {"id": one, "name": name, "email": f"{one}@example.com", "balance": sum_} for one, name, sum_ in people
         }
         products: dict[str, Row] = {one: {"id": one, "price": price, "stock": n} for one, price, n in goods}
         orders: dict[int, Row] = {}
-        self.customers, self.products, self.orders = customers, products, orders
-        for order in (("mia", "mug", 25), ("mia", "radio", 89), ("noah", "lamp", 39), ("zoe", "bag", 59)):
-            self._add_order(*order)
+
+        def add_order(customer_id: str, product_id: str, paid: int) -> Row:
+            number = 1001 + len(orders)
+            orders[number] = {"id": number, "customer_id": customer_id, "product_id": product_id, "paid": paid}
+            return orders[number]
+
+        def book(order: Row, number: int, status: str) -> Row:
+            """Sell a product, or take it back, with the money of its order."""
+            customers[order["customer_id"]]["balance"] -= number * order["paid"]
+            products[order["product_id"]]["stock"] -= number
+            return changed(order, status=status)
+
+        def changed(row: Row, **fields: Any) -> Row:
+            row.update(fields)
+            return row
+
+        for order in sold:
+            add_order(*order)["status"] = "pending"
         orders[1002]["status"] = "shipped"
         of_listed = tags_from("order", lambda _, result: [order["id"] for order in result])
         of_order = ["order:{order_id}", "customer:{result[customer_id]}", "product:{result[product_id]}"]
@@ -102,82 +112,53 @@ class Shop:
                 lambda customer_id: [one for one in orders.values() if one["customer_id"] == customer_id],
             ),
         }
-        self.writes: dict[str, tuple[Any, Callable[..., Any]]] = {
-            "set_price": ("product:{product_id}", self.set_price),
-            "place_order": (["customer:{customer_id}", "product:{product_id}"], self.place_order),
-            "cancel_order": (of_order, self.cancel_order),
-            "ship_order": ("order:{order_id}", self.ship_order),
+        self.writes: dict[str, tuple[list[str], Callable[..., Any]]] = {
+            "set_price": (
+                ["product:{product_id}"],
+                lambda product_id, price: changed(products[product_id], price=price),
+            ),
+            "place_order": (
+                ["customer:{customer_id}", "product:{product_id}"],
+                lambda customer_id, product_id: book(
+                    add_order(customer_id, product_id, products[product_id]["price"]), 1, "pending"
+                ),
+            ),
+            "cancel_order": (of_order, lambda order_id: book(orders[order_id], -1, "cancelled")),
+            "ship_order": (["order:{order_id}"], lambda order_id: changed(orders[order_id], status="shipped")),
         }
 
     def answer(self, tool: str, arguments: tuple[object, ...]) -> Any:
         """A copy of the answer to a read as it is now."""
         return copy.deepcopy(self.reads[tool][1](*arguments))
 
-    def _add_order(self, customer_id: str, product_id: str, paid: int) -> Row:
-        number = 1001 + len(self.orders)
-        self.orders[number] = {
-            "id": number, "customer_id": customer_id, "product_id": product_id, "paid": paid, "status": "pending"
-        }  # fmt: skip
-        return self.orders[number]
 
-    def _book(self, order: Row, number: int) -> Row:
-        """Sell a product, or take it back, with the money of its order."""
-        self.customers[order["customer_id"]]["balance"] -= number * order["paid"]
-        self.products[order["product_id"]]["stock"] -= number
-        self.on_change()
-        return order
-
-    def set_price(self, product_id: str, price: int) -> Row:
-        self.products[product_id]["price"] = price
-        self.on_change()
-        return self.products[product_id]
-
-    def place_order(self, customer_id: str, product_id: str) -> Row:
-        return self._book(self._add_order(customer_id, product_id, self.products[product_id]["price"]), 1)
-
-    def cancel_order(self, order_id: int) -> Row:
-        self.orders[order_id]["status"] = "cancelled"
-        return self._book(self.orders[order_id], -1)
-
-    def ship_order(self, order_id: int) -> Row:
-        self.orders[order_id]["status"] = "shipped"
-        self.on_change()
-        return self.orders[order_id]
-
-
-def make_tools(shop: Shop, chance: Random, *, sabotage: bool) -> dict[str, Tool]:
-    """Make the agents' tools of the shop's methods: asynchronous, slow and decorated.
+def make_tools(shop: Shop, chance: Random, on_change: Callable[[], None], *, sabotage: bool) -> dict[str, Any]:
+    """The agents' tools: asynchronous, slow and decorated.
 
     A call reaches the shop half-way, as over a network. So a write takes effect before its caller knows, which is when
     caches go wrong. With `sabotage`, `set_price` stays undecorated and invalidates nothing.
     """
 
-    def remote(method: Callable[..., Any], latency: float) -> Tool:
+    def remote(method: Callable[..., Any], latency: float, after: Callable[[], None] = lambda: None) -> Any:
         @functools.wraps(method)
         async def tool(*arguments: object) -> Any:
             request, reply = (latency / 2 * chance.uniform(0.8, 1.2) for _ in range(2))
             await asyncio.sleep(request)
             answer = copy.deepcopy(method(*arguments))
+            after()
             await asyncio.sleep(reply)
             return answer
 
         return tool
 
-    tools: dict[str, Tool] = {}
+    tools: dict[str, Any] = {}
     for name, (tags, method) in shop.reads.items():
         tools[name] = AgentCache(tags, name=f"demo:{name}")(remote(method, READ_SECONDS))
     for name, (tags, method) in shop.writes.items():
-        tool = remote(method, WRITE_SECONDS)
+        tool = remote(method, WRITE_SECONDS, on_change)
         is_forgotten = sabotage and name == "set_price"
         tools[name] = tool if is_forgotten else AgentCacheInvalidator(tags, name=f"demo:{name}")(tool)
     return tools
-
-
-def tags_written(tool: Tool, arguments: tuple[object, ...], result: object) -> tuple[str, ...]:
-    """Return the tags that this call of a write tool has invalidated; none if the tool is undecorated."""
-    resource = getattr(tool, "resource", ())
-    values = dict(zip(signature(tool).parameters, arguments, strict=False))
-    return tuple(one.format(**values, result=result) for one in ([resource] if isinstance(resource, str) else resource))
 
 
 # The lessons
@@ -186,12 +167,8 @@ AGENTS = ("Ada", "Ben", "Cleo", "Dev", "Eve")
 
 
 class Lesson(NamedTuple):
-    """One thing that a cache may get wrong, and the calls that show it.
-
-    Attributes:
-        begins: in seconds since the run began.
-        script: the calls of each agent, one after the other: start, tool, arguments. A start is in seconds since the
-            lesson began or, with a plus, since the agent's call before. `browse` reads three of `BROWSED`.
+    """One thing that a cache may get wrong, and the calls that show it: of each agent a line with start, tool and
+    arguments. A start is in seconds since the lesson began or, with a plus, since the agent's call before.
     """
 
     name: str
@@ -200,11 +177,12 @@ class Lesson(NamedTuple):
     script: str
 
     def steps(self, agent: str) -> list[str]:
-        """Return the calls of one agent."""
+        """The calls of one agent."""
         lines = (line.split(maxsplit=1) for line in self.script.strip().splitlines())
         return next(steps.split(", ") for name, steps in lines if name in {agent, "All"})
 
 
+# Of these, `browse` makes three.
 BROWSED = ("+0.08 get_product lamp", "+0.08 get_order 1002", "+0.08 list_orders noah", "+0.08 get_customer noah")
 RUN_SECONDS = 7.0  # of all lessons, give or take the latencies
 LESSONS = (
@@ -247,13 +225,8 @@ LESSONS = (
 
 @dataclass(slots=True)
 class Call:
-    """One call of one agent. The fields below `started` are set when it ends.
-
-    Attributes:
-        outcome: a key of `OUTCOMES`.
-        saved: seconds of waiting that the cache has saved.
-        drops: tags that a write has invalidated.
-        is_right: whether the store gave this answer at some moment of the call. None of a write or a stopped call.
+    """One call of one agent. `outcome`, a key of `OUTCOMES`, and what follows are set when it ends: seconds that the
+    cache saved, tags that a write invalidated, and whether the store gave this answer at some moment of the call.
     """
 
     agent: str
@@ -261,17 +234,10 @@ class Call:
     arguments: tuple[object, ...]
     started: float
     ended: float | None = None
-    outcome: str | None = None
+    outcome: str = ""
     saved: float = 0.0
     drops: tuple[str, ...] = ()
     is_right: bool | None = None
-
-    def __str__(self) -> str:
-        return f"{self.tool}({', '.join(map(str, self.arguments))})"
-
-    @property
-    def milliseconds(self) -> float:
-        return ((self.ended or 0.0) - self.started) * 1000
 
 
 CURRENT_CALL: ContextVar[Call] = ContextVar("current_call")
@@ -315,16 +281,13 @@ class Run:
         self.calls: list[Call] = []
         self.session = AgentCacheSession(session_id="demo", loop_detection=False)
         self._chance = Random(seed)  # noqa: S311  # no secret: a seed is there to be repeated
-        self.shop = Shop()
-        self._tools = make_tools(self.shop, self._chance, sabotage=sabotage)
-        self._checker = AnswerChecker(self.shop.answer)
-        self.shop.on_change = lambda: self._checker.record_change(CURRENT_CALL.get())
-        self._clock: Callable[[], float] = lambda: 0.0
-
-    @property
-    def seconds(self) -> float:
+        self._shop = Shop()
+        self._checker = AnswerChecker(self._shop.answer)
+        self._tools = make_tools(
+            self._shop, self._chance, lambda: self._checker.record_change(CURRENT_CALL.get()), sabotage=sabotage
+        )
+        self.clock: Callable[[], float] = lambda: 0.0
         """Seconds since the run began; of a finished run, how long it took."""
-        return self._clock()
 
     @property
     def answers(self) -> dict[str, int]:
@@ -332,22 +295,17 @@ class Run:
         verdicts = [call.is_right for call in self.calls if call.is_right is not None]
         return {"checked": len(verdicts), "right": verdicts.count(True), "stale": verdicts.count(False)}
 
-    @property
-    def stopped(self) -> list[str]:
-        """The agents that loop detection has stopped."""
-        return [call.agent for call in self.calls if call.outcome == "stopped"]
-
     async def perform(self, view: View) -> None:
         """Run all agents at once until each has finished its script or was stopped."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        self._clock = lambda: loop.time() - began
+        self.clock = lambda: loop.time() - began
         with view(self):
             async with self.session, asyncio.TaskGroup() as group:
                 for agent in AGENTS:
                     group.create_task(self._run_agent(agent))
-            ended = self.seconds
-            self._clock = lambda: ended
+            ended = self.clock()
+            self.clock = lambda: ended
 
     async def _run_agent(self, agent: str) -> None:
         try:
@@ -360,37 +318,33 @@ class Run:
     async def _follow(self, agent: str, session: AgentCacheSession, begins: float, steps: Sequence[str]) -> None:
         for step in steps:
             start, tool, *words = step.split()
-            if start.startswith("+"):
-                await asyncio.sleep(float(start))
-            else:
-                await self._wait_until(begins + float(start))
+            await asyncio.sleep(float(start) if start[0] == "+" else max(0.0, begins + float(start) - self.clock()))
             if tool == "browse":
                 await self._follow(agent, session, begins, self._chance.sample(BROWSED, 3))
             else:
                 arguments = tuple(int(word) if word.isdigit() else word for word in words)
-                await self._call(session, Call(agent, tool, arguments, self.seconds))
-
-    async def _wait_until(self, seconds: float) -> None:
-        await asyncio.sleep(max(0.0, seconds - self.seconds))
+                await self._call(session, Call(agent, tool, arguments, self.clock()))
 
     async def _call(self, session: AgentCacheSession, call: Call) -> None:
         self.calls.append(call)
         CURRENT_CALL.set(call)
         tool, saved = self._tools[call.tool], session.metrics.time_saved
-        is_right = self._checker.begin_read(call.tool, call.arguments) if call.tool in self.shop.reads else None
+        is_right = self._checker.begin_read(call.tool, call.arguments) if call.tool in self._shop.reads else None
         try:
             answer = await tool(*call.arguments)
-            if is_right is None:
-                call.drops, call.outcome = tags_written(tool, call.arguments, answer), "write"
-            else:
+            if is_right is not None:
                 call.is_right, call.outcome = is_right(answer), session.get_execution_trace()[-1].source
+            else:
+                named = dict(zip(signature(tool).parameters, call.arguments, strict=False))
+                tags = getattr(tool, "resource", ())  # none if it was left undecorated
+                call.drops, call.outcome = tuple(one.format(**named, result=answer) for one in tags), "write"
             call.saved = session.metrics.time_saved - saved
         except AgentLoopDetectedError:
             call.outcome = "stopped"
             raise
         finally:
-            if call.outcome is not None:
-                call.ended = self.seconds
+            if call.outcome:
+                call.ended = self.clock()
 
 
 View = Callable[[Run], AbstractContextManager[None]]
@@ -425,7 +379,7 @@ def play(view: View, *, seed: int, is_fast: bool, sabotage: bool = False) -> Run
     return run
 
 
-# Parts of every view
+# The picture
 
 
 class Outcome(NamedTuple):
@@ -445,44 +399,18 @@ OUTCOMES = {word: Outcome(*row) for word, row in {
     "stopped": ("✗", "bold red", "loop_detections", "got the same answer five times and learned nothing: {agents}"),
 }.items()}  # fmt: skip
 STALE = ("▲", "STALE", "bold white on red")
-
-
-def sign_of(call: Call) -> tuple[str, str, str]:
-    """Return mark, word and style of a call. That its answer was stale comes before anything else."""
-    if call.is_right is False:
-        return STALE
-    if call.outcome is None:
-        return "─", "", "bright_black"
-    return OUTCOMES[call.outcome].mark, call.outcome, OUTCOMES[call.outcome].style
-
-
-def remark_on(call: Call) -> tuple[str, str]:
-    """Return what there is to say about a call that has ended, and its style."""
-    if call.is_right is False:
-        return "differs from the store", "red"
-    if call.is_right is None:
-        text = "the same answer again" if call.outcome == "stopped" else f"drops {' '.join(call.drops) or 'nothing'}"
-        return text, OUTCOMES[call.outcome or "write"].style
-    return f"true{f', saved {call.saved * 1000:.0f} ms' if call.saved else ''}", "green"
-
-
-def totals_of(run: Run) -> dict[str, str]:
-    """Return the totals by what they are."""
-    metrics, answers = run.session.get_metrics(), run.answers
-    return {
-        "hit rate": f"{metrics['hit_rate']:.0%}",
-        "time saved": f"{metrics['time_saved']:.1f} s",
-        "runs avoided": f"{metrics['hits'] + metrics['shared']}",
-        "answers right": f"{answers['right']} of {answers['checked']}",
-        "stale": f"{answers['stale']}",
-    }
-
-
-# The picture
-
 GREY = "bright_black"
 LINES_AROUND_THE_LOG = 15
 FRAMES_PER_SECOND = 12
+
+
+def sign_of(call: Call) -> tuple[str, str, str]:
+    """Mark, word and style of a call. That its answer was stale comes before anything else."""
+    if call.is_right is False:
+        return STALE
+    if not call.outcome:
+        return "─", "", GREY
+    return OUTCOMES[call.outcome].mark, call.outcome, OUTCOMES[call.outcome].style
 
 
 @contextmanager
@@ -524,29 +452,34 @@ def save_svg(run: Run, path: Path) -> None:
     # The reader's own fonts, where rich names one to be fetched from a third party.
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
     picture = picture.replace("Fira Code, monospace", "Menlo, Consolas, DejaVu Sans Mono, monospace")
-    path.write_text(picture, "utf-8")
+    write_file(path, [picture])
 
 
 def draw(run: Run, *, width: int, height: int) -> RenderableType:
-    """Draw the run at this moment: lanes, the last calls and totals. All pictures of a run are equally high."""
-    ended = sorted((call for call in run.calls if call.ended is not None), key=lambda call: call.ended or 0.0)
+    """The run at this moment: lanes, the last calls and totals. All pictures of a run are equally high."""
+    metrics, answers = run.session.get_metrics(), run.answers
+    totals = {
+        "hit rate": f"{metrics['hit_rate']:.0%}",
+        "time saved": f"{metrics['time_saved']:.1f} s",
+        "runs avoided": f"{metrics['hits'] + metrics['shared']}",
+        "answers right": f"{answers['right']} of {answers['checked']}",
+        "stale": f"{answers['stale']}",
+    }
     grid = Table.grid(expand=True)
-    totals = totals_of(run)
     for _ in totals:
         grid.add_column(justify="center", ratio=1, no_wrap=True)
-    styles = {"stale": STALE[2] if run.answers["stale"] else "bold green"}
+    styles = {"stale": STALE[2] if answers["stale"] else "bold green"}
     grid.add_row(*(Text(value, styles.get(label, "bold")) for label, value in totals.items()))
     grid.add_row(*(Text(label, GREY) for label in totals))
-    log = draw_log(ended, max(3, height - LINES_AROUND_THE_LOG))
-    return Group(draw_lanes(run, width - 4), log, draw_border(grid))
+    return Group(draw_lanes(run, width - 4), draw_log(run, max(3, height - LINES_AROUND_THE_LOG)), draw_border(grid))
 
 
 def draw_lanes(run: Run, width: int) -> RenderableType:
-    """Draw a line of cells for each agent, the names of the lessons below, and the counts of outcomes as a legend."""
-    margin = max(map(len, AGENTS)) + 2
-    room, span = width - margin, max(RUN_SECONDS, run.seconds)
+    """A line of cells for each agent, the names of the lessons below, and the counts of outcomes as a legend."""
+    margin, now = max(map(len, AGENTS)) + 2, run.clock()
+    room, span = width - margin, max(RUN_SECONDS, now)
     borders = [min(room - 1, int(lesson.begins / span * room)) for lesson in LESSONS]
-    current = sum(lesson.begins <= run.seconds for lesson in LESSONS[1:])
+    current = sum(lesson.begins <= now for lesson in LESSONS[1:])
 
     def lane(agent: str) -> list[tuple[str, str]]:
         cells = [("┊", GREY) if cell in borders[1:] else (" ", "") for cell in range(room)]
@@ -555,7 +488,7 @@ def draw_lanes(run: Run, width: int) -> RenderableType:
         for call in sorted((c for c in run.calls if c.agent == agent), key=lambda call: call.outcome in points):
             first = last = min(room - 1, int(call.started / span * room))
             if call.outcome not in points:
-                ended = run.seconds if call.ended is None else call.ended
+                ended = now if call.ended is None else call.ended
                 # The cell in which the next bar may begin stays free, so that two bars stay two.
                 last = max(first, min(room - 1, ceil(ended / span * room) - 2))
             mark, _, style = sign_of(call)
@@ -571,7 +504,7 @@ def draw_lanes(run: Run, width: int) -> RenderableType:
     for word, outcome in OUTCOMES.items():
         legend.append(outcome.mark, outcome.style).append(f" {metrics[outcome.metric]:>2} {word}  ")
     legend.rstrip()
-    clock = f" ─ {run.seconds:.1f} s{', simulated' if run.is_simulated else ''}"
+    clock = f" ─ {now:.1f} s{', simulated' if run.is_simulated else ''}"
     title = f"[bold default]agent-cache demo[/][{GREY}] ─ [/]five agents, one store, seed {run.seed}[{GREY}]{clock}[/]"
     lines = [[(LESSONS[current].caption, "bold")], []]
     lines += [[(agent.ljust(margin), ""), *lane(agent)] for agent in AGENTS]
@@ -580,41 +513,50 @@ def draw_lanes(run: Run, width: int) -> RenderableType:
     return draw_border(body, title=title, subtitle=legend)
 
 
-def draw_log(ended: list[Call], lines: int) -> RenderableType:
-    """Draw a table of the last calls, `lines` rows high."""
+def draw_log(run: Run, lines: int) -> RenderableType:
+    """A table of the last calls, `lines` rows high."""
+    ended = sorted((call for call in run.calls if call.ended is not None), key=lambda call: call.ended or 0.0)
     table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style=GREY, show_edge=False)
     for name, width in (("sec", 5), ("agent", 5), ("call", 30), ("outcome", 9), ("ms", 4)):
         table.add_column(name, justify="right" if name in ("sec", "ms") else "left", width=width, no_wrap=True)
     table.add_column("", ratio=1, no_wrap=True, overflow="ellipsis")
     for call in ended[-lines:]:
         mark, word, style = sign_of(call)
-        sign = {True: "✓ ", False: "✗ ", None: ""}[call.is_right]
-        remark, colour = remark_on(call)
-        outcome, said = Text(f"{mark} {word}", style), Text(sign + remark, colour)
-        table.add_row(f"{call.ended:.2f}", call.agent, str(call), outcome, f"{call.milliseconds:.0f}", said)
+        remark = f"drops {' '.join(call.drops) or 'nothing'}"
+        if call.is_right is not None:
+            saved = f", saved {call.saved * 1000:.0f} ms" if call.saved else ""
+            remark = f"✓ true{saved}" if call.is_right else "✗ differs from the store"
+        elif call.outcome == "stopped":
+            remark = "the same answer again"
+        colour = {True: "green", False: "red", None: style}[call.is_right]
+        text, took = f"{call.tool}({', '.join(map(str, call.arguments))})", ((call.ended or 0.0) - call.started) * 1000
+        cells = (Text(f"{mark} {word}", style), f"{took:.0f}", Text(remark, colour))
+        table.add_row(f"{call.ended:.2f}", call.agent, text, *cells)
     for _ in range(lines - len(ended)):
         table.add_row()
     return table
 
 
 def draw_summary(run: Run) -> RenderableType:
-    """Draw a line for each outcome with its count, the verdict, and an example to copy."""
+    """A line for each outcome with its count, the verdict, and an example to copy."""
     grid, metrics = Table.grid(padding=(0, 1)), run.session.get_metrics()
     for _ in range(4):
         grid.add_column(no_wrap=True, overflow="ellipsis")
+    stopped = [call.agent for call in run.calls if call.outcome == "stopped"]
     for word, one in OUTCOMES.items():
-        meaning = one.meaning.format(agents=", ".join(run.stopped) or "nobody")
+        meaning = one.meaning.format(agents=", ".join(stopped) or "nobody")
         grid.add_row(Text(one.mark, one.style), f"{metrics[one.metric]:3}", Text(word, one.style), meaning)
     checked, stale = run.answers["checked"], run.answers["stale"]
     found = f"{stale} STALE, true at no moment of the call" if stale else "none was stale"
     verdict = Text(*(("✗ ", "bold red") if stale else ("✓ ", "bold green")))
     verdict.append(f"{checked} of {checked} answers were compared with the store: {found}", "bold")
     code = Syntax(EXAMPLE.rstrip(), "python", theme="ansi_dark", background_color="default")
-    return draw_border(Group(grid, verdict, Text(), Text(OFFER, GREY), code), title="[bold default]What happened[/]")
+    offer = Text("To have the same for your own tools:", GREY)
+    return draw_border(Group(grid, verdict, Text(), offer, code), title="[bold default]What happened[/]")
 
 
 def draw_border(body: RenderableType, **titles: Any) -> RenderableType:
-    """Draw a border around a part of the picture."""
+    """A border around a part of the picture."""
     return Panel(body, box=box.ROUNDED, border_style=GREY, title_align="left", subtitle_align="left", **titles)
 
 
@@ -641,19 +583,12 @@ def run(options: argparse.Namespace) -> int:
         if not CURRENT.value.enabled:
             print("AGENT_CACHE_ENABLED switches caching off, so there is nothing to see; unset it.", file=sys.stderr)
             return 2
-    if options.svg is not None and not options.svg.parent.is_dir():
-        print(f"--svg: there is no folder {str(options.svg.parent)!r}", file=sys.stderr)
-        return 2
     console = Console(highlight=False)
     view = functools.partial(show_picture, console, is_live=console.is_terminal and not options.fast)
     if not console.is_terminal:
         print(f"{len(AGENTS)} agents, one store, seed {options.seed}", flush=True)
     played = play(view, seed=options.seed, is_fast=options.fast, sabotage=options.sabotage)
     if options.svg is not None:
-        try:
-            save_svg(played, options.svg)
-        except OSError as error:
-            print(f"--svg: {error}", file=sys.stderr)
-            return 2
+        save_svg(played, options.svg)
         print(f"saved {options.svg}", file=sys.stderr)
     return 1 if played.answers["stale"] else 0

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,6 @@ from agent_cache.values.compare import escaped, shortened
 __all__ = [
     "Printer",
     "escaped",
-    "is_same_file",
     "json_text",
     "plural",
     "print_json",
@@ -126,42 +124,20 @@ def progress(label: str, total: int, *, least: int) -> Iterator[Callable[[int], 
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-# Files
-
-
-def is_same_file(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
-    """Whether two paths lead to one file, which is there."""
-    try:
-        return Path(path).samefile(other)
-    except (OSError, ValueError):  # one of them is not there
-        return False
-
-
 def write_file(target: Path, texts: Iterable[str]) -> int:
     """Write texts in one step: what stood there stays until all is written. Returns the number of bytes."""
-    size = 0
+    data = "".join(texts).encode()
     try:
         if target.exists() and not target.is_file():  # a device or a pipe, which nothing can take the place of
-            return target.write_bytes("".join(texts).encode())
+            return target.write_bytes(data)
         target = target.resolve()
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name[:100]}.", delete=False) as file:
-            try:
-                for text in texts:
-                    size += file.write(text.encode())
-                file.close()
-                mode = target.stat().st_mode if target.exists() else 0o666 & ~_umask()
-                Path(file.name).chmod(mode & 0o777)
-                Path(file.name).replace(target)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        scratch = target.with_name(f".{target.name[:100]}.{os.getpid()}")
+        try:
+            scratch.touch(target.stat().st_mode & 0o777 if target.exists() else 0o666)
+            scratch.write_bytes(data)
+            scratch.replace(target)
+        finally:
+            scratch.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigurationError(f"{target}: cannot be written: {reason}") from error
-    return size
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+        raise ConfigurationError(f"{target}: cannot be written: {getattr(error, 'strerror', error)}") from error
+    return len(data)

@@ -8,11 +8,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from agent_cache.cli.cassettes import load_cassette
-from agent_cache.cli.output import Printer, escaped, is_same_file, json_text, plural, progress, size_text, write_file
+from agent_cache.cli.output import Printer, escaped, json_text, plural, progress, size_text, write_file
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording import Cassette
 from agent_cache.report.chrome_trace import trace_lines
@@ -48,14 +47,9 @@ def run(options: argparse.Namespace) -> int:
     if other is not None and len(options.runs) > 1:
         raise ConfigurationError("--trace and --atif write one RUN")
     target = other or options.output or Path(last.name).with_suffix(".html")
-    if target != _STDOUT and any(is_same_file(target, path) for path in options.runs):
-        raise ConfigurationError(f"{target} is a run that is read: choose another name with -o")
-    is_folder = False
-    with suppress(OSError, ValueError):  # the name is too long, or none at all: writing says so
-        is_folder = target != _STDOUT and target.is_dir()
-    if is_folder:
-        raise ConfigurationError(f"{target} is a folder: name a file in it")
     cassettes = [load_cassette(path) for path in options.runs]
+    if target != _STDOUT and any(path.exists() and target.exists() and target.samefile(path) for path in options.runs):
+        raise ConfigurationError(f"{target} is a run that is read: choose another name with -o")
     limit = text_limit(sum(map(len, cassettes)))
     timelines = [_read(cassette, limit) for cassette in cassettes]
     comparison = compared(timelines, cassettes) if len(timelines) > 1 else None

@@ -31,7 +31,7 @@ KINDS = {"hit", "miss", "shared", "write", "stopped"}
 def facts() -> dict:
     run = play(nullcontext, seed=0, is_fast=True)
     calls = [{**asdict(call), "arguments": list(call.arguments), "drops": list(call.drops)} for call in run.calls]
-    return {"calls": calls, "answers": run.answers, "stopped": run.stopped, "metrics": run.session.get_metrics()}
+    return {"calls": calls, "answers": run.answers, "metrics": run.session.get_metrics()}
 
 
 def start(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
@@ -54,8 +54,7 @@ def output_of(*arguments: str) -> tuple[int, str, str]:
 def test_there_is_at_least_one_of_everything(facts):
     kinds = Counter(call["outcome"] for call in facts["calls"])
     assert set(kinds) == KINDS
-    assert kinds["stopped"] == 1
-    assert facts["stopped"] == ["Eve"]
+    assert [call["agent"] for call in facts["calls"] if call["outcome"] == "stopped"] == ["Eve"]
 
 
 def test_every_answer_of_a_read_is_checked_and_none_is_stale(facts):
@@ -96,21 +95,12 @@ def test_a_write_drops_what_only_its_result_names(facts):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, *slow(*range(4, 13))])
-def test_any_seed_shows_everything_and_is_right(seed):
+def test_any_seed_shows_everything_and_is_right_unless_an_invalidation_is_forgotten(seed):
     run = play(nullcontext, seed=seed, is_fast=True)
     assert {call.outcome for call in run.calls} == KINDS
     assert run.answers["stale"] == 0
-    assert 5 < run.seconds < 9
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3, *slow(*range(4, 13))])
-def test_at_any_seed_a_forgotten_invalidation_is_caught(seed):
+    assert 5 < run.clock() < 9
     assert play(nullcontext, seed=seed, is_fast=True, sabotage=True).answers["stale"] > 0
-
-
-def test_one_seed_is_one_run():
-    one, other = (play(nullcontext, seed=3, is_fast=True) for _ in range(2))
-    assert one.calls == other.calls
 
 
 def test_a_write_that_skips_its_invalidation_makes_the_command_fail(capsys):
@@ -118,52 +108,27 @@ def test_a_write_that_skips_its_invalidation_makes_the_command_fail(capsys):
     assert "STALE" in capsys.readouterr().out
 
 
-class CheckedLamp:
-    """A checker of one question: the price of the lamp."""
+def test_an_answer_is_right_if_it_was_true_at_some_moment_of_the_call():
+    """Nobody knows of a write that has not returned."""
+    price = 39
+    checker = AnswerChecker(lambda tool, arguments: price)
 
-    def __init__(self) -> None:
-        self.price = 39
-        self.checker = AnswerChecker(lambda tool, arguments: self.price)
-        self.read()
+    def read():
+        is_right = checker.begin_read("get_product", ("lamp",))
+        return lambda *answers: [is_right(answer) for answer in answers]
 
-    def read(self):
-        return self.checker.begin_read("get_product", ("lamp",))
-
-    def write(self, price: int) -> Call:
-        """A write that has changed the price and has not returned."""
-        self.price = price
-        write = Call("Cleo", "set_price", ("lamp", price), started=0.0)
-        self.checker.record_change(write)
-        return write
-
-
-def test_an_answer_from_before_a_write_that_had_ended_is_stale():
-    lamp = CheckedLamp()
-    lamp.write(49).ended = 1.0
-    is_right = lamp.read()
-    assert is_right(49)
-    assert not is_right(39)
-
-
-def test_an_answer_from_before_or_after_a_write_that_overlaps_the_read_is_right():
-    lamp = CheckedLamp()
-    early = lamp.read()
-    write = lamp.write(49)
-    late = lamp.read()
-    write.ended = 1.0
-    for is_right in (early, late):
-        assert is_right(39)
-        assert is_right(49)
-        assert not is_right(59)
-
-
-def test_two_writes_are_told_apart_by_which_of_them_still_runs():
-    lamp = CheckedLamp()
-    lamp.write(49).ended = 1.0
-    lamp.write(59)
-    is_right = lamp.read()
-    assert is_right(49)
-    assert not is_right(39)
+    early = read()
+    writes = []
+    for price in (49, 59):
+        writes.append(Call("Cleo", "set_price", ("lamp", price), started=0.0))
+        checker.record_change(writes[-1])
+    late = read()
+    writes[0].ended = 1.0
+    later = read()
+    writes[1].ended = 2.0
+    assert early(39, 49, 59, 69) == late(39, 49, 59, 69) == [True, True, True, False]
+    assert later(39, 49, 59) == [False, True, True]
+    assert read()(39, 49, 59) == [False, False, True]
 
 
 @pytest.mark.slow
@@ -172,14 +137,6 @@ def test_a_pipe_gets_the_last_picture_and_the_summary():
     assert (code, err) == (0, "")
     assert "\x1b" not in out
     assert "none was stale" in out
-
-
-@pytest.mark.parametrize("arguments", [["demo", "--seed", "x"], ["nothing"], ["demo", "--fast", "more"]])
-def test_what_cannot_be_read_is_a_usage_error(arguments, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-    assert exit_.value.code == 2
-    assert capsys.readouterr().out == ""
 
 
 def test_no_command_is_a_usage_error_that_names_them(capsys):
@@ -299,4 +256,4 @@ def test_a_picture_that_cannot_be_saved_is_a_usage_error(path, tmp_path, monkeyp
     pytest.importorskip("rich")
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--fast", "--svg", path]) == 2
-    assert "--svg" in capsys.readouterr().err
+    assert "cannot be written" in capsys.readouterr().err
