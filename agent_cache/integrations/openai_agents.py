@@ -5,8 +5,8 @@ that invoker, so that it sees exceptions, and outside of the function, so that a
 run at every call, hits included. An MCP server is wrapped at `call_tool`, where an error result is still marked as one.
 
 Private names of the SDK that this module reads, each pinned by a test: `_FailureHandlingFunctionToolInvoker` with
-`_invoke_tool_impl`, `_on_handled_error` and `_function_tool`; `_DEFAULT_FAILURE_HANDLED_ATTR`;
-`FunctionTool._is_agent_tool`; `Handoff._agent_ref`; and that the fields of `MCPServer` are set by its ``__init__``.
+`_invoke_tool_impl` and `_function_tool`; `FunctionTool._is_agent_tool`; `Handoff._agent_ref`; and that the fields of
+`MCPServer` are set by its ``__init__``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import weakref
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 from agent_cache import AgentLoopDetectedError, ConfigurationError, Toolbox
 from agent_cache.core.asker import Apart
@@ -41,11 +41,7 @@ try:
     from agents.exceptions import AgentsException, UserError
     from agents.function_schema import function_schema
     from agents.mcp import MCPServer
-    from agents.tool import (
-        _DEFAULT_FAILURE_HANDLED_ATTR,
-        _FailureHandlingFunctionToolInvoker,
-        maybe_invoke_function_tool_failure_error_function,
-    )
+    from agents.tool import _FailureHandlingFunctionToolInvoker
     from mcp.types import CallToolResult
     from pydantic import BaseModel
 except ImportError as error:
@@ -62,10 +58,9 @@ __all__ = ["LoopInAgent", "cached", "describe"]
 AnyAgent = TypeVar("AnyAgent", bound="Agent[Any]")
 Vary = Callable[["RunContextWrapper[Any]"], Any]
 Invoke = Callable[[Any, str], Awaitable[Any]]
-Through = Callable[[Invoke, Any, str], Awaitable[Any]]
 
-_CONTEXT: Final[ContextVar[Any]] = ContextVar("agent_cache_openai_agents_context")
-"""The run's context while the tool of an MCP server runs, to which the SDK does not pass it."""
+_CONTEXT: Final[ContextVar[Any]] = ContextVar("agent_cache_openai_agents_context", default=None)
+"""The run's context while a tool runs: the SDK does not pass it to an MCP server."""
 
 
 class LoopInAgent(AgentLoopDetectedError, AgentsException):
@@ -150,8 +145,8 @@ class _Copies:
 
     def __init__(self, box: Toolbox, vary: Vary | None, *, shared: bool) -> None:
         self._box, self._vary, self._shared = box, vary, shared
-        self._made: dict[int, tuple[Any, Any]] = {}  # by the id of the original, which is kept with its copy
         self._functions: dict[str, Any] = {}  # the first of each name
+        self._made: dict[int, tuple[Any, Any]] = {}  # by the id of the original, which is kept with its copy
 
     def of_agent(self, agent: AnyAgent) -> AnyAgent:
         known = self._made.get(id(agent))
@@ -171,47 +166,48 @@ class _Copies:
     def _of_tool(self, tool: Any, agent: str) -> Any:
         if not isinstance(tool, FunctionTool) or tool._is_agent_tool or _is_decorated(tool) or _is_cached(tool):
             return tool
-        made = copy.copy(tool)
-        function, name = getattr(tool, "__wrapped__", None), tool.qualified_name
-        first = self._functions.setdefault(name, function or tool)
-        owner = None if first is (function or tool) else agent  # an agent whose tool of this name is not the first one
-        if owner is None and self._vary is None:
-            note_function(self._box, name, function or tool.on_invoke_tool)
-        through = self._through(tool, name, owner, _check_of(function))
-        if isinstance(made.on_invoke_tool, _FailureHandlingFunctionToolInvoker):
-            made.on_invoke_tool = _Invoker(made.on_invoke_tool, made, through)
-        else:
-            made.on_invoke_tool = _cached_function(made.on_invoke_tool, through)
+        made, inner = copy.copy(tool), tool.on_invoke_tool
+        if isinstance(inner, _FailureHandlingFunctionToolInvoker):
+            made.on_invoke_tool = _Invoker(inner, made, self._through(tool, inner._invoke_tool_impl, agent))
+        else:  # of the user's own
+            made.on_invoke_tool = _leaving(self._through(tool, inner, agent))
         return made
 
-    def _through(self, tool: FunctionTool, name: str, owner: str | None, check: Check | None) -> Through:
+    def _through(self, tool: FunctionTool, invoke: Invoke, agent: str) -> Invoke:
         """What calls a function tool through the toolbox."""
-        box, vary = self._box, self._vary
+        box, vary, function = self._box, self._vary, getattr(tool, "__wrapped__", None)
+        name, schema, annotations = tool.qualified_name, tool.params_json_schema, tool.mcp_annotations
         heeds_context = vary is None and not self._shared and _gets_context(tool)
-        returns = returned_by(getattr(tool, "__wrapped__", None), include_extras=True)
-        schema, annotations = tool.params_json_schema, tool.mcp_annotations
+        returns, check = returned_by(function, include_extras=True), _check_of(function)
+        is_first = self._functions.setdefault(name, function or invoke) is (function or invoke)
+        if vary is None and is_first:
+            note_function(box, name, function or invoke)
 
-        async def call(invoke: Invoke, context: Any, raw: str) -> Any:
+        @functools.wraps(invoke)  # by its annotations the SDK decides which context it gets
+        async def invoke_cached(context: Any, raw: str) -> Any:
             try:
                 arguments = json.loads(raw) if raw else {}
             except (ValueError, RecursionError):
                 arguments = None
             if not isinstance(arguments, dict):
                 return await invoke(context, raw)  # which refuses them, in the SDK's words
-            varied = None if vary is None else _varied(vary, context)
-            return await box.call(
-                name,
-                as_tool_gets(check, arguments),
-                functools.partial(invoke, context, raw),
-                schema=schema,
-                annotations=annotations,
-                vary=varied if owner is None else Apart(varied, ["agent", owner]),
-                context=context if heeds_context else None,
-                returns=returns,
-                refused=_notice,
-            )
+            try:
+                varied = None if vary is None else _varied(vary, context)
+                return await box.call(
+                    name,
+                    as_tool_gets(check, arguments),
+                    functools.partial(invoke, context, raw),
+                    schema=schema,
+                    annotations=annotations,
+                    vary=varied if is_first else Apart(varied, ["agent", agent]),
+                    context=context if heeds_context else None,
+                    returns=returns,
+                )
+            except (AgentLoopDetectedError, ConfigurationError) as error:
+                _leave(error)
 
-        return call
+        invoke_cached.__agent_cache_through__ = box  # type: ignore[attr-defined]  # known again by `_is_cached`
+        return invoke_cached
 
     def _of_server(self, server: MCPServer) -> MCPServer:
         is_cached = isinstance(server, _CachedServer)
@@ -222,11 +218,9 @@ class _Copies:
 
         async def invoke_cached(context: RunContextWrapper[Any], arguments: str) -> Any:
             target = await invoke(context, arguments)
-            if id(target) not in self._made and isinstance(target, Agent):  # made for this handoff, and not kept
-                beside = copy.copy(self)
-                beside._made = dict(self._made)
-                return beside.of_agent(target)
-            return self.of_agent(target)
+            known = self._made.get(id(target))
+            # One that is made for this handoff is not kept
+            return known[1] if known else _Copies(self._box, self._vary, shared=self._shared).of_agent(target)
 
         made.on_invoke_handoff = invoke_cached
         target = _target_of(handoff)
@@ -242,8 +236,9 @@ def _passing_loops(kind: type[Agent[Any]]) -> type[Agent[Any]]:
     async def get_mcp_tools(self: Any, run_context: RunContextWrapper[Any]) -> list[Any]:
         tools = await kind.get_mcp_tools(self, run_context)
         for tool in tools:
-            if isinstance(tool, FunctionTool) and isinstance(tool.on_invoke_tool, _FailureHandlingFunctionToolInvoker):
-                tool.on_invoke_tool = _Invoker(tool.on_invoke_tool, tool)
+            invoker = tool.on_invoke_tool if isinstance(tool, FunctionTool) else None
+            if isinstance(invoker, _FailureHandlingFunctionToolInvoker):
+                tool.on_invoke_tool = _Invoker(invoker, tool, invoker._invoke_tool_impl)
         return tools
 
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
@@ -253,79 +248,52 @@ def _passing_loops(kind: type[Agent[Any]]) -> type[Agent[Any]]:
 # Function tools
 
 
-_IS_NOTICE: ContextVar[bool] = ContextVar("agent_cache_openai_agents_notice", default=False)
-"""Whether the last answer in this context was the text of a loop."""
+class _Leaving(BaseException):
+    """Carries an error past the SDK, which would make a text for the model of any `Exception`."""
+
+    def __init__(self, error: AgentsException) -> None:
+        super().__init__(error)
+        self.error = error
 
 
-def _notice(loop: AgentLoopDetectedError) -> str:
-    """The text of a loop in place of a tool's answer. It is plain text, which a recording keeps."""
-    _IS_NOTICE.set(True)
-    return str(loop)
+def _leave(error: AgentLoopDetectedError | ConfigurationError) -> NoReturn:
+    """End the run by a loop, or by a mistake in the rules."""
+    is_loop = isinstance(error, AgentLoopDetectedError)
+    leaving: AgentsException = LoopInAgent(*error.args) if is_loop else UserError(str(error))
+    leaving.__cause__ = error
+    raise _Leaving(leaving) from error
+
+
+def _leaving(invoke: Invoke) -> Invoke:
+    """What invokes a tool in a run, and lets errors leave it."""
+
+    @functools.wraps(invoke)
+    async def invoke_in_run(context: Any, raw: str) -> Any:
+        token = _CONTEXT.set(context)
+        try:
+            return await invoke(context, raw)
+        except _Leaving as leaving:
+            raise leaving.error from leaving.error.__cause__
+        finally:
+            _CONTEXT.reset(token)
+
+    return invoke_in_run
 
 
 class _Invoker(_FailureHandlingFunctionToolInvoker):
-    """The SDK's invoker of a tool, which lets loops pass its handling of failures.
+    """The SDK's invoker of a tool, which lets loops pass its handling of failures."""
 
-    Args:
-        through: what the tool is called through; None for one of an MCP server, whose wrapper calls it so.
-    """
-
-    def __init__(
-        self, inner: _FailureHandlingFunctionToolInvoker, tool: FunctionTool, through: Through | None = None
-    ) -> None:
+    def __init__(self, inner: _FailureHandlingFunctionToolInvoker, tool: FunctionTool, invoke: Invoke) -> None:
         self.__dict__.update(inner.__dict__)  # its mark of sync tools among them
-        self._function_tool = tool
-        self._through = through
+        self._function_tool, self._invoke_tool_impl = tool, invoke
 
     def __agents_bind_function_tool__(self, function_tool: FunctionTool) -> Any:
         if self._function_tool is function_tool:
             return self
-        made = copy.copy(self)
-        made._function_tool = function_tool
-        return made
-
-    async def _answer(self, context: Any, raw: str) -> Any:
-        if self._through is not None:
-            _IS_NOTICE.set(False)
-            answer = await self._through(self._invoke_tool_impl, context, raw)
-            if _IS_NOTICE.get():  # the SDK is to look for no typed answer in it
-                setattr(context, _DEFAULT_FAILURE_HANDLED_ATTR, True)
-            return answer
-        token = _CONTEXT.set(context)
-        try:
-            return await self._invoke_tool_impl(context, raw)
-        finally:
-            _CONTEXT.reset(token)
+        return _Invoker(self, function_tool, self._invoke_tool_impl)
 
     async def __call__(self, ctx: ToolContext[Any], input: str) -> Any:  # noqa: A002 - the SDK's name
-        try:
-            return await self._answer(ctx, input)
-        except Exception as error:
-            leaving = _leaving(error)
-            if leaving is not None:
-                raise leaving from error
-            assert self._function_tool is not None
-            text = await maybe_invoke_function_tool_failure_error_function(
-                function_tool=self._function_tool, context=ctx, error=error
-            )
-            if text is None:
-                raise
-            self._on_handled_error(self._function_tool, error, input, ctx)
-            return text
-
-
-def _cached_function(invoke: Invoke, through: Through) -> Any:
-    """The same for a tool with an ``on_invoke_tool`` of one's own, whose failures the SDK does not handle."""
-
-    @functools.wraps(invoke)  # by its annotations the SDK decides which context it gets
-    async def invoke_cached(context: Any, raw: str) -> Any:
-        try:
-            return await through(invoke, context, raw)
-        except (AgentLoopDetectedError, ConfigurationError) as error:
-            raise _leaving(error) or error from error
-
-    invoke_cached.__agent_cache_through__ = through  # type: ignore[attr-defined]  # known again by `_is_cached`
-    return invoke_cached
+        return await _leaving(super().__call__)(ctx, input)
 
 
 def _varied(vary: Vary, context: Any) -> Any:
@@ -333,17 +301,6 @@ def _varied(vary: Vary, context: Any) -> Any:
         return vary(context)
     except Exception as error:
         raise ConfigurationError(f"vary(context) failed, so the tool was not called: {error!r}") from error
-
-
-def _leaving(error: BaseException | None) -> AgentsException | None:
-    """The exception that leaves the run in place of this one, which the SDK would make a text for the model."""
-    if isinstance(error, AgentsException) and not isinstance(error, AgentLoopDetectedError):
-        error = error.__cause__  # what the SDK has made it of
-    if isinstance(error, AgentLoopDetectedError):
-        return LoopInAgent(*error.args)
-    if isinstance(error, ConfigurationError):
-        return UserError(str(error))
-    return None
 
 
 def _is_decorated(tool: FunctionTool) -> bool:
@@ -402,13 +359,17 @@ class _CachedServer(_PASSED_ON):
             return as_json(result) if isinstance(result, CallToolResult) else result
 
         schema, hints = self._listed.get(tool_name, (None, None))
-        who = meta if self._vary is None else _varied(self._vary, _CONTEXT.get(None))
         where = [self.name, *_identity_of(self._inner, is_own=self._vary is None and not self._shared)]
-        given = arguments or {}
-        vary = Apart(who, where)
-        answer = await called(
-            self._box, tool_name, given, run, schema=schema, annotations=hints, vary=vary, returns=Any
-        )
+        try:
+            who = meta if self._vary is None else _varied(self._vary, _CONTEXT.get())
+            answer = await called(
+                self._box, tool_name, arguments or {}, run, schema=schema, annotations=hints,
+                vary=Apart(who, where), returns=Any,
+            )  # fmt: skip
+        except (AgentLoopDetectedError, ConfigurationError) as error:
+            if _CONTEXT.get() is None:
+                raise
+            _leave(error)
         return CallToolResult.model_validate(answer) if type(answer) is dict else answer
 
 

@@ -113,6 +113,8 @@ def note_function(box: Toolbox, name: str, function: Any) -> None:
     while isinstance(function, functools.partial):
         around += [*function.args, *function.keywords.values()]
         function = function.func
+    if not inspect.isroutine(function):
+        function = getattr(function, "__call__", None)  # noqa: B004 - of an object, its method
     around += getattr(getattr(function, "__self__", None), "__dict__", {}).values()
     inner = getattr(function, "__func__", function)
     code = getattr(inner, "__code__", None)
