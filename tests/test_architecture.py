@@ -145,7 +145,7 @@ LINES = {
     "pytest_plugin": 1_116,
     "service": 894,  # of 520: a restore that may be repeated, on several servers (150), drift of what goes on (60)
     "testing": 618,  # of 820: the contract of backends is 355
-    "integrations": 2_618,  # of 2,070: what says who asks in six frameworks' tools is a third of each adapter
+    "integrations": 2_565,  # of 2,070: what says who asks in six frameworks' tools is a third of each adapter
     "relay": 1_947,  # of 1,350: lists by hints (90), tasks (70) and a first file of rules (75) were no row
     "advise": 3_009,  # of 2,150: what links a write to a read (`mine`, `intervals`, `paths`: 1,340 of 850) keeps each
     # rule that a world of the benchmark has shown to be needed; five forms of logs are 720 of 520 with their time line
