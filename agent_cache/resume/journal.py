@@ -74,6 +74,7 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
         run: random; names this run of the session.
         secret: random; key of the places and of the idempotency keys.
         redact, http: as in the header of a cassette.
+        restored: of a session that the service has restored: the record of that.
     """
 
     agent_cache_journal: int = JOURNAL_VERSION
@@ -83,6 +84,7 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
     secret: str = msgspec.field(default_factory=lambda: os.urandom(16).hex())
     redact: dict[str, Any] = {}
     http: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    restored: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class JournalLine(NamedTuple):

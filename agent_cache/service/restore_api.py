@@ -14,15 +14,14 @@ import re
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from importlib import resources
-from inspect import isawaitable, iscoroutinefunction
-from itertools import islice
+from inspect import isawaitable
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -52,10 +51,6 @@ Authorize: TypeAlias = Callable[[Request, str, "str | None"], "bool | Awaitable[
 
 _LOG = logging.getLogger("agent_cache")
 _MAX_BODY = 64 * 1024
-_MAX_KEY = 255
-_BATCH = 500  # checkpoints that are looked at before the event loop is asked again
-_NO_CHECKPOINT = "there is no such checkpoint"
-_NO_SESSION = "there is no session of this id that was restored with track_drift"
 
 
 class CheckpointPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,13 +128,13 @@ def restore_app(
     api = _RestoreApi(CheckpointStore(store, tolerance, key), authorize)
     app = Starlette(
         routes=[
-            Route("/checkpoints", _handled(api.list_checkpoints), methods=["GET"]),
-            Route("/checkpoints/{checkpoint_id}", _handled(api.read_checkpoint), methods=["GET"]),
-            Route("/checkpoints/{checkpoint_id}/restore", _handled(api.restore_checkpoint), methods=["POST"]),
-            Route("/sessions/{session_id:path}/drift", _handled(api.read_drift), methods=["GET"]),
-            Route("/openapi.json", _handled(_read_description), methods=["GET"]),
+            Route("/checkpoints", api.list_checkpoints, methods=["GET"]),
+            Route("/checkpoints/{checkpoint_id}", api.read_checkpoint, methods=["GET"]),
+            Route("/checkpoints/{checkpoint_id}/restore", api.restore_checkpoint, methods=["POST"]),
+            Route("/sessions/{session_id:path}/drift", api.read_drift, methods=["GET"]),
+            Route("/openapi.json", _read_description, methods=["GET"]),
         ],
-        exception_handlers={HTTPException: _refuse_route},
+        exception_handlers={StoreError: _problem, HTTPException: _problem, Exception: _problem},
     )
     app.router.redirect_slashes = False
     return app
@@ -149,54 +144,27 @@ def _json(content: object) -> Response:
     return Response(msgspec.json.encode(content), 200, {"Cache-Control": "no-store"}, media_type="application/json")
 
 
-def _problem(error: StoreError) -> Response:
-    phrase = HTTPStatus(error.status).phrase if error.status in set(HTTPStatus) else "Error"
-    errors = [FieldProblem(field=error.field, detail=error.detail)] if error.field else []
-    content = msgspec.json.encode(Problem(title=phrase, status=error.status, detail=error.detail, errors=errors))
-    headers = {**(error.headers or {}), "Cache-Control": "no-store"}
-    return Response(content, error.status, headers, media_type="application/problem+json")
-
-
-def _refuse_route(_request: Request, error: Exception) -> Response:
-    """The answer for a path or a method that there is not."""
-    assert isinstance(error, HTTPException)
-    details = {404: "there is no such path", 405: "this path does not have this method"}
-    detail = details.get(error.status_code, str(error.detail))
-    return _problem(StoreError(error.status_code, detail, headers=dict(error.headers or {})))
-
-
-def _handled(handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """The handler of a route, with every exception as a problem document."""
-
-    async def answer(request: Request) -> Response:
-        try:
-            return await handle(request)
-        except StoreError as error:
-            return _problem(error)
-        except HTTPException as error:  # of `authorize`
-            return _problem(StoreError(error.status_code, str(error.detail), headers=dict(error.headers or {})))
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
-        except Exception:  # noqa: BLE001 - a sender gets no internals of any error
-            _LOG.exception("a request to %s failed", request.url.path)
-            return _problem(StoreError(500, "the request failed; the log of the server says why"))
-
-    return answer
+def _problem(_request: Request, error: Exception) -> Response:
+    """The answer for what went wrong. Of an error inside, which is in the log, nobody learns anything."""
+    status, detail, headers, field = 500, "the request failed; the log of the server says why", {}, ""
+    if isinstance(error, StoreError):
+        status, detail, headers, field = error.status, error.detail, error.headers or {}, error.field
+    elif isinstance(error, HTTPException):
+        status, detail, headers = error.status_code, str(error.detail), dict(error.headers or {})
+    phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Error"
+    errors = [FieldProblem(field=field, detail=detail)] if field else []
+    content = msgspec.json.encode(Problem(title=phrase, status=status, detail=detail, errors=errors))
+    return Response(content, status, {**headers, "Cache-Control": "no-store"}, media_type="application/problem+json")
 
 
 class _RestoreApi:
     def __init__(self, store: CheckpointStore, authorize: Authorize) -> None:
         self._store = store
         self._authorize = authorize
-        call = getattr(authorize, "__call__", None)  # noqa: B004 - of an object whose method is a coroutine function
-        self._is_async = iscoroutinefunction(authorize) or iscoroutinefunction(call)
 
     async def _is_allowed(self, request: Request, action: str, session_id: str | None) -> bool:
         try:
-            if self._is_async:
-                answer: object = self._authorize(request, action, session_id)
-            else:
-                answer = await run_in_threadpool(self._authorize, request, action, session_id)
+            answer = await run_in_threadpool(self._authorize, request, action, session_id)
             if isawaitable(answer):
                 answer = await answer
         except PermissionError:
@@ -209,11 +177,7 @@ class _RestoreApi:
         """The query of a sender who may take this action for some session."""
         if not await self._is_allowed(request, action, None):
             raise StoreError(403, "this is not allowed")
-        pairs = request.query_params.multi_items()
-        for at, (name, _) in enumerate(pairs):
-            if name in dict(pairs[:at]):
-                raise StoreError(400, "it is given twice", field=name)
-        return _valid(400, lambda: msgspec.convert(dict(pairs), query, strict=False))
+        return _valid(400, lambda: msgspec.convert(dict(request.query_params), query, strict=False))
 
     async def _may_see(self, request: Request, action: str, session_id: str) -> bool:
         """Whether the sender may take this action for this session. However it is refused, nobody sees a difference."""
@@ -227,25 +191,20 @@ class _RestoreApi:
     async def _found(self, request: Request, action: str) -> CheckpointEntry:
         found = await run_in_threadpool(self._store.find, request.path_params["checkpoint_id"])
         if found is None or not await self._may_see(request, action, found.session_id):
-            raise StoreError(404, _NO_CHECKPOINT)
+            raise StoreError(404, "there is no such checkpoint")
         return found
 
     async def list_checkpoints(self, request: Request) -> Response:
         query = await self._permit(request, "list", _ListQuery)
         after = None if query.cursor is None else _position(query.cursor, query.session_id, query.label)
-        listed = self._store.listed(query.session_id, query.label, after)
         seen: dict[str, bool] = {}
         found: list[CheckpointEntry] = []
-        while len(found) <= query.limit:
-            batch = await run_in_threadpool(lambda: list(islice(listed, _BATCH)))
-            for one in batch:
-                if one.session_id not in seen:
-                    seen[one.session_id] = await self._may_see(request, "list", one.session_id)
-                if seen[one.session_id]:
-                    found.append(one)
-                    if len(found) > query.limit:
-                        break
-            if len(batch) < _BATCH:
+        for one in await run_in_threadpool(self._store.listed, query.session_id, query.label, after):
+            if one.session_id not in seen:
+                seen[one.session_id] = await self._may_see(request, "list", one.session_id)
+            if seen[one.session_id]:
+                found.append(one)
+            if len(found) > query.limit:
                 break
         cursor = None
         if len(found) > query.limit:
@@ -255,10 +214,7 @@ class _RestoreApi:
 
     async def read_checkpoint(self, request: Request) -> Response:
         await self._permit(request, "read", _NoQuery)
-        found = await run_in_threadpool(self._store.read, await self._found(request, "read"))
-        if found is None:
-            raise StoreError(404, _NO_CHECKPOINT)
-        return _json(found)
+        return _json(await run_in_threadpool(self._store.read, await self._found(request, "read")))
 
     async def restore_checkpoint(self, request: Request) -> Response:
         await self._permit(request, "restore", _NoQuery)
@@ -266,26 +222,20 @@ class _RestoreApi:
         found = await self._found(request, "restore")
         if asked.session_id and not await self._is_allowed(request, "create", asked.session_id):
             raise StoreError(403, "a session of this id is not allowed")
-        response = await run_in_threadpool(self._store.restore, found, asked, key)
-        if response is None:
-            raise StoreError(404, _NO_CHECKPOINT)
-        return _json(response)
+        return _json(await run_in_threadpool(self._store.restore, found, asked, key))
 
     async def read_drift(self, request: Request) -> Response:
         await self._permit(request, "drift", _NoQuery)
         session_id = request.path_params["session_id"]
         restored = await run_in_threadpool(self._store.restored, session_id)
         token = request.headers.get("Restore-Token")
-        is_token = restored is not None and token is not None and restored.is_token(token)
+        is_token = restored is not None and token is not None and restored[0].is_token(token)
         if restored is None or not (is_token or await self._may_see(request, "drift", session_id)):
-            raise StoreError(404, _NO_SESSION)
-        return _json(await run_in_threadpool(self._store.drift, restored))
+            raise StoreError(404, "there is no session of this id that was restored with track_drift")
+        return _json(await run_in_threadpool(self._store.drift, *restored))
 
 
 # What is sent
-
-_PLACE = re.compile(r"(?P<reason>.*?)(?: - at `(?:key in )?(?P<place>.*)`)?", re.DOTALL)
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
 
 def _valid(status: int, read: Callable[[], T]) -> T:
@@ -293,11 +243,11 @@ def _valid(status: int, read: Callable[[], T]) -> T:
     try:
         return read()
     except msgspec.ValidationError as error:
-        found = _PLACE.fullmatch(str(error))
-        reason, place = (found["reason"], found["place"] or "$") if found else (str(error), "$")
-        if unknown := _UNKNOWN.fullmatch(reason):
-            raise StoreError(status, "there is no such field", field=unknown[1]) from None
-        raise StoreError(status, reason, field=place.removeprefix("$.")) from None
+        reason, _, place = str(error).partition(" - at `")
+        place = place.removeprefix("key in `").rstrip("`").removeprefix("$.") or "$"
+        if reason.startswith("Object contains unknown field"):
+            raise StoreError(status, "there is no such field", field=reason.split("`")[1]) from None
+        raise StoreError(status, reason, field=place) from None
 
 
 def _position(text: str, session_id: str | None, label: str | None) -> Position:
@@ -311,22 +261,19 @@ def _position(text: str, session_id: str | None, label: str | None) -> Position:
     return cursor[2]
 
 
-_QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])+)"')
-_BARE = re.compile(r"[!#-+\--~]+")
+_KEY = re.compile(r'("?)([!#-~]{1,255})\1')
 
 
 def _idempotency_key(request: Request) -> str | None:
-    """The key of a request: a string of a structured header field (RFC 9651), or, as many clients send it, its text."""
+    """The key of a request: in quotes, as RFC 9651 has it, or, as many clients send it, without."""
     found = request.headers.getlist("Idempotency-Key")
     if not found:
         return None
-    text = found[0].strip()
-    quoted = _QUOTED.fullmatch(text)
-    key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else text
-    if len(found) > 1 or not (quoted or _BARE.fullmatch(text)) or len(key) > _MAX_KEY:
-        detail = f'it must be one text such as "8e03978e-40d5-43dd", of at most {_MAX_KEY} characters'
+    key = _KEY.fullmatch(found[0].strip())
+    if len(found) > 1 or key is None:
+        detail = 'it must be one text such as "8e03978e-40d5-43dd", of at most 255 visible characters'
         raise StoreError(400, detail, field="Idempotency-Key")
-    return key
+    return key[2]
 
 
 async def _request_of(request: Request) -> RestoreRequest:

@@ -66,13 +66,10 @@ def test_what_is_no_journal_is_left_out_and_said(listed, store, journal, caplog)
     (store / "link.jsonl").symlink_to(journal("s-1").path)
     os.mkfifo(store / "pipe.jsonl")
     broken = WrittenJournal(store, "s-2")
-    for fields in ({"sequence": "1"}, {"sequence": -1}, {"after": 2**70}, {"label": None}, {"importance": 2}):
-        broken.checkpoint(**fields)
-    broken.append(b'{"checkpoint":{\xff}}\n')
-    kept = broken.checkpoint()
-    assert listed() == [kept, good]
-    assert caplog.text.count("which is not listed") == 6
-    assert "newer.jsonl is a journal of a newer version" in caplog.text
+    broken.checkpoint(sequence="1")
+    assert listed() == [good]
+    for name in ("note", "empty", "cassette", "newer", "folder", "link", "pipe", "s-2"):
+        assert f"{name}.jsonl cannot be read, so its checkpoints are not listed" in caplog.text
 
 
 def test_threads_list_while_journals_are_written(listed, store):
