@@ -10,12 +10,11 @@ from agent_cache.errors import (
     WorldMovedError,
 )
 from agent_cache.recording.api import now, observe, random, record, replay, uuid4
-from agent_cache.recording.branch import Branch, Saved, fork
+from agent_cache.recording.branch import Branch, Raised, Saved, fork
 from agent_cache.recording.call_log import CallListener
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.drift import Baseline, DriftDetector
 from agent_cache.recording.drift_events import DriftEvent, DriftReport, DriftSeverity, Tolerance
-from agent_cache.recording.edits import Raised
 from agent_cache.recording.file import RecordedCall
 from agent_cache.recording.functions import cached_llm_call, intercept
 from agent_cache.recording.http.identity import Http

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -26,18 +26,29 @@ import msgspec
 
 from agent_cache.core.options import checked_choice
 from agent_cache.engine.operation import Operation
-from agent_cache.errors import CassetteError, ConfigurationError, DivergenceError, WorldMovedError
+from agent_cache.errors import CassetteError, ConfigurationError, WorldMovedError
 from agent_cache.recording.api import Block, checked_path, loaded, recorded_http
 from agent_cache.recording.call_log import CassetteLog
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.edits import edited_call
-from agent_cache.recording.file import is_inside
+from agent_cache.recording.exceptions import error_outcome, read_error
+from agent_cache.recording.file import RecordedCall, is_inside
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
-from agent_cache.recording.match import Matcher, call_data, described, differences, nearest_to
-from agent_cache.recording.outcomes import decode, encode
-from agent_cache.recording.partial_file import is_being_recorded, is_idle
+from agent_cache.recording.match import Matcher, call_data, described, differences
+from agent_cache.recording.outcomes import (
+    PlainSchema,
+    check_outcome,
+    decode,
+    encode,
+    exact_json,
+    redact_chunks,
+    redact_response,
+    schema_of,
+    value_outcome,
+)
+from agent_cache.recording.partial_file import is_being_recorded
 from agent_cache.recording.redaction import Redaction, redaction_of
 from agent_cache.recording.tape import NO_CONTEXT, Tape
+from agent_cache.values.typed import Undecodable
 
 FORK_VARIABLE: Final = "AGENT_CACHE_FORK"
 """The environment variable that `fork.from_env` reads: a JSON object of the arguments of `fork`."""
@@ -95,8 +106,8 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
         WorldMovedError: if the original has gone on with writes, and `world` is ``"refuse"``.
         CassetteError: if the original cannot be read, is being recorded, or has no such call; if `to` exists, or cannot
             be written.
-        DivergenceError: in the run, for a call that must not run yet, or a write that has another outcome in a sandbox;
-            at the end, if calls that come before `at` were not made.
+        DivergenceError: in the run, for a call that must not run yet, or after a write that has another outcome in a
+            sandbox; at the end, if calls that come before `at` were not made.
         ConfigurationError: if another argument cannot work, or an edit can have no effect or cannot be written.
     """
 
@@ -112,13 +123,12 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
     ) -> None:
         self._path = path = checked_path(to, "fork: to")
         checked_choice(world, WORLDS, "fork: world")
-        if at is not None and (isinstance(at, bool) or not isinstance(at, int)):
+        if at is not None and type(at) is not int:
             raise ConfigurationError(f"fork: at must be the id of a call, or None, got {at!r}")
+        if edits is not None and not (isinstance(edits, Mapping) and all(type(number) is int for number in edits)):
+            raise ConfigurationError(f"fork: edits must map ids of calls to what they answer, got {edits!r}")
         source = cassette if isinstance(cassette, Cassette) else checked_path(cassette, "fork")
-        name = source.path if isinstance(source, Cassette) else str(source)
-        if name and os.path.realpath(name) == os.path.realpath(path):
-            raise CassetteError("is the original: give the branch a path of its own", path)
-        if not isinstance(source, Cassette) and _is_growing(source):
+        if not isinstance(source, Cassette) and is_being_recorded(source):
             raise CassetteError("is being recorded; fork it when that has ended", source)
         _check_is_free(path)
         original, self._redaction = loaded(source, redaction_of(redact))
@@ -144,9 +154,8 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
         try:
             given = msgspec.json.decode(text, type=_Given)
         except msgspec.DecodeError as error:
-            raise ConfigurationError(
-                f"{FORK_VARIABLE} must be what `agent-cache cassette fork` prints: {error}"
-            ) from error
+            text = f"{FORK_VARIABLE} must be what `agent-cache cassette fork` prints: {error}"
+            raise ConfigurationError(text) from error
         return cls(**msgspec.structs.asdict(given), redact=redact)
 
     @property
@@ -175,13 +184,6 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True):
     world: World = "refuse"
 
 
-def _is_growing(path: Path) -> bool:
-    """Whether a tape writes this file, or what will take its place."""
-    if path.suffix != ".partial":
-        return is_being_recorded(path)
-    return path.is_file() and os.access(path, os.W_OK) and not is_idle(path)
-
-
 def _check_is_free(path: os.PathLike[str]) -> None:
     if os.path.lexists(path):
         raise CassetteError("exists: a branch replaces no file. Delete it, or give another path", path)
@@ -194,7 +196,6 @@ class _Prefix:
     """What of a recording comes before a branch leaves it, and what becomes of each of its calls.
 
     Attributes:
-        cassette, at: as given to `fork`.
         edits, states, lanes: by index.
         is_due: by index, whether the run must make it before its lane goes live.
         is_reached: by index, whether no answered call encloses it.
@@ -205,20 +206,16 @@ class _Prefix:
         self, cassette: Cassette, at: int | None, edits: Mapping[int, Any], world: str, redaction: Redaction
     ) -> None:
         outline = cassette.outline
-        if outline.foreign and world != "as_is":
-            raise CassetteError(
-                "is a cassette of agentcassette, which does not say which calls are writes; it can be forked with "
-                'world="as_is"',
-                cassette.path,
-            )
+        if outline.foreign:
+            raise CassetteError("was recorded by agentcassette, which does not say what writes: it cannot be forked",
+                                cassette.path)  # fmt: skip
         self.cassette, self.at, self.lanes, self.starts = cassette, at, outline.lanes, outline.starts()
         self._parents, self._places = outline.enclosing(), outline.places()
         self._cut = 2 * len(outline) if at is None else self._places[self._index(at, "at")]
         enclosing = set() if at is None else set(self._around(self._index(at, "at")))
-        writes = dict.fromkeys(index for index in self.starts if cassette.steps[index].is_write)
-        opened = {around for index in writes for around in self._around(index)} if world == "sandbox" else set()
-        if not isinstance(edits, Mapping) or not all(type(number) is int for number in edits):
-            raise ConfigurationError(f"fork: edits must map ids of calls to what they answer, got {edits!r}")
+        writes = [index for index in self.starts if cassette.steps[index].is_write]
+        repeated = set(writes) if world == "sandbox" else set()
+        opened = {around for index in repeated for around in self._around(index)}
         self.edits = {self._index(number, "edits"): edit for number, edit in edits.items()}
         self.states, self.is_due, self.is_reached = (bytearray(len(outline)) for _ in range(3))
         for index in self.starts:  # a call starts after the one that encloses it
@@ -228,24 +225,28 @@ class _Prefix:
             )
             if self._places[index] >= self._cut:
                 continue
+            state = _ANSWERED
             if index in enclosing or (index not in self.edits and self._has_no_answer(index)):
                 state = _OPENED
-            elif world == "sandbox" and index not in self.edits and index in writes:
+            elif index not in self.edits and index in repeated:
                 state = _REPEATED
-            else:
-                state = _OPENED if index in opened and index not in self.edits else _ANSWERED
+            elif index not in self.edits and index in opened:
+                state = _OPENED
             self.states[index] = state
             self.is_due[index] = self.is_reached[index]
-        self._check_edits(redaction)
+        for index, edit in self.edits.items():
+            call = cassette[index]
+            if self.states[index] != _ANSWERED or not self.is_reached[index]:
+                text = "can have no effect: the call runs, or is inside of one that is answered as a whole"
+                raise _refused(call, text)
+            edited_outcome(call, edit, redaction)
         if world == "refuse":
             self._check_world(writes)
 
     def _index(self, number: int, name: str) -> int:
         index = self.cassette.outline.index_of()(number)
         if index < 0:
-            ids = self.cassette.outline.ids
-            known = f"its calls have the ids {min(ids)} to {max(ids)}" if ids else "it has no calls"
-            raise CassetteError(f"{name}: there is no call {number}; {known}", self.cassette.path)
+            raise CassetteError(f"{name}: there is no call {number}", self.cassette.path)
         return index
 
     def _around(self, index: int) -> Iterator[int]:
@@ -260,58 +261,37 @@ class _Prefix:
         outcome = self.cassette[index].outcome
         inner = outcome.get("stream") or outcome.get("response") or {}
         ends = outcome.keys() | (inner.get("end") or {}).keys()
-        if self.at is None:  # what else was left, was left by the run itself
-            return "unfinished" in ends
-        return not ends.isdisjoint(("cancelled", "closed", "unfinished"))
+        # Without a fork, what else was left was left by the run itself.
+        return not ends.isdisjoint(("unfinished",) if self.at is None else ("cancelled", "closed", "unfinished"))
 
-    def _check_edits(self, redaction: Redaction) -> None:
-        for index, edit in self.edits.items():
-            call = self.cassette[index]
-            if self.states[index] != _ANSWERED:
-                raise ConfigurationError(
-                    f"fork: edits: call {call.id} runs, since it is not before call {self.at} or encloses it, so it is "
-                    "not answered from the recording"
-                )
-            if not self.is_reached[index]:
-                outer = self.cassette[next(one for one in self._around(index) if self.states[one] == _ANSWERED)]
-                raise ConfigurationError(
-                    f"fork: edits: call {call.id}, {call.name}, is inside of call {outer.id}, {outer.name}, which is "
-                    f"answered as a whole, so the edit would change nothing; edit call {outer.id}"
-                )
-            edited_call(call, edit, redaction)
-
-    def _check_world(self, writes: Iterable[int]) -> None:
+    def _check_world(self, writes: list[int]) -> None:
         """Raise WorldMovedError if the original made a write that this run would make, or would not find made."""
-        found = []
+        found: list[tuple[int, str, dict[str, Any]]] = []
         for index in writes:
             call = self.cassette[index]
-            status = call.outcome.get("response", {}).get("status")
-            has_failed = not {"error", "cancelled", "unfinished"}.isdisjoint(call.outcome)
             if not self.is_reached[index] or self.states[index] == _ANSWERED:
                 continue
+            status = call.outcome.get("response", {}).get("status")
+            has_failed = not {"error", "cancelled", "unfinished"}.isdisjoint(call.outcome)
             # One that had begun before may have been made, and would run again.
             if self._places[index] < self._cut or not (has_failed or (isinstance(status, int) and status >= 400)):
-                found.append(call)
-        facts: list[dict[str, Any]] = [{"id": one.id, "name": one.name, "arguments": one.arguments} for one in found]
+                found.append((call.id, call.name, call.arguments))
         if self.cassette.is_partial:  # writes of a journal that had begun when its process was killed
             intents = {one.id: one for one in self.cassette.intents}
             parents, ended = {one.id: one.parent for one in intents.values()}, frozenset(self.cassette.outline.ids)
-            facts += [
-                {"id": number, "name": one.name, "arguments": one.arguments}
-                for number, one in sorted(intents.items())
-                if not is_inside(number, ended, parents)
-            ]
-        if facts:
-            has = "may have" if self.at is None else "has"
-            count = "a write" if len(facts) == 1 else f"{len(facts)} writes"
+            left = [one for number, one in sorted(intents.items()) if not is_inside(number, ended, parents)]
+            found += [(one.id, one.name, one.arguments) for one in left]
+        if found:
             where = "when it ended" if self.at is None else f"from call {self.at} on"
-            named = [f"\n    call {one['id']}: {described(one['name'], one['arguments'])}" for one in facts]
-            named[_MAX_NAMED:] = [f"\n    and {len(named) - _MAX_NAMED} more"] if len(named) > _MAX_NAMED else []
-            reason = (
-                f"{where}, the original made {count}, which the world {has} already:{''.join(named)}\n"
-                'Give it a fresh world and world="sandbox", or accept the world as it is with world="as_is".'
+            has = "may have" if self.at is None else "has"
+            count = "a write" if len(found) == 1 else f"{len(found)} writes"
+            named = "".join(f"\n    call {number}: {described(name, one)}" for number, name, one in found[:_MAX_NAMED])
+            raise WorldMovedError(
+                [{"id": number, "name": name, "arguments": arguments} for number, name, arguments in found],
+                f"{where}, the original made {count}, which the world {has} already:{named}\n"
+                'Give it a fresh world and world="sandbox", or accept the world as it is with world="as_is".',
+                self.cassette.path,
             )
-            raise WorldMovedError(facts, reason, self.cassette.path)
 
 
 # The run
@@ -375,15 +355,18 @@ class Branch(Tape):
     def take(self, call: ActiveCall, index: int, answers: Matcher) -> None:
         """As in `Tape`, with the edit of the call."""
         super().take(call, index, answers)
-        assert call.recorded is not None
-        self._seconds += call.recorded.duration_ms / 1000
+        recorded = call.recorded
+        assert recorded is not None
+        self._seconds += recorded.duration_ms / 1000
         if index in self._prefix.edits:
             answers.forget_inside(index)
             edit, chunks = self._prefix.edits[index], call.function.chunk_schema
             try:
-                call.recorded = edited_call(call.recorded, edit, self.redaction, call.schema, chunks)
+                outcome = edited_outcome(recorded, edit, self.redaction, call.schema, chunks)
             except ConfigurationError as error:
                 raise self.broken(index, str(error)) from error
+            source = "" if recorded.source == "blocked" else recorded.source  # what was blocked did not answer
+            call.recorded = msgspec.structs.replace(recorded, outcome=outcome, source=source)
 
     def check_finished(self, answers: Matcher) -> None:
         """As in `Tape`; the run must have got to the fork."""
@@ -415,15 +398,8 @@ class Branch(Tape):
             call.passed = (), dict(arguments)  # classes among them may be what an edit is read as
         return super()._place(call, arguments, answers)
 
-    def _raised(self, call: ActiveCall, error: BaseException) -> None:
-        try:
-            super()._raised(call, error)
-        except DivergenceError:  # it is raised by the next call, and at the end
-            if isinstance(error, Exception):  # else it ends the task, and must arrive
-                raise
-
     def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
-        """Write a call; one of the prefix that was made again must have the outcome that it had."""
+        """Write a call. If one of the prefix that was made again has another outcome, the next call is refused."""
         super()._write(call, outcome)
         if call.index is None or self._prefix.states[call.index] != _REPEATED:
             return
@@ -432,12 +408,10 @@ class Branch(Tape):
         if was != now:
             text = (
                 f"call {recorded.id}, {described(call.function.name, call.arguments)}, was made again, and has another "
-                f"outcome than in the original:\n    recorded: {_short(was)}\n    now:      {_short(now)}\n"
+                f"outcome than in the original:\n    recorded: {was[:_MAX_SHOWN]}\n    now:      {now[:_MAX_SHOWN]}\n"
                 "The sandbox is not as the world was when the original began."
             )
-            error = self.diverged(call.index, call_data(call), text)
-            if call.exchange is None:  # a client may try again; the next call is refused anyway
-                raise error
+            self.diverged(call.index, call_data(call), text)
 
     def _check_live(self, call: ActiveCall, index: int | None) -> None:
         """Refuse a call that would run before its task has made what the prefix has of it."""
@@ -457,25 +431,18 @@ class Branch(Tape):
             f"not made {len(due)} recorded call{'' if len(due) == 1 else 's'}. The first is call {first.id}, "
             f"{described(first.name, first.arguments)}"
         )
-        nearest = due[0] if first.name == call.function.name else nearest_to(self.answers, call)
-        if nearest is not None:
-            shown = self.answers.shown(nearest)
-            text += f". Nearest is call {shown.id}:\n{differences(shown, call)}"
+        if first.name == call.function.name:
+            text += f":\n{differences(first, call)}"
         text += "\nBefore the fork, the run must make the calls that were recorded. Fork it at an earlier call."
         raise self.diverged(due[0], call_data(call), text)
 
 
-def _comparable(outcome: dict[str, Any]) -> Any:
+def _comparable(outcome: dict[str, Any]) -> str:
     """What is the same in two worlds that are: without marks, and without headers, which have times and numbers."""
     plain = decode(encode({name: value for name, value in outcome.items() if name not in ("loops", "awaited")}))
     if isinstance(plain.get("response"), dict):
         plain["response"].pop("headers", None)
-    return plain
-
-
-def _short(outcome: Any) -> str:
-    text = encode(outcome).decode()
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    return encode(plain).decode()
 
 
 class _BranchLog(CassetteLog):
@@ -483,3 +450,106 @@ class _BranchLog(CassetteLog):
 
     def keep_rest(self, answers: Matcher) -> None:
         """What the branch has not made is no part of it."""
+
+
+# Edits
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """In the edits of a `fork`: the call raises this, whatever it did when it was recorded.
+
+    Args:
+        error: the exception. Its class is one that a recording can write: of the builtin ones, of your own program, or
+            given to `register`.
+
+    Raises:
+        ConfigurationError: if it is no exception.
+    """
+
+    error: BaseException
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.error, BaseException):
+            raise ConfigurationError(f"Raised takes an exception, got {self.error!r}")
+
+
+def edited_outcome(
+    recorded: RecordedCall,
+    edit: Any,
+    redaction: Redaction,
+    schema: PlainSchema | None = None,
+    chunks: PlainSchema | None = None,
+) -> dict[str, Any]:
+    """The outcome that an edit stands for, as a recording would have written it."""
+    was = recorded.outcome
+    if isinstance(edit, Raised):
+        outcome = error_outcome(edit.error, redaction)
+        if type(read_error(outcome["error"])) is not type(edit.error):
+            raise _refused(recorded, "raises an exception that cannot be written down; register the class")
+        if "stream" in was:
+            outcome = {"stream": {**was["stream"], "chunks": [], "end": outcome}}
+    elif "response" in was or "://" in recorded.name.partition(" ")[2]:
+        outcome = {"response": redact_response(_response(recorded, edit), redaction)}
+    elif "stream" in was:
+        if not isinstance(edit, list | tuple):
+            raise _refused(recorded, "is of a call that returned a stream: give the list of its chunks")
+        like = next((one for one in was["stream"]["chunks"] if "typed" in one), {"value": ""})
+        written = [_written(recorded, like, one, chunks, redaction, is_chunk=True) for one in edit]
+        chunks_now = redact_chunks(written, redaction)
+        outcome = {"stream": {**was["stream"], "chunks": chunks_now, "end": {"value": None}}}
+    else:
+        outcome = _written(recorded, was, edit, schema, redaction)
+    if was.get("awaited"):
+        outcome["awaited"] = True
+    found: dict[str, Any] = decode(encode(outcome))
+    return found
+
+
+def _refused(recorded: RecordedCall, reason: str) -> ConfigurationError:
+    return ConfigurationError(f"fork: the edit of call {recorded.id}, {recorded.name}, {reason}")
+
+
+def _written(
+    recorded: RecordedCall,
+    was: dict[str, Any],
+    edit: Any,
+    schema: PlainSchema | None,
+    redaction: Redaction,
+    *,
+    is_chunk: bool = False,
+) -> dict[str, Any]:
+    """A value as a recording writes it. Plain data is read as the object that it stands for."""
+    value = edit
+    if schema is not None and was.get("value") is None and exact_json(edit) is not None:
+        if "object" in was or (schema.beside and isinstance(edit, dict | list)):
+            raise _refused(recorded, "is plain data, and the function returned an object: give such an object")
+        try:
+            value = schema.from_plain(edit)
+        except Undecodable as error:
+            raise _refused(recorded, f"does not fit what the function returns: {error}") from error
+    written = value_outcome(value, schema or schema_of(type(edit)), redaction, is_chunk=is_chunk)
+    if "unencodable" in written or (schema is not None and ("class" in written or "redacted" in written)):
+        reason = written.get("reason", "it has a secret")
+        raise _refused(recorded, f"is a {type(edit).__name__}, which cannot be written down ({reason})")
+    if "made" in was and written.keys() == {"value"} and isinstance(edit, dict):
+        written["made"] = was["made"]  # read as a response of LiteLLM, too
+    return written
+
+
+def _response(recorded: RecordedCall, edit: Any) -> dict[str, Any]:
+    """The recorded response with another body."""
+    response = recorded.outcome.get("response")
+    if response is None:
+        raise _refused(recorded, "has no response to change; only Raised(...) can take its place")
+    body = next((one for one in ("events", "lines", "frames", "chunks", "json") if one in response), "text")
+    is_right = isinstance(edit, str) if body == "text" else exact_json(edit) is not None
+    if not is_right or "bytes" in response or (body == "json" and isinstance(edit, str)):
+        what = "text" if body == "text" else "JSON"
+        raise _refused(recorded, f"is a {type(edit).__name__}; give the {what} of the body of the response")
+    changed = {**{name: value for name, value in response.items() if name != "end"}, body: edit}
+    try:
+        check_outcome({"response": changed})
+    except msgspec.ValidationError as error:
+        raise _refused(recorded, f"must be the {body} of the answer, as the recording has them: {error}") from error
+    return changed
