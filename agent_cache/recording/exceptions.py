@@ -2,8 +2,8 @@
 
 An exception comes back as itself if its class is a builtin, was registered, or is found under its name in a module that
 the program has imported, and it then says what the original said. No name that is found in a cassette is ever imported,
-and no constructor of a user's class is run. Any other exception becomes a `RecordedError` which is of the nearest
-builtin class that the original derives from.
+and no constructor of a user's class is run. Any other exception becomes a `RecordedError` which is also of that class,
+if it is known, or of the nearest builtin class that the original derives from.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from agent_cache.errors import RecordedError, recorded_error
 from agent_cache.recording.outcomes import REGISTERED, encode, exact_json, name_of, schema_of
@@ -46,13 +45,15 @@ def error_data(error: BaseException, depth: int = 0) -> dict[str, Any]:
     base = _builtin_base(kind)
     data: dict[str, Any] = {"type": name_of(kind), "message": _message(error)}
     if isinstance(error, RecordedError):  # of a replay inside of this recording
-        base = kind.__bases__[-1]
+        base = _builtin_base(kind.__bases__[-1])
         data = {"type": error.type_name, "message": vars(error)["message"]}
     if base is not kind and base is not Exception:
         data["base"] = base.__name__
     if isinstance(error, BaseExceptionGroup):
         members = error.exceptions[:_MAX_MEMBERS] if depth < _MAX_DEPTH else ()
         data |= {"group": [error_data(member, depth + 1) for member in members], "message": error.message}
+    elif data["type"] == _VALIDATION_ERROR:
+        data["state"] = _validation_state(error)
     elif not isinstance(error, RecordedError):
         _write_parts(error, data, depth)
     notes = vars(error).get("__notes__")
@@ -60,18 +61,13 @@ def error_data(error: BaseException, depth: int = 0) -> dict[str, Any]:
         data["notes"] = [note for note in notes if isinstance(note, str)]
     if error.__cause__ is not None and depth < _MAX_DEPTH:
         data["cause"] = error_data(error.__cause__, depth + 1)
-    back = read_error(data)
-    if type(back) is not kind or _message(back) != _message(error):
+    if type(read_error(data)) is not kind:
         data["unknown"] = True
     return data
 
 
 def _write_parts(error: BaseException, data: dict[str, Any], depth: int) -> None:
-    """Write arguments and attributes; of an exception that only its own constructor makes, what that needs."""
-    if (special := _SPECIAL.get(data["type"])) is not None:
-        with contextlib.suppress(Exception):  # another version of the library: it is written as any other
-            data["state"] = special[0](error)
-            return
+    """Write arguments and attributes."""
     arguments = BaseException.args.__get__(error)  # type: ignore[attr-defined]  # a class may have another `args`
     if isinstance(error, OSError):  # it has more than its `args`
         with contextlib.suppress(Exception):  # a user's subclass
@@ -109,8 +105,10 @@ def read_error(data: dict[str, Any]) -> BaseException:
     if kind is not None:
         with contextlib.suppress(Exception):  # a class that has changed since, or a file that was edited
             error = _rebuilt(kind, data)
+            if "group" not in data and _message(error) != data.get("message", ""):
+                error = None
     if error is None:
-        error = _unknown_error(data)
+        error = _unknown_error(data, kind)
     # Not `error.add_note` and not `raise ... from`: a frozen class may refuse both.
     if notes := [str(note) for note in data.get("notes", ())]:
         BaseException.__setattr__(error, "__notes__", notes)
@@ -132,20 +130,19 @@ def _exception_named(name: str) -> type[BaseException] | None:
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
-def _unknown_error(data: dict[str, Any]) -> RecordedError:
+def _unknown_error(data: dict[str, Any], kind: type[BaseException] | None) -> RecordedError:
     name, message = str(data.get("type", "")), str(data.get("message", ""))
-    base = getattr(builtins, str(data.get("base", "")), None)
-    if isinstance(base, type) and issubclass(base, BaseException):
-        with contextlib.suppress(TypeError):  # a file that was edited: the members are not of that group
-            return recorded_error(name, message, base, [read_error(member) for member in data.get("group", ())])
+    for base in (kind, getattr(builtins, str(data.get("base", "")), None)):
+        if isinstance(base, type) and issubclass(base, BaseException):
+            with contextlib.suppress(Exception):  # a class that cannot have others below it, or an edited file
+                return recorded_error(name, message, base, [read_error(member) for member in data.get("group", ())])
     return RecordedError(name, message)
 
 
 def _rebuilt(kind: type[BaseException], data: dict[str, Any]) -> BaseException:
     state = data.get("state", {})
-    special = _SPECIAL.get(name_of(kind))
-    if special is not None and "args" not in data:
-        return special[1](kind, state)
+    if data["type"] == _VALIDATION_ERROR:
+        return _make_validation_error(kind, state)
     if "group" in data:
         error: BaseException = kind(data["message"], [read_error(member) for member in data["group"]])
     else:
@@ -240,7 +237,9 @@ def _read_http(library: str, kind: str, data: dict[str, Any]) -> Any:
     )
 
 
-# Exceptions that only their own constructor makes: what is written of each, and how it is made of that
+# Validation errors of pydantic: only their own constructor makes them, of what is wrong
+
+_VALIDATION_ERROR = "pydantic_core._pydantic_core:ValidationError"
 
 
 def _validation_state(error: Any) -> dict[str, Any]:
@@ -275,27 +274,3 @@ def _make_validation_error(kind: Any, state: dict[str, Any]) -> BaseException:
     error: BaseException = kind.from_exception_data(state["title"], details)
     _set_args(error, ())  # as pydantic's own has them
     return error
-
-
-_OF_CONNECTION = ("host", "port", "is_ssl")
-
-
-def _make_connector_error(kind: Any, state: dict[str, Any]) -> BaseException:
-    keys: Any = sys.modules["aiohttp.client_reqrep"].ConnectionKey
-    fields = {**dict.fromkeys(keys._fields), "ssl": True, **{name: state[name] for name in _OF_CONNECTION}}
-    error: BaseException = kind(keys(**fields), _read(state["os_error"]))
-    return error
-
-
-_SPECIAL: Final[dict[str, tuple[Callable[[Any], dict[str, Any]], Callable[[Any, dict[str, Any]], BaseException]]]] = {
-    "pydantic_core._pydantic_core:ValidationError": (_validation_state, _make_validation_error),
-    **{
-        f"aiohttp.client_exceptions:Client{name}Error": (
-            lambda error: {
-                **{name: getattr(error.args[0], name) for name in _OF_CONNECTION}, "os_error": _written(error.args[1])
-            },
-            _make_connector_error,
-        )
-        for name in ("Connector", "ConnectorDNS", "ProxyConnection", "ConnectorSSL", "ConnectorCertificate")
-    },
-}  # fmt: skip

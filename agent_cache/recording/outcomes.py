@@ -123,17 +123,10 @@ class PlainSchema(typed.Schema):
     @staticmethod
     def made(kind: Any, fields: dict[str, Any], state: list[Any]) -> Any:
         """An object of a class from what it had. A new field of a model has its default."""
-        if is_model(kind):
-            new = {name: one for name, one in kind.__pydantic_fields__.items() if name not in fields}
-            fields = {
-                **{
-                    name: one.get_default(call_default_factory=True)
-                    for name, one in new.items()
-                    if not one.is_required()
-                },
-                **fields,
-            }
-        return typed.Schema.made(kind, fields, state)
+        declared = kind.__pydantic_fields__.items() if is_model(kind) else ()
+        new = {name: one for name, one in declared if name not in fields and not one.is_required()}
+        defaults = {name: one.get_default(call_default_factory=True) for name, one in new.items()}
+        return typed.Schema.made(kind, {**defaults, **fields}, state)
 
 
 def _is_tagged(plain: Any) -> bool:
@@ -141,15 +134,14 @@ def _is_tagged(plain: Any) -> bool:
 
 
 def _why(error: BaseException) -> str:
-    """What is wrong with data, by the names of fields and types, and never a value."""
-    cause: Any = error
-    while cause is not None and not isinstance(cause, msgspec.ValidationError):
-        cause = cause.__cause__
-    if cause is None:
-        return str(error)
-    inner: Any = cause.__cause__
-    if inner is None or not type(inner).__module__.startswith("pydantic_core"):
-        return str(cause) if inner is None else type(inner).__name__
+    """What is wrong with data, by the names of fields and types, and never a value: pydantic's texts have some."""
+    while not isinstance(error, msgspec.ValidationError):
+        if error.__cause__ is None:
+            return str(error)
+        error = error.__cause__
+    inner: Any = error.__cause__
+    if inner is None or not hasattr(inner, "errors"):
+        return str(error) if inner is None else type(inner).__name__
     first = inner.errors(include_url=False, include_context=False, include_input=False)[0]
     return f"{inner.title}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
 
@@ -190,7 +182,7 @@ def _without_streams(annotation: Any) -> Any:
 def annotation_of_chunks(annotation: Any) -> Any:
     """The annotation of the chunks of what is annotated as a stream; `Any` if it tells nothing of them.
 
-    A stream is an iterator or a class of which objects are iterated over, such as ``AsyncStream[Chunk]`` of OpenAI's
+    A stream is an iterator, or a class whose objects are iterated over, such as ``AsyncStream[Chunk]`` of OpenAI's
     client. Its methods are annotated as ``Answer | AsyncStream[Chunk]``: what is no stream does not count.
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -200,19 +192,11 @@ def annotation_of_chunks(annotation: Any) -> Any:
         found = [each for member in arguments if (each := annotation_of_chunks(member)) is not Any]
         return typing.Union[tuple(found)] if found else Any  # noqa: UP007 - as above
     kind = origin or annotation
-    if kind in _ITERATORS:
+    step = getattr(kind, "__anext__", None) or getattr(kind, "__next__", None)
+    if kind in _ITERATORS or (step is not None and arguments):
         return arguments[0] if arguments else Any
-    for name in ("__anext__", "__next__", "__aiter__"):
-        method = getattr(kind, name, None)
-        if inspect.isfunction(method):
-            hint = Returns(method).resolve()
-            chunks = annotation_of_chunks(hint) if name == "__aiter__" else hint
-            bound = dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=False))
-            if isinstance(chunks, TypeVar):
-                return bound.get(chunks, Any)
-            parameters = getattr(chunks, "__parameters__", ())
-            return chunks[tuple(bound.get(each, Any) for each in parameters)] if parameters else chunks
-    return Any
+    hint = Returns(step).resolve() if inspect.isfunction(step) else Any
+    return Any if isinstance(hint, TypeVar) else hint
 
 
 _ANY: Final = schema_of(Any)

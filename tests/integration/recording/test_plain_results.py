@@ -281,10 +281,6 @@ class Stream(Generic[T]):
     async def close(self) -> None: ...
 
 
-class Pairs(Generic[T]):
-    def __next__(self) -> tuple[int, T]: ...
-
-
 class Lines(Stream[Line]):
     async def __anext__(self) -> Line: ...
 
@@ -304,7 +300,6 @@ class Vague:
         (Annotated[Stream[Line], "wrapped"], Line),
         (Row | Stream[Line], Line),
         (Row | Stream[Line] | Stream[Spot], Line | Spot),
-        (Pairs[Line], tuple[int, Line]),
         (Lines, Line),
         (Stream, Any),
         (Vague, Any),

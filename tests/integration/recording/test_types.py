@@ -20,7 +20,6 @@ from agent_cache.recording import (
     register,
     replay,
 )
-from agent_cache.recording.arguments import plain_arguments
 from tests.harness.slow import crossed
 
 pydantic = pytest.importorskip("pydantic")
@@ -132,64 +131,6 @@ def test_a_value_comes_back_as_the_annotation_says(annotation, value, path):
 def test_builtin_values_need_no_annotation(value, path):
     recorded, replayed = again(path, intercept(lambda: value, name="make"))
     assert same(recorded, replayed), (recorded, replayed)
-
-
-@dataclass
-class Deadline(datetime):
-    """A dataclass that has a date which none of its fields declares."""
-
-    reason: str
-
-    def __new__(cls, *date, reason):
-        return datetime.__new__(cls, *date)
-
-    def __init__(self, *date, reason):
-        self.reason = reason
-
-
-@dataclass(eq=False)
-class Refused(Exception):
-    reason: str
-
-
-def refused(*args):
-    error = Refused("no")
-    error.args = args
-    return error
-
-
-class Kind(enum.Enum):
-    """Makes a member of one name for every value that it does not know."""
-
-    KNOWN = 1
-
-    @classmethod
-    def _missing_(cls, value):
-        member = object.__new__(cls)
-        member._name_, member._value_ = "UNKNOWN", value
-        return member
-
-
-def plain(value):
-    return plain_arguments({"value": value})[0]["value"]
-
-
-def test_arguments_with_more_than_their_fields_are_told_apart():
-    """What a base of the standard library holds is written beside the fields."""
-    assert plain(Deadline(2026, 1, 2, reason="a")) == {
-        "$object": [f"{__name__}:Deadline", {"reason": "a", "": "2026-01-02T00:00:00"}]
-    }
-    assert plain(Refused("no")) == {"$object": [f"{__name__}:Refused", {"reason": "no", "": {"$tuple": ["no"]}}]}
-    assert plain(refused("a")) == {"$object": [f"{__name__}:Refused", {"reason": "no", "": {"$tuple": ["a"]}}]}
-    assert plain(Kind("a")) == {"$enum": [f"{__name__}:Kind", "UNKNOWN", "a"]}
-    assert plain(Kind.KNOWN) == {"$enum": [f"{__name__}:Kind", "KNOWN"]}
-
-
-def test_a_proxy_in_arguments_is_not_what_it_stands_for():
-    wrapt = pytest.importorskip("wrapt")
-    for value in (Colour.RED, Order("7", Decimal(1)), len, list[int], 1):
-        with pytest.raises(TypeError, match="ObjectProxy stands for another one"):
-            plain(wrapt.ObjectProxy(value))
 
 
 def test_each_answer_is_a_value_of_its_own(path):
