@@ -172,7 +172,7 @@ async def run(
         if replacement is not None:
             return replacement.answer
     if intercepted is not None:
-        intercepted.call = call
+        intercepted.notes.call = call
     token = PLACE.set(call)
     try:
         value = await work(call)

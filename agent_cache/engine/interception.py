@@ -30,6 +30,26 @@ __all__ = [
 ]
 
 
+class Notes:
+    """How an intercepted call was answered: one for all interceptors around it.
+
+    Attributes:
+        call: the `Call` that was made for it; None for a local hit, and for a follower of another call's load.
+        source: if there is no `Call`, how it was answered: ``"hit"``, ``"shared"``, or ``"blocked"`` by a session.
+        replaced: outcome and kind of the loop, if a session replaced the answer; else None.
+        loops: loops that sessions noticed at it and let pass: ``"notice"`` or ``"loop"``, the kind of loop, and the
+            session, counted from the innermost.
+    """
+
+    __slots__ = ("call", "loops", "replaced", "source")
+
+    def __init__(self) -> None:
+        self.call: Call | None = None
+        self.source = "shared"
+        self.replaced: tuple[str, str] | None = None
+        self.loops: list[tuple[str, str, int]] = []
+
+
 class InterceptedCall:
     """One call of a tool as an interceptor receives it.
 
@@ -38,17 +58,10 @@ class InterceptedCall:
         scope: the scope it is made in.
         key, args, kwargs: as a `Call` has them.
         is_fresh: the caller asked for a fresh value.
-        outer: the same call at the inner interceptor, where one recording is made inside of another.
-        call: the `Call` that was made for it; None for a local hit, and for a follower of another call's load.
-        source: how it was answered, once it was: a value of `Call.source`, or ``"blocked"`` by a session.
-        replaced: outcome and kind of the loop, if a session replaced the answer; else None.
-        loops: loops that sessions noticed at it and let pass: ``"notice"`` or ``"loop"``, the kind of loop, and the
-            session, counted from the innermost.
+        notes: how it was answered, once it was.
     """
 
-    __slots__ = (
-        "args", "call", "is_fresh", "key", "kwargs", "loops", "operation", "outer", "replaced", "scope", "source",
-    )  # fmt: skip
+    __slots__ = ("args", "is_fresh", "key", "kwargs", "notes", "operation", "scope")
 
     def __init__(
         self,
@@ -67,16 +80,18 @@ class InterceptedCall:
         self.args = args
         self.kwargs = kwargs
         self.is_fresh = is_fresh
-        self.outer = outer
-        self.call: Call | None = None
-        self.source = "shared"
-        self.replaced: tuple[str, str] | None = None
-        self.loops: list[tuple[str, str, int]] = []
+        self.notes: Notes = Notes() if outer is None else outer.notes
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Parameter names and values, injected contexts included."""
         return self.operation.parameters.named(self.args, self.kwargs)
+
+    @property
+    def source(self) -> str:
+        """How it was answered: a value of `Call.source`, or ``"blocked"`` by a session."""
+        notes = self.notes
+        return notes.source if notes.call is None else notes.call.source
 
     @property
     def outside(self) -> Scope:
@@ -87,33 +102,17 @@ class InterceptedCall:
     async def proceed(self) -> Any:
         """Make the call as if there were no interceptor, and note how it was answered."""
         outside, called = self.outside, (self.key, self.args, self.kwargs)
+        if outside.interceptor is not None:
+            inner = InterceptedCall(self.operation, outside, *called, is_fresh=self.is_fresh, outer=self)
+            return await outside.interceptor.play(inner)
+        token = self.enter()
         try:
-            if outside.interceptor is not None:
-                return await outside.interceptor.play(self.inside_of(outside))
-            token = self.enter()
-            try:
-                value = self.local_hit()
-                if value is MISSING:
-                    value = await run(self.operation, outside, *called, is_fresh=self.is_fresh, intercepted=self)
-                return value
-            finally:
-                self.leave(token)
+            value = self.local_hit()
+            if value is MISSING:
+                value = await run(self.operation, outside, *called, is_fresh=self.is_fresh, intercepted=self)
+            return value
         finally:
-            self.note_source()
-
-    def inside_of(self, outside: Scope) -> InterceptedCall:
-        """The same call at the interceptor of an outer scope."""
-        return InterceptedCall(
-            self.operation, outside, self.key, self.args, self.kwargs, is_fresh=self.is_fresh, outer=self
-        )
-
-    def note_source(self) -> None:
-        """Note how it was answered, once it has ended, here and at the inner interceptors."""
-        if self.call is not None:
-            self.source = self.call.source
-        if (inner := self.outer) is not None:
-            inner.source, inner.call, inner.replaced = self.source, self.call, self.replaced
-            inner.loops = self.loops
+            self.leave(token)
 
     def local_hit(self) -> Any:
         """The value of a local hit outside of the interceptor, or `MISSING`. It is not audited: what the tool does then
@@ -123,13 +122,13 @@ class InterceptedCall:
             return MISSING
         value = hit(self.operation, PLACE.get(), self.key, self.arguments, at=self.outside)
         if value is not MISSING:
-            self.source = "hit"
+            self.notes.source = "hit"
         return value
 
     def enter(self) -> Token[InterceptedCall | None]:
         """Let what sessions say of it be noted, until `leave`."""
         if self.outside.participants:
-            self.source = "blocked"  # unless they admit it: then there is a `Call`
+            self.notes.source = "blocked"  # unless they admit it: then there is a `Call`
         return _INTERCEPTED.set(self)
 
     def leave(self, token: Token[InterceptedCall | None]) -> None:
@@ -156,7 +155,7 @@ def note_answer(operation: Operation[Any], replacement: Replacement) -> None:
     """Note that a session replaced the answer of the running intercepted call, if there is one."""
     intercepted = _INTERCEPTED.get()
     if intercepted is not None and intercepted.operation is operation:
-        intercepted.replaced = (replacement.outcome, replacement.kind)
+        intercepted.notes.replaced = (replacement.outcome, replacement.kind)
 
 
 def note_loop(level: str, kind: str, metrics: Metrics) -> None:
@@ -164,7 +163,7 @@ def note_loop(level: str, kind: str, metrics: Metrics) -> None:
     intercepted = _INTERCEPTED.get()
     if intercepted is not None:
         depths = [depth for depth, one in enumerate(intercepted.scope.participants) if one.metrics is metrics]
-        intercepted.loops += [(level, kind, depth) for depth in depths]
+        intercepted.notes.loops += [(level, kind, depth) for depth in depths]
 
 
 _BUDGETS = frozenset({"depth", "tool_calls", "time", "nesting"})
@@ -178,11 +177,11 @@ def replay_into_sessions(intercepted: InterceptedCall, value: Any, error: BaseEx
     session now.
 
     Args:
-        intercepted: the call, with `source`, `replaced` and `loops` as recorded.
+        intercepted: the call, with its notes as recorded.
         value, error: its recorded outcome.
         seconds: its recorded duration.
     """
-    source, acted = intercepted.source, intercepted.replaced
+    source, acted = intercepted.source, intercepted.notes.replaced
     scope, operation = intercepted.scope.without_recordings(), intercepted.operation
     key = None if intercepted.key is UNKEYED else intercepted.key
     now = CLOCK.now()
@@ -201,7 +200,7 @@ def replay_into_sessions(intercepted: InterceptedCall, value: Any, error: BaseEx
         else:
             observer.admit(call, now, is_asked=True)
             observer.done(call, value, error, now)
-    for level, kind, depth in intercepted.loops:
+    for level, kind, depth in intercepted.notes.loops:
         for metrics in (METRICS, *(one.metrics for one in scope.participants[depth : depth + 1])):
             (metrics.noticed_loop if level == "notice" else metrics.acted_on_loop)(kind)
     if source != "blocked":

@@ -205,7 +205,6 @@ class Cursor:
         count: how many chunks were taken.
         call: its `Call`, once there is one.
         lost: why it cannot follow its run any more.
-        on_end: called when its caller has stopped reading.
         outcome: what the call has returned, or raised.
     """
 
@@ -216,7 +215,6 @@ class Cursor:
         self.at: _Chunk | None = None
         self.count, self.lost = 0, ""
         self.call: Call | None = None
-        self.on_end: Callable[[], object] = int
         self.outcome: tuple[Any, BaseException | None] | None = (value, None) if answer is None else None
         if answer is not None:
             self._start(operation, self._make_call(answer))
@@ -278,15 +276,12 @@ class Cursor:
         is_last = stream is None or stream.remove(self)
         running = [one for one in {self, leader} if one is not None and one.outcome is None]
         ending = [one for one in running if is_last or one is not leader]
-        try:
-            for one in ending:
-                one._task.cancel()
-            if ending:  # cancelled itself, it cancels them again
-                await asyncio.gather(*[one._task for one in ending], return_exceptions=True)
-            if self in ending:
-                self._raise_failure()
-        finally:
-            self.on_end()
+        for one in ending:
+            one._task.cancel()
+        if ending:  # cancelled itself, it cancels them again
+            await asyncio.gather(*[one._task for one in ending], return_exceptions=True)
+        if self in ending:
+            self._raise_failure()
 
     def _raise_failure(self) -> None:
         error = None if self.outcome is None else self.outcome[1]
@@ -332,8 +327,6 @@ class ThreadCursor(Cursor):
                 self._raise_failure()
         except CancelledError:
             pass  # it had not begun
-        finally:
-            self.on_end()
 
     def _go_on(self, interruption: BaseException | None = None) -> None:
         """What interrupts this thread is raised inside of the run."""
@@ -513,7 +506,6 @@ def proceed_stream(call: InterceptedCall) -> Any:
         finally:
             if token is not None:
                 call.leave(token)
-        cursor.on_end = call.note_source
         return cursor
 
     return operation.iterate(begin)

@@ -93,11 +93,8 @@ def show_in_sessions(call: ActiveCall, value: Any, error: BaseException | None) 
     tool_call, recorded = call.tool_call, call.recorded
     if tool_call is None or recorded is None:
         return
-    tool_call.source = recorded.source or ("miss" if tool_call.operation.is_read else "write")
-    instead = recorded.outcome.get("instead")
-    tool_call.replaced = None if instead is None else (instead[0], instead[1])
-    tool_call.loops = recorded.outcome.get("loops", [])
-    outer = tool_call.outer
-    if outer is not None:
-        outer.source, outer.replaced, outer.loops = tool_call.source, tool_call.replaced, tool_call.loops
+    notes, instead = tool_call.notes, recorded.outcome.get("instead")
+    notes.source = recorded.source or ("miss" if tool_call.operation.is_read else "write")
+    notes.replaced = None if instead is None else (instead[0], instead[1])
+    notes.loops = recorded.outcome.get("loops", [])
     replay_into_sessions(tool_call, value, error, recorded.duration_ms / 1000)

@@ -384,12 +384,13 @@ class Tape(Replaying, Receiver):
         tool_call = call.tool_call
         if tool_call is not None:
             source = tool_call.source
-            if tool_call.replaced is not None:
-                outcome["instead"] = list(tool_call.replaced)
-            if tool_call.loops:
-                outcome["loops"] = tool_call.loops
-            if source == "write" and tool_call.call is not None and tool_call.call.tags:
-                tags = redacted_tags(call, tool_call.call, outcome, self.redaction)
+            notes = tool_call.notes
+            if notes.replaced is not None:
+                outcome["instead"] = list(notes.replaced)
+            if notes.loops:
+                outcome["loops"] = notes.loops
+            if source == "write" and notes.call is not None and notes.call.tags:
+                tags = redacted_tags(call, notes.call, outcome, self.redaction)
         with self._lock:
             if self.file is not None and not self.file.is_closed:
                 if self.file.needs_identity and (len(outcome) > 1 or "value" not in outcome):

@@ -454,7 +454,7 @@ class _JournalTape(Tape):
         """The write has this value, as if it had returned it when it ran."""
         self._close_doubt(call)
         if call.tool_call is not None:
-            call.tool_call.source = "write"
+            call.tool_call.notes.source = "write"
         value = self._returned(call, value)
         if call.tool_call is not None:
             replay_into_sessions(call.tool_call, value, None, 0.0)
