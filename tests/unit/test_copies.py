@@ -13,7 +13,7 @@ import itertools
 import sqlite3
 import sys
 import weakref
-from collections import OrderedDict, defaultdict, deque, namedtuple
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -67,9 +67,6 @@ class Box(Generic[T]):
     a: T
     b: Any = None
 
-    def __post_init__(self) -> None:
-        COUNTED.append("__post_init__")
-
     @functools.cached_property
     def found(self) -> list[Any]:
         return [self.b]
@@ -93,26 +90,10 @@ class Place:
     b: Any = None
 
 
-@dataclasses.dataclass(frozen=True)
-class OpenFact:
-    a: Any = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fact:
-    a: Any = None
-    b: Any = None
-
-
 class Open:
     def __init__(self, a: Any, b: Any) -> None:
-        COUNTED.append("__init__")
         self.a = a
         self.b = b
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        COUNTED.append("__setattr__")
-        super().__setattr__(name, value)
 
 
 class Slotted:
@@ -148,9 +129,6 @@ class Model(pydantic.BaseModel):
 class OpenModel(pydantic.BaseModel, extra="allow"):
     a: Any = None
 
-    def model_post_init(self, context: Any, /) -> None:
-        COUNTED.append("model_post_init")
-
 
 class FrozenModel(pydantic.BaseModel, frozen=True):
     a: Any = None
@@ -164,9 +142,6 @@ class Root(pydantic.RootModel[Any]):
 class Record(msgspec.Struct):
     a: Any = None
     b: Any = None
-
-    def __post_init__(self) -> None:
-        COUNTED.append("__post_init__")
 
 
 class FrozenRecord(msgspec.Struct, frozen=True):
@@ -189,10 +164,6 @@ class Slot(NamedTuple):
 
     kind: type
     name: str
-
-
-COUNTED: list[str] = []
-"""Methods of these classes that have been called."""
 
 
 def with_private(a: Any, b: Any) -> Model:
@@ -230,7 +201,7 @@ def wider(a: Any, b: Any) -> Wider:
 
 
 MAKERS: list[Callable[[Any, Any], Any]] = [
-    *(Line, Box, Narrow, Place, Fact, Open, Slotted, Both, Attributes, SlottedAttributes, Record, FrozenRecord),
+    *(Line, Box, Narrow, Place, Open, Slotted, Both, Attributes, SlottedAttributes, Record, FrozenRecord),
     *(OpenRecord, Pair, with_private, with_extra, with_undeclared, with_unset, with_cached, wider),
     lambda a, b: Model(a=a, b=b),
     lambda a, b: FrozenModel(a=a, b=b),
@@ -382,45 +353,7 @@ def can_change(part: Any) -> bool:
     """Whether anybody can set something in this object itself."""
     if isinstance(part, (tuple, frozenset, str, int, enum.Enum, type)):
         return False
-    return not isinstance(part, (Place, Fact, FrozenRecord, Decimal, UUID, PurePosixPath))
-
-
-MADE_FROM_IMAGES: dict[str, Callable[[], Any]] = {
-    "dataclass": lambda: Line([1], {"a": Line(2)}),
-    "dataclass with slots": lambda: Narrow([1], Narrow(2)),
-    "dataclass with more slots": lambda: wider([1], [2]),
-    "frozen dataclass": lambda: Fact([1]),
-    "frozen dataclass with slots": lambda: Place([1]),
-    "generic dataclass": lambda: Box([1]),
-    "class": lambda: Open([1], 2),
-    "class with slots": lambda: Slotted([1], 2),
-    "class with slots and more": lambda: Both([1], 2),
-    "attrs": lambda: Attributes([1]),
-    "pydantic": lambda: Model(a=[1], b=Model(a={"b": [2]})),
-    "pydantic with private attributes": lambda: with_private([1], [2]),
-    "pydantic with extra": lambda: with_extra([1], [2]),
-    "frozen pydantic": lambda: FrozenModel(a=1),
-    "Struct": lambda: Record([1], Record({"a": [2]})),
-    "frozen Struct": lambda: FrozenRecord([1]),
-    "NamedTuple": lambda: Pair([1], (2, ([3],))),
-    "tree with a date": lambda: {"at": datetime(2026, 1, 2, tzinfo=UTC), "rows": [{"id": 1}, {"id": 2}]},
-    "tree with a tuple": lambda: {"at": (1, [2]), "set": {1}},
-    "tree with a large integer": lambda: {"at": [2**70]},
-    "tree with half a character": lambda: {"at": ["\ud800"]},
-    "list in two places": lambda: (lambda one: {"a": one, "b": one})([1]),
-}
-
-
-@pytest.mark.parametrize("name", MADE_FROM_IMAGES)
-def test_no_code_of_the_classes_runs_for_a_copy(name: str, monkeypatch: pytest.MonkeyPatch):
-    """Neither constructors, nor `__post_init__`, nor validators, nor `__setattr__`; and no `copy.deepcopy`."""
-    value = MADE_FROM_IMAGES[name]()
-    monkeypatch.setattr(copies.copy, "deepcopy", None)
-    COUNTED.clear()
-    make = auto_copier(value)
-    assert make is not None
-    assert described(make()) == described(value)
-    assert COUNTED == []
+    return not isinstance(part, (Place, FrozenRecord, Decimal, UUID, PurePosixPath))
 
 
 class Own:
@@ -443,11 +376,6 @@ class WithReduce(Own):
         return marked, (type(self),)
 
 
-class WithReduceEx(Own):
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return marked, (type(self),)
-
-
 class WithGetstate(Own):
     def __getstate__(self) -> Any:
         return {"parts": [1], "mark": "its way"}
@@ -458,63 +386,8 @@ class WithSetstate(Own):
         self.__dict__.update(state, mark="its way")
 
 
-class WithNew(Own):
-    mark: Any
-
-    def __new__(cls) -> Any:
-        made = super().__new__(cls)
-        made.count = len(CREATED)
-        CREATED.append(cls)
-        return made
-
-
-class WithGetattr(Own):
-    """As a proxy does, it finds `__deepcopy__` where its class has none."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "__deepcopy__":
-            return lambda memo: marked(type(self))
-        raise AttributeError(name)
-
-
-class WithGetattribute(Own):
-    def __getattribute__(self, name: str) -> Any:
-        if name == "__deepcopy__":
-            return lambda memo: marked(type(self))
-        return super().__getattribute__(name)
-
-
 class WithCopyreg(Own):
     pass
-
-
-class WithSetattr:
-    """`copy.deepcopy` sets slots by it."""
-
-    __slots__ = ("mark", "parts")
-
-    def __init__(self) -> None:
-        self.parts = [1]
-        object.__setattr__(self, "mark", "made")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, "its way" if name == "mark" else value)
-
-
-class WithBoth(Own):
-    def __getstate__(self) -> Any:
-        return 1
-
-    def __setstate__(self, state: Any) -> None:
-        self.mark = "its way"
-
-
-class StructOfItsOwn(msgspec.Struct):
-    parts: list[int]
-    mark: str = "made"
-
-    def __reduce__(self) -> Any:
-        return StructOfItsOwn, ([1], "its way")
 
 
 class ModelOfItsOwn(pydantic.BaseModel):
@@ -525,36 +398,6 @@ class ModelOfItsOwn(pydantic.BaseModel):
         return ModelOfItsOwn(parts=[1], mark="its way")
 
 
-class TupleOfItsOwn(NamedTuple):
-    parts: list[int]
-    mark: str = "made"
-
-    def __deepcopy__(self, memo: Any) -> TupleOfItsOwn:
-        return TupleOfItsOwn([1], "its way")
-
-
-class WithOwnDict:
-    """What it calls its `__dict__` is not where its attributes are."""
-
-    __dict__ = property(lambda self: {})  # type: ignore[assignment]
-
-    def __init__(self) -> None:
-        self.parts = [1]
-
-
-class OpenTuple(tuple[Any, ...]):
-    _fields = ()
-
-
-class HidesSlot(Slotted):
-    """A slot of the base cannot be read by its name."""
-
-    __slots__ = ("a",)
-
-
-CREATED: list[type] = []
-
-
 def marked(kind: type) -> Any:
     made = kind()
     made.mark = "its way"
@@ -562,11 +405,8 @@ def marked(kind: type) -> Any:
 
 
 OWN_WAYS: list[Callable[[], Any]] = [
-    *(WithDeepcopy, WithReduce, WithReduceEx, WithGetstate, WithSetstate, WithGetattr),
-    *(WithGetattribute, WithCopyreg, WithSetattr, WithBoth),
-    lambda: StructOfItsOwn([1]),
+    *(WithDeepcopy, WithReduce, WithGetstate, WithSetstate, WithCopyreg),
     lambda: ModelOfItsOwn(parts=[1]),
-    lambda: TupleOfItsOwn([1]),
 ]
 
 
@@ -582,24 +422,26 @@ def test_a_class_that_has_a_way_of_its_own_to_be_copied_is_left_to_it(
     assert (given[0].a if isinstance(given, list) else given).mark == "its way"
 
 
+def local() -> Any:
+    @dataclasses.dataclass
+    class Local:
+        a: Any
+
+    return Local([1])
+
+
 UNKNOWN: dict[str, Callable[[], Any]] = {
-    "attrs with slots": lambda: SlottedAttributes([1]),
-    "root model": lambda: Root([1]),
-    "tuple with a `__dict__`": lambda: OpenTuple([[1]]),
-    "class with another `__dict__`": WithOwnDict,
-    "class that hides a slot": lambda: HidesSlot([1], 2),
     "exception": lambda: ValueError([1]),
-    "subclass of dict": lambda: Table(a=[1]),
-    "deque": lambda: deque([[1]]),
-    "lock's cousin": lambda: functools.partial(list, [1]),
+    "partial": lambda: functools.partial(list, [1]),
     "set of mutable objects": lambda: {Open([1], 2)},
     "dict with a mutable key": lambda: {Open([1], 2): 1},
+    "object of a local class": local,
 }
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
 @pytest.mark.parametrize("wrap", [lambda value: value, lambda value: [Line(value)]], ids=["itself", "inside"])
-def test_what_may_have_more_state_than_can_be_seen_is_copied_as_deepcopy_does(name: str, wrap: Callable[[Any], Any]):
+def test_any_object_is_copied_as_deepcopy_does(name: str, wrap: Callable[[Any], Any]):
     value = wrap(UNKNOWN[name]())
     make = auto_copier(value)
     assert make is not None
@@ -621,161 +463,17 @@ def test_what_has_state_that_no_attribute_shows_is_not_copied(kind: type[sqlite3
         value.close()
 
 
-def test_a_struct_that_keeps_its_hash_is_copied_by_its_fields():
-    class Hashed(msgspec.Struct, frozen=True, cache_hash=True):
-        a: Any
-        b: Any = None
-
-    value = Hashed((1, Text("a")))
-    assert hash(value)
-    make = auto_copier([value])
-    assert make is not None
-    assert make() == [value]
-    assert hash(make()[0]) == hash(value)
-
-
-@pytest.mark.parametrize("kind", [Model, FrozenModel])
-def test_a_model_with_an_attribute_under_the_name_of_a_property_is_copied_whole(kind: type[Any]):
-    value = kind(a=1)
-    vars(value)["copied"] = [1]
-    vars(value)["model_fields_set"] = [2]
-    vars(value)[3] = [3]
-    make = auto_copier(value)
-    assert make is not None
-    assert described(make()) == described(value)
-    assert make().__dict__["model_fields_set"] is not value.__dict__["model_fields_set"]
-
-
-def test_a_class_that_decides_how_its_objects_are_created_is_asked():
-    copier = auto_copier([WithNew()])
-    assert copier is not None
-    CREATED.clear()
-    copier()
-    assert len(CREATED) == 1
-
-
-def test_a_way_that_is_registered_later_counts_from_then_on():
-    value = Line([1])
-    assert auto_copier(value) is not None
-    copyreg.pickle(Line, lambda value: (Line, ("its way",)))  # type: ignore[arg-type]
-    try:
-        copier = auto_copier(value)
-        assert copier is not None
-        assert copier().a == "its way"
-    finally:
-        del copyreg.dispatch_table[Line]
-
-
-@dataclasses.dataclass(frozen=True)
-class Lazy:
-    """A frozen object that is changed all the same, by its own methods."""
-
-    number: int
-
-    @functools.cached_property
-    def parts(self) -> list[int]:
-        return [self.number]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LazySlots:
-    number: int
-    known: Any = None
-
-    def parts(self) -> list[int]:
-        if self.known is None:
-            object.__setattr__(self, "known", [self.number])
-        return self.known  # type: ignore[no-any-return]
-
-
-class LazyStruct(msgspec.Struct, frozen=True):
-    number: int
-    known: Any = None
-
-    def parts(self) -> list[int]:
-        if self.known is None:
-            msgspec.structs.force_setattr(self, "known", [self.number])
-        return self.known  # type: ignore[no-any-return]
-
-
-@dataclasses.dataclass(frozen=True)
-class LazyProperty:
-    number: int
-
-    @property
-    def parts(self) -> list[int]:
-        return self.__dict__.setdefault("known", [self.number])  # type: ignore[no-any-return]
-
-
-class Loose(OpenFact):
-    """Its base forbids to set the fields, and only these."""
-
-
-def loose() -> Loose:
-    made = Loose(1)
-    made.other = 2  # type: ignore[attr-defined]
-    return made
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Priced:
-    name: str
-    price: Decimal = Decimal(1)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.name.strip())
-
-    @classmethod
-    def free(cls, name: str) -> Priced:
-        return cls(name, Decimal(0))
-
-
 SHARED: list[Any] = [
-    *(
-        Fact(1, "a"),
-        Fact(Fact((1, Place("x")), frozenset({1})), Colour.RED),
-        Place(1, 2.0),
-        Priced("a"),
-        Priced.free("a"),
-    ),
-    *(FrozenRecord(1, FrozenRecord((2,))), Pair(1, (2, Pair(3, None))), (Place(1), Fact(b"x"))),
-    Fact(datetime(2026, 1, 2, tzinfo=UTC), PurePosixPath("a")),
+    Pair(1, (2, Pair(3, None))),
+    (Colour.RED, frozenset({b"x"})),
+    (UUID(int=1), int),
+    PurePosixPath("a"),
 ]
 
 
 @pytest.mark.parametrize("value", SHARED, ids=repr)
-def test_a_frozen_object_of_immutable_parts_is_shared(value: Any):
+def test_a_tuple_of_immutable_parts_is_shared(value: Any):
     assert auto_copier(value) is None
-
-
-def test_a_frozen_object_with_a_dict_is_copied_since_vars_changes_it():
-    value = OpenFact(1)
-    copier = auto_copier((value,))
-    assert copier is not None
-    vars(copier()[0])["a"] = 2
-    assert copier() == (value,) == (OpenFact(1),)
-
-
-def test_a_struct_keeps_what_is_beside_its_fields():
-    value = OpenRecord([1])
-    value.token = {"next": "abc"}
-    copier = auto_copier(value)
-    assert copier is not None
-    copier().token["next"] = "changed"
-    assert (copier(), vars(copier())) == (value, {"token": {"next": "abc"}})
-
-
-def test_the_class_of_a_named_tuple_is_not_kept():
-    """Programs make one for each query."""
-    copiers, classes = [], []
-    for _ in range(3):
-        row = namedtuple("row", "a")
-        copiers.append(auto_copier(row([1])))
-        classes.append(weakref.ref(row))
-        del row
-    copiers.clear()
-    gc.collect()
-    assert [reference() for reference in classes] == [None] * 3
 
 
 def test_a_large_table_of_immutable_rows_is_shared():
@@ -783,37 +481,12 @@ def test_a_large_table_of_immutable_rows_is_shared():
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        *(Lazy(1), LazySlots(1), LazyStruct(1), LazyProperty(1), loose(), FrozenModel(a=1), Line(1), Narrow(1)),
-        *(Record(1), Model(a=1), Fact([1]), Place({}), FrozenRecord([1]), Pair(1, []), Fact(Line(1)), Fact((1, [2]))),
-        *(Fact(Text("a")), Attributes(1)),
-    ],
-    ids=repr,
+    "value", [Place(1), (Place(1),), FrozenModel(a=1), FrozenRecord(1), Pair(1, []), Text("a"), Attributes(1)], ids=repr
 )
 def test_what_anything_can_change_is_not_shared(value: Any):
     make = auto_copier(value)
     assert make is not None
     assert make() is not make()
-
-
-@pytest.mark.parametrize("value", [Lazy(1), LazySlots(1), LazyStruct(1), LazyProperty(1)], ids=repr)
-def test_what_a_frozen_object_has_computed_for_one_caller_is_not_seen_by_another(value: Any):
-    make = auto_copier(value)
-    assert make is not None
-    parts = make().parts
-    (parts() if callable(parts) else parts).append(2)
-    parts = make().parts
-    assert (parts() if callable(parts) else parts) == [1]
-
-
-def test_an_attribute_that_is_added_to_a_frozen_object_counts():
-    value = OpenFact(1)
-    vars(value)["other"] = [1]
-    make = auto_copier(value)
-    assert make is not None
-    make().other.append(2)
-    assert make().other == [1]
 
 
 PLAIN = st.recursive(
@@ -879,7 +552,7 @@ def test_a_tree_of_many_levels_is_copied_where_little_of_the_stack_is_left():
     assert given == []
 
 
-@pytest.mark.parametrize("make", [lambda part: [part, part], lambda part: (part, part), lambda part: Fact(part, part)])
+@pytest.mark.parametrize("make", [lambda part: [part, part], lambda part: (part, part), lambda part: Place(part, part)])
 @pytest.mark.parametrize("innermost", [1, [1]], ids=["immutable", "mutable"])
 def test_parts_that_are_shared_at_every_level_are_looked_at_once(make: Callable[[Any], Any], innermost: Any):
     """2**60 of them would be looked at otherwise."""
@@ -890,19 +563,9 @@ def test_parts_that_are_shared_at_every_level_are_looked_at_once(make: Callable[
     if copier is not None:
         given = copier()
         for _ in range(60):
-            one, other = (given.a, given.b) if isinstance(given, Fact) else given
+            one, other = (given.a, given.b) if isinstance(given, Place) else given
             assert one is other
             given = one
-
-
-def test_tuples_are_made_in_the_order_in_which_they_are_in_each_other():
-    innermost: Any = ([1],)
-    middle = (innermost, [2])
-    value = [innermost, (middle, innermost), middle]
-    value[0][0].append(value)
-    make = auto_copier(value)
-    assert make is not None
-    assert described(make()) == described(value)
 
 
 def test_nothing_of_the_tools_own_objects_is_kept_alive():
@@ -920,19 +583,6 @@ def test_nothing_of_the_tools_own_objects_is_kept_alive():
     assert [each() for each in watched] == [None] * 5
     assert make is not None
     assert isinstance(make().a[0], Watched)
-
-
-def test_a_class_is_forgotten_with_its_values():
-    @dataclasses.dataclass
-    class Local:
-        a: Any
-
-    reference = weakref.ref(Local)
-    assert auto_copier(Local([1])) is not None
-    assert auto_copier(Local) is None
-    del Local
-    gc.collect()
-    assert reference() is None
 
 
 def test_iterators_are_not_copied():
