@@ -7,19 +7,17 @@ Parameters that a framework fills in (`core.contexts`) are no arguments: of thei
 from __future__ import annotations
 
 import inspect
-import types
 import typing
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from agent_cache.core.asker import Apart, Injected, Role, UnknownAsker, asker_in, getters_of, got_by, injected_role
 from agent_cache.core.keys import PLAIN, Part, Uncacheable, key_part
 from agent_cache.errors import ConfigurationError
-from agent_cache.values.canonical import Default, serial_of
+from agent_cache.values.canonical import MISSING, is_sentinel, serial_of
 
 __all__ = [
-    "POSITIONAL", "JsonArguments", "Named", "Parameter", "Parameters", "default_part", "injected_role", "receiver_part",
+    "DEFAULT_PART", "POSITIONAL", "JsonArguments", "Named", "Parameter", "Parameters", "injected_role", "receiver_part",
     "takes_context",
 ]  # fmt: skip
 
@@ -32,8 +30,8 @@ class Parameter(NamedTuple):
     Attributes:
         in_key: whether its value identifies the call. False if it is skipped, ignored or filled in by a framework.
         is_receiver: whether it is the ``self`` or ``cls`` of a method.
-        is_sentinel: whether its default is an object without an identity, such as ``UNSET = object()``. That object
-            itself is a constant of the key then.
+        is_sentinel: whether its default is an object without an identity, such as ``UNSET = object()``, which is a
+            constant of the key then.
         hint: the name of one of `_LIKELY` if that is the annotation, so that the generated body tests it first.
     """
 
@@ -55,7 +53,7 @@ class Parameter(NamedTuple):
 
     def identity(self, value: Any) -> Any:
         """What identifies a value: the value itself, but for a default that has no identity."""
-        return Default(value) if self.is_sentinel and value is self.default else value
+        return MISSING if self.is_sentinel and value is self.default else value
 
 
 def receiver_part(value: Any) -> Part:
@@ -66,9 +64,8 @@ def receiver_part(value: Any) -> Part:
         return b"#%d" % serial_of(value)
 
 
-def default_part(value: Any) -> Part:
-    """The key of the default object of a parameter, where that is a sentinel."""
-    return key_part(Default(value))
+DEFAULT_PART: Final = key_part(MISSING)
+"""The key of the default of a parameter that is a sentinel."""
 
 
 class Parameters:
@@ -178,22 +175,15 @@ class Parameters:
         """Parameter names and values of a call in its canonical spelling."""
         return dict(zip(self.names, args, strict=True)) if self.is_positional else self.bind(args, kwargs)
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The same of any call, which raises `TypeError` as the tool itself would."""
         surplus: dict[str, Any] = {}
         if self.surplus is not None:  # Signature.bind of Python 3.11 refuses the name of a positional-only parameter
             surplus = {name: kwargs[name] for name in self.positional_only if name in kwargs}
         bound = self.signature.bind(*args, **{name: value for name, value in kwargs.items() if name not in surplus})
-        if with_defaults:
-            bound.apply_defaults()
+        bound.apply_defaults()
         if surplus and self.surplus is not None:
             bound.arguments[self.surplus] = bound.arguments.get(self.surplus, {}) | surplus
-        return bound.arguments
-
-    def filled(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The same parameter names and values, with the defaults of those that are not there."""
-        bound = inspect.BoundArguments(self.signature, OrderedDict(arguments))
-        bound.apply_defaults()
         return bound.arguments
 
     # The spelling of a call
@@ -216,20 +206,15 @@ class Parameters:
                 kwargs[one.name] = value
         return tuple(args), kwargs
 
-    def has_receiver(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tool: object) -> bool:
-        """Whether a call of a method is given an object of its class, or of one that has borrowed this `tool`.
+    def has_receiver(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call of a method is given an object of its class, which is known by its name.
 
-        The class is known by name: ``dataclass(slots=True)``, a decorator of classes, may have replaced the first one.
+        ``dataclass(slots=True)``, a decorator of classes, may have replaced the first class.
         """
         receiver = self.all[0].name
         value = args[0] if args else kwargs.get(receiver)
         kinds = (value.__class__,) if receiver == "self" else (value.__class__, value)
-        bases = [base for kind in kinds for base in getattr(kind, "__mro__", ())]
-        members = [member for base in bases for member in list(vars(base).values())]
-        functions = [one.__func__ if type(one) is classmethod else one for one in members]
-        return any(base.__qualname__ == self.owner for base in bases) or any(
-            type(one) is types.FunctionType and vars(one).get("__agent_cache__") is tool for one in functions
-        )
+        return any(base.__qualname__ == self.owner for kind in kinds for base in getattr(kind, "__mro__", ()))
 
     # What identifies a call
 
@@ -260,7 +245,7 @@ def _is_sentinel(default: Any) -> bool:
     try:
         key_part(default)
     except Uncacheable:
-        return Default.may_stand_for(default)
+        return is_sentinel(default)
     return False
 
 
@@ -323,11 +308,8 @@ class JsonArguments(Parameters):
         super().__init__((), inspect.signature(_known_by_name))
         self._is_read, self._form = is_read, form
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:  # noqa: ARG002 - as Parameters has it
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return Named(kwargs, args[1] if len(args) > 1 else None, is_read=self._is_read)
-
-    def filled(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(arguments)
 
     def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (None, getattr(arguments, "vary", None)), dict(arguments)

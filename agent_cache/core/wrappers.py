@@ -54,7 +54,7 @@ class PassedOn(Parameters):
             raise UnknownAsker("a context was left out, and a decorator of the tool may fill it in")
         return super().asker(arguments)
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:  # noqa: ARG002 - as Parameters has it
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         known = {name: value for name, value in kwargs.items() if name in self.signature.parameters}
         others = {name: value for name, value in kwargs.items() if name not in known}
         try:
@@ -62,9 +62,6 @@ class PassedOn(Parameters):
         except TypeError:  # the tool raises it, or its wrapper takes more than it shows
             found = {**known, "*": args}
         return Named(found | ({"**": others} if others else {}), is_read=self._is_read, spelled=(args, kwargs))
-
-    def filled(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(arguments)
 
     def split(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call as it was spelled."""

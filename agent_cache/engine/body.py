@@ -51,7 +51,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.keys import ALIASES, PLAIN, Uncacheable, key_part
 from agent_cache.core.options import ReadPolicy
-from agent_cache.core.parameters import POSITIONAL, Parameter, Parameters, default_part, receiver_part
+from agent_cache.core.parameters import DEFAULT_PART, POSITIONAL, Parameter, Parameters, receiver_part
 from agent_cache.core.store import NEVER
 from agent_cache.core.versions import VERSIONS
 from agent_cache.core.wrappers import PassedOn
@@ -70,7 +70,7 @@ Body = Callable[..., Any]
 
 _NAMES: Final[dict[str, Any]] = {
     "call": run, "run": run_blocking, "hit": hit, "place": PLACE.get, "root": ROOT, "Uncacheable": Uncacheable,
-    "part": key_part, "receiver_part": receiver_part, "part_of_default": default_part, "PLAIN": PLAIN, "type": type,
+    "part": key_part, "receiver_part": receiver_part, "PLAIN": PLAIN, "type": type,
     "str": str, "int": int, "dict": dict, "list": list, "MISSING": MISSING, "NEVER": NEVER, "versions": VERSIONS,
     "current": CURRENT, "known": ALIASES.get, "image": marshal.dumps, "END": END, "WAIT": WAIT,
 }  # fmt: skip
@@ -235,9 +235,7 @@ def _part_expression(parameter: Parameter) -> str:
         part = f'{name} if $type({name}) in $PLAIN else b"N" if {name} is None else $part({name})'
     if not parameter.is_sentinel:
         return part
-    is_settled = type(parameter.default) is object  # it never gets an attribute
-    constant = repr(default_part(parameter.default)) if is_settled else f"$part_of_default({name})"
-    return f"{constant} if {name} is $default_{name} else {part}"
+    return f"{DEFAULT_PART!r} if {name} is $default_{name} else {part}"
 
 
 class _Source(str):

@@ -312,7 +312,7 @@ class ReadOperation(Operation[ReadPolicy]):
         Raises:
             TypeError: if the tool cannot be called so, or a method was not given the object whose method it is.
         """
-        if self.parameters.owner and not self.parameters.has_receiver(args, kwargs, self):
+        if self.parameters.owner and not self.parameters.has_receiver(args, kwargs):
             name = self.function.__qualname__.rpartition("<locals>.")[2]
             owner = name.rpartition(".")[0].rpartition(".")[2]
             receiver = self.parameters.all[0].name

@@ -25,10 +25,11 @@ from agent_cache.values.canonical import (
     MAX_DEPTH,
     MISSING,
     PYDANTIC_FIELDS_SET,
-    Default,
+    attributes_of,
     declared_fields,
     full_name,
     is_model,
+    is_sentinel,
     text_of_standard_value,
 )
 
@@ -134,8 +135,8 @@ class _Walk:
             # Which fields of a model were given does not count: a run that is parsed anew may give more or fewer.
             fields = {name: self.plain(each) for name, each in declared if name != PYDANTIC_FIELDS_SET}
             return {"$object": [_name_of(kind), fields]}
-        is_bare = kind is not object and kind.__eq__ is object.__eq__ and Default.may_stand_for(value)
-        if is_bare and not Default(value).attributes():
+        is_bare = kind is not object and kind.__eq__ is object.__eq__ and is_sentinel(value)
+        if is_bare and not attributes_of(value):
             return {"$opaque": full_name(kind)}  # such as a sentinel: its class says all
         raise Uncacheable(
             f"a value of type {full_name(kind)} is not known by its content: its class declares no fields, as "

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     import hashlib
 
 __all__ = [
-    "MAX_DEPTH", "MISSING", "PYDANTIC_FIELDS_SET", "PYDANTIC_STATE", "STANDARD", "Default", "Encoder", "Missing",
-    "StableEncoder", "attributes_of", "blake2b", "canonical", "declared_fields", "declared_names", "full_name",
-    "has_native_state", "is_large", "is_member", "is_model", "lasting_digest", "make_room", "segment_digest",
-    "serial_of", "size_of", "text_of_standard_value",
+    "MAX_DEPTH", "MISSING", "PYDANTIC_FIELDS_SET", "PYDANTIC_STATE", "STANDARD", "Encoder", "Missing", "StableEncoder",
+    "attributes_of", "blake2b", "canonical", "declared_fields", "declared_names", "full_name", "has_native_state",
+    "is_large", "is_member", "is_model", "is_sentinel", "lasting_digest", "make_room", "segment_digest", "serial_of",
+    "size_of", "text_of_standard_value",
 ]  # fmt: skip
 
 
@@ -258,33 +258,13 @@ def attributes_of(value: Any) -> dict[str, Any]:
     return found | getattr(value, "__dict__", {}) | _slots_set(value, slots)
 
 
-# Default objects
-
-
-class Default:
-    """Stands for the default object of a parameter, in a key or a digest: a sentinel such as ``UNSET = object()``.
-
-    That it is the default of its parameter identifies it, in every process, together with the attributes that it has.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return "<the default>"
-
-    def attributes(self) -> dict[str, Any]:
-        """The attributes of the object."""
-        return {**getattr(self.value, "__dict__", {}), **_slots_set(self.value, _slots_beside(type(self.value), ()))}
-
-    @staticmethod
-    def may_stand_for(value: Any) -> bool:
-        """Whether this describes a value completely: it is known by no content, and has no state that only C sees."""
-        kind = type(value)
-        is_content = issubclass(kind, (*_CONTAINERS, tuple, type)) or declared_names(kind) is not None
-        return not (is_content or hasattr(kind, "__pydantic_fields__") or has_native_state(kind))
+def is_sentinel(value: Any) -> bool:
+    """Whether an object is known by no content: of a class without fields, it has no attributes but names."""
+    kind = type(value)
+    is_content = issubclass(kind, (*_CONTAINERS, tuple, type)) or declared_names(kind) is not None
+    if is_content or hasattr(kind, "__pydantic_fields__") or has_native_state(kind):
+        return False
+    return all(type(one) is str for one in attributes_of(value).values())
 
 
 # Serial numbers: the identity of an object for as long as it lives
@@ -432,7 +412,6 @@ _ITEMS: Final[dict[type, tuple[bytes, bool, Callable[[Any], Iterable[tuple[Any, 
     dict: (b"{", False, dict.items),
     OrderedDict: (b"O", True, OrderedDict.items),
     types.SimpleNamespace: (b"v", False, lambda value: vars(value).items()),
-    Default: (b"!", False, lambda value: value.attributes().items()),
 }
 """The mark of each compound type, whether order counts, and what is in its values."""
 

@@ -130,8 +130,8 @@ def faster(copier: Callable[[], Any]) -> Callable[[], Any]:
     """The fastest function that makes the same copies as one of `auto_copier`: of a tree in half the time.
 
     Finding it takes as long as four copies, so it is for values that have been read before. It reads MessagePack, which
-    knows dicts and lists alone, and not that one of them is in two places. So the types of all parts are looked at, level
-    by level, as the garbage collector sees them.
+    knows dicts and lists alone, and not that one of them is in two places. So the types of all parts are looked at,
+    level by level, as the garbage collector sees them.
     """
     formats = _formats()
     if type(copier) is not partial or copier.func is not formats.loads:

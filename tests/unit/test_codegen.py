@@ -331,24 +331,6 @@ async def test_a_default_that_is_a_sentinel_is_a_constant_of_the_key(form: str, 
     assert await tool("a") == next(runs) - 1
 
 
-async def test_a_default_with_attributes_is_known_by_them_too():
-    default = named("one")
-    runs = itertools.count()
-
-    @AgentCache("r")
-    async def tool(options: Any = default) -> int:
-        return next(runs)
-
-    assert [await tool(), await tool(default)] == [0, 0]
-    default.name = "other"  # type: ignore[attr-defined]
-    assert [await tool(), await tool()] == [1, 1]
-    default.name = "one"  # type: ignore[attr-defined]
-    assert await tool() == 0
-    default.client = object()  # type: ignore[attr-defined]
-    assert [await tool(), await tool()] == [2, 3]
-    assert get_metrics()["uncached"] == 2
-
-
 @dataclasses.dataclass
 class Options:
     client: Any
