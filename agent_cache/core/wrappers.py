@@ -82,13 +82,11 @@ class PassedOn(Parameters):
 
 
 def called_by(function: Any) -> Any:
-    """What a function calls in the end, behind decorators, partials and methods. An object stands for its class."""
+    """The function that is called in the end, behind decorators, partials and methods."""
     inner = inspect.unwrap(function)
     if isinstance(inner, functools.partial | types.MethodType):
         inner = inner.func if isinstance(inner, functools.partial) else inner.__func__
-    if inner is not function:
-        return called_by(inner)
-    return inner if inspect.isroutine(inner) or isinstance(inner, type) else type(inner)
+    return inner if inner is function else called_by(inner)
 
 
 def location_of(function: Callable[..., Any]) -> str:
@@ -113,10 +111,10 @@ def are_one_tool(function: Callable[..., Any], other: Callable[..., Any]) -> boo
 
 
 def _made_of(value: Any, levels: int = 10) -> Any:
-    """What is equal for callables that are made of the same. An object that is no value equals itself alone: the state
-    of two may come to differ.
+    """What is equal for callables that bind the same. An object that is no value equals itself alone: the state of two
+    may come to differ.
     """
-    parts: Any = None
+    parts: Any = value if type(value) in (tuple, list) else None
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
         parts = value.__code__, value.__defaults__, value.__kwdefaults__, cells
@@ -124,12 +122,8 @@ def _made_of(value: Any, levels: int = 10) -> Any:
         parts = value.func, value.args, value.keywords
     elif isinstance(value, types.MethodType):
         parts = value.__func__, value.__self__
-    elif isinstance(value, types.BuiltinMethodType):
-        parts = value.__name__, value.__self__
     elif isinstance(value, dict):
         parts = [each for pair in value.items() for each in pair]
-    elif type(value) in (tuple, list):
-        parts = value
     if parts is not None and levels:
         return type(value), [_made_of(each, levels - 1) for each in parts]
     try:

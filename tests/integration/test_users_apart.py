@@ -785,9 +785,6 @@ class Clerk:
     def __init__(self, user: str) -> None:
         self.user = user
 
-    async def __call__(self) -> str:
-        return self.user
-
     async def tickets(self) -> str:
         return self.user
 
@@ -795,7 +792,6 @@ class Clerk:
 MADE: dict[str, Callable[[str], Any]] = {
     "a closure": _closure,
     "a method": lambda user: Clerk(user).tickets,
-    "an object": Clerk,
     "a partial function": lambda user: functools.partial(_tickets_of, user),
 }
 
