@@ -133,8 +133,7 @@ def faster(copier: Callable[[], Any]) -> Callable[[], Any]:
     knows dicts and lists alone, and not that one of them is in two places. So the types of all parts are looked at,
     level by level, as the garbage collector sees them.
     """
-    formats = _formats()
-    if type(copier) is not partial or copier.func is not formats.loads:
+    if type(copier) is not partial or copier.func is not (formats := _formats()).loads:
         return copier
     tree = copier()  # nobody else has this one
     containers = level = [tree]
