@@ -97,10 +97,8 @@ def _is_immutable(value: Any) -> bool:
 
 @functools.cache
 def _formats() -> Any:
-    """What makes and reads images. `pickle` and msgspec are loaded for the first value that needs one."""
+    """What makes and reads images. `pickle` is loaded for the first value that needs one."""
     import pickle
-
-    from msgspec import msgpack
 
     class Pickler(pickle.Pickler):
         """Refuses what only `copy.deepcopy` copies."""
@@ -111,9 +109,15 @@ def _formats() -> Any:
                 raise pickle.PicklingError(type(part).__qualname__)
             return NotImplemented
 
-    return SimpleNamespace(
-        Pickler=Pickler, loads=pickle.loads, pack=msgpack.Encoder().encode, unpack=msgpack.Decoder().decode
-    )
+    return SimpleNamespace(Pickler=Pickler, loads=pickle.loads)
+
+
+@functools.cache
+def _message_pack() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    """What writes and reads it. msgspec is loaded for the first value that needs one."""
+    from msgspec import msgpack
+
+    return msgpack.Encoder().encode, msgpack.Decoder().decode
 
 
 def _copier_from_image(value: Any) -> Callable[[], Any] | None:
@@ -133,7 +137,7 @@ def faster(copier: Callable[[], Any]) -> Callable[[], Any]:
     knows dicts and lists alone, and not that one of them is in two places. So the types of all parts are looked at,
     level by level, as the garbage collector sees them.
     """
-    if type(copier) is not partial or copier.func is not (formats := _formats()).loads:
+    if type(copier) is not partial or copier.func is not _formats().loads:
         return copier
     tree = copier()  # nobody else has this one
     containers = level = [tree]
@@ -143,7 +147,8 @@ def faster(copier: Callable[[], Any]) -> Callable[[], Any]:
         level = [part for part in gc.get_referents(*level) if type(part) not in _PLAIN]
         if not level:
             try:
-                return partial(formats.unpack, formats.pack(tree))
+                pack, unpack = _message_pack()
+                return partial(unpack, pack(tree))
             except (OverflowError, UnicodeEncodeError):
                 break  # an integer of more than 64 bits, or text that was cut in the middle of a character
         containers = [*containers, *level]
@@ -156,8 +161,7 @@ def packed(tree: Any) -> bytes:
     Raises:
         TypeError, ValueError, OverflowError, RecursionError: if there is anything in it that MessagePack does not know.
     """
-    found: bytes = _formats().pack(tree)
-    return found
+    return _message_pack()[0](tree)
 
 
 AUTO: Final = CopyRule("auto", auto_copier)
