@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Final
 
-from agent_cache.core.tags import Tag, ancestors
+from agent_cache.core.tags import MANY_PATHS, Tag, ancestors
 
 __all__ = [
     "VERSIONS",
@@ -148,7 +148,7 @@ class Written:
 
     def __init__(self) -> None:
         self.known: tuple[dict[Path, int], dict[Path, int], int] = ({}, {}, 0)
-        self.held: dict[Path, set[Hold]] = {}
+        self.held: dict[Path, tuple[Hold, ...]] = {}
         self._rotated = 0
 
     def touches(self, paths: Sequence[Path], since: int) -> bool:
@@ -193,8 +193,8 @@ class Versions(Written):
         now: the version of the last begin or end of a write.
         lock: taken around each change. Re-entrant: garbage collection and signals may end a write inside of it. No
             value, key or callback of a user's is touched under it.
-        timed: the holds with an end: clock reading, number, hold. A heap.
         running: the holds of writes that run.
+        timed: the holds with an end: clock reading, number, hold. A heap.
     """
 
     __slots__ = ("_numbers", "_of_sessions", "lock", "now", "running", "timed")
@@ -251,7 +251,8 @@ class Versions(Written):
             The version.
         """
         if tags or bare:
-            hold.paths = tuple(dict.fromkeys(hold.paths + all_paths(tags, bare)))
+            more = paths_written(tags[0]) if len(tags) == 1 and not bare else all_paths(tags, bare)
+            hold.paths += more if len(more) > MANY_PATHS else tuple([one for one in more if one not in hold.paths])
         paths, scopes = hold.paths, hold.scopes
         freed: object = None  # after the lock
         with self.lock:
@@ -260,33 +261,36 @@ class Versions(Written):
             while True:
                 version = self.now + 1
                 for scope in scopes:
-                    if len(scope.known[0]) >= GENERATION:
+                    latest = scope.known[0]
+                    if len(latest) >= GENERATION:
                         freed = freed, scope.rotate(version)
-                    scope.known[0].update(dict.fromkeys(paths, version))
+                        latest = scope.known[0]
+                    for path in paths:
+                        latest[path] = version
                 if self.now < version:  # else a finalizer has written meanwhile
                     break
             self.now = version
-            if begins or until is not None:
-                for scope in scopes:
-                    held = scope.held
-                    for path in paths:
-                        held.setdefault(path, {hold}).add(hold)
+            for scope in scopes:
+                held = scope.held
+                for path in paths:
+                    found = held.get(path)
+                    if begins or until is not None:
+                        if found is None:
+                            held[path] = (hold,)
+                        elif hold not in found:
+                            held[path] = (*found, hold)
+                    elif found is not None and hold.until is None:
+                        if len(found) > 1:
+                            held[path] = tuple([one for one in found if one is not hold])
+                        elif found[0] is hold:
+                            del held[path]
             if begins:
                 hold.since = version
-                return version
-            if until is not None:
+            elif until is not None:
                 heapq.heappush(self.timed, (until, next(self._numbers), hold))
                 hold.until = until
-            elif hold.until is None:
-                for scope in scopes:
-                    held = scope.held
-                    for path in paths:
-                        found = held.get(path)
-                        if found is not None:
-                            found.discard(hold)
-                            if not found:
-                                held.pop(path, None)
-            self.running.discard(hold)
+            if not begins:
+                self.running.discard(hold)
         return version
 
     def expire(self, now: float) -> None:
