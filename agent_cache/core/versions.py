@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Final
 
-from agent_cache.core.tags import MANY_PATHS, Tag, ancestors
+from agent_cache.core.tags import Tag, ancestors
 
 __all__ = [
     "VERSIONS",
@@ -218,7 +218,7 @@ class Versions(Written):
 
     def write(self, tags: Sequence[Tag | EntryTag]) -> int:
         """Give what these tags name a new version, which is returned."""
-        return self.note(Hold(tags, scopes=(self,)))
+        return self.end(Hold(tags, scopes=(self,)))
 
     def write_everything(self) -> None:
         """Give everything a new version."""
@@ -227,71 +227,79 @@ class Versions(Written):
             self._rotated = self.now
             self.now += 1
 
-    def note(
-        self,
-        hold: Hold,
-        tags: Sequence[Tag | EntryTag] = (),
-        bare: Iterable[str] = (),
-        until: float | None = None,
-        *,
-        begins: bool = False,
-    ) -> int:
-        """Give what a write names a version, when it begins and when it has ended, and hold it in between.
+    # Begin and end of a write may be repeated, if they were interrupted: an interrupt can come wherever something has
+    # been called, so each of their steps may be done twice.
 
-        It may be repeated, if it was interrupted: an interrupt can come wherever something has been called, so each
-        step may be done twice.
+    def begin(self, hold: Hold) -> int:
+        """Give what a write names a version, which is returned, and hold it until its end."""
+        paths, freed = hold.paths, None
+        with self.lock:
+            self.running.add(hold)
+            while True:
+                version = self.now + 1
+                for scope in hold.scopes:
+                    if len(scope.known[0]) >= GENERATION:
+                        freed = freed, scope.rotate(version)  # after the lock
+                    latest, held = scope.known[0], scope.held
+                    for path in paths:
+                        latest[path] = version
+                        if path not in held:
+                            held[path] = (hold,)
+                        elif hold not in held[path]:
+                            held[path] = (*held[path], hold)
+                if self.now < version:  # else a finalizer has written meanwhile
+                    break
+            hold.since = self.now = version
+        return version
+
+    def end(
+        self, hold: Hold, tags: Sequence[Tag | EntryTag] = (), bare: Iterable[str] = (), until: float | None = None
+    ) -> int:
+        """Give what a write has named a version, which is returned, and hold it no more.
 
         Args:
-            hold: the write.
             tags, bare: what it has written beside what it began with.
             until: the clock reading until which all of it is held further on, since the write may still take effect.
-            begins: whether it begins. Else it has ended.
-
-        Returns:
-            The version.
         """
         if tags or bare:
             more = paths_written(tags[0]) if len(tags) == 1 and not bare else all_paths(tags, bare)
-            hold.paths += more if len(more) > MANY_PATHS else tuple([one for one in more if one not in hold.paths])
-        paths, scopes = hold.paths, hold.scopes
-        freed: object = None  # after the lock
+            hold.paths = hold.paths + more if hold.paths else more
+        paths, freed = hold.paths, None
         with self.lock:
-            if begins:
-                self.running.add(hold)
             while True:
                 version = self.now + 1
-                for scope in scopes:
+                for scope in hold.scopes:
+                    if len(scope.known[0]) >= GENERATION:
+                        freed = freed, scope.rotate(version)  # after the lock
                     latest = scope.known[0]
-                    if len(latest) >= GENERATION:
-                        freed = freed, scope.rotate(version)
-                        latest = scope.known[0]
                     for path in paths:
                         latest[path] = version
                 if self.now < version:  # else a finalizer has written meanwhile
                     break
             self.now = version
-            for scope in scopes:
-                held = scope.held
-                for path in paths:
-                    found = held.get(path)
-                    if begins or until is not None:
-                        if found is None:
-                            held[path] = (hold,)
-                        elif hold not in found:
-                            held[path] = (*found, hold)
-                    elif found is not None and hold.until is None:
-                        if len(found) > 1:
-                            held[path] = tuple([one for one in found if one is not hold])
-                        elif found[0] is hold:
+            if until is not None:
+                self._hold_on(hold, until)
+            elif hold.until is None:
+                alone = (hold,)
+                for scope in hold.scopes:
+                    held = scope.held
+                    for path in paths:
+                        found = held.get(path)
+                        if found == alone:
                             del held[path]
-            if begins:
-                hold.since = version
-            elif until is not None:
-                heapq.heappush(self.timed, (until, next(self._numbers), hold))
-                hold.until = until
-            if not begins:
-                self.running.discard(hold)
+                        elif found is not None:
+                            held[path] = tuple([one for one in found if one is not hold])
+            self.running.discard(hold)
         return version
+
+    def _hold_on(self, hold: Hold, until: float) -> None:
+        """Hold what a write that has ended has named until a clock reading. The caller has the lock."""
+        for scope in hold.scopes:
+            for path in hold.paths:
+                found = scope.held.get(path, ())
+                scope.held[path] = found if hold in found else (*found, hold)
+        heapq.heappush(self.timed, (until, next(self._numbers), hold))
+        hold.until = until
 
     def expire(self, now: float) -> None:
         """Give what is held until before this clock reading a version, and hold it no more."""
@@ -299,7 +307,7 @@ class Versions(Written):
             while self.timed and self.timed[0][0] <= now:
                 item = self.timed[0]
                 item[2].until = None
-                self.note(item[2])
+                self.end(item[2])
                 if self.timed[0] is item:
                     heapq.heappop(self.timed)
                 else:  # a finalizer has ended a write meanwhile
@@ -310,7 +318,7 @@ class Versions(Written):
         """Hold nothing any more. For tests, between which nothing goes on."""
         self.expire(float("inf"))
         for hold in list(self.running):
-            self.note(hold)
+            self.end(hold)
 
     def after_fork(self) -> None:
         """In the child, with the lock that was taken before the fork: what the parent was writing ends there, and
@@ -318,7 +326,7 @@ class Versions(Written):
         """
         try:
             for hold in list(self.running):
-                self.note(hold, hold.late)
+                self.end(hold, hold.late)
             self.now += 1
         finally:
             self.lock.release()

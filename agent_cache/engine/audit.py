@@ -181,8 +181,8 @@ class _AuditScope(Scope):
     async def _refuse(self, call: Call) -> NoReturn:
         self.check_write(call.operation.name)
 
-    def make_local(self, operation: Any) -> LocalTool:
-        local = super().make_local(operation)
+    def add_local(self, operation: Any) -> LocalTool:
+        local = super().add_local(operation)
         local.stats = ()
         local.setup = setup = copy(local.setup)
         if operation.is_read:

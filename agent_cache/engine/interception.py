@@ -194,7 +194,7 @@ def replay_into_sessions(intercepted: InterceptedCall, value: Any, error: BaseEx
     if acted is not None:
         METRICS.acted_on_loop(acted[1])
     for depth, participant in enumerate(scope.participants):
-        observer = participant.observer_of(operation, scope, is_innermost=not depth, is_replay=True)
+        observer = participant.tool_class(operation, scope, participant, is_innermost=not depth, is_judged=False)
         if acted is not None and (source == "blocked" or not depth or acted[1] in _BUDGETS):
             observer.blocked(key, now, *acted)
         else:

@@ -85,6 +85,7 @@ class Operation(Generic[P]):
         own_load: an ``async def (call)`` that runs a load in its own way, and stores its result; None for most tools.
         own_tiers: the tiers that its decorator named, nearest first.
         recorded: what recordings know of its function, None until one does.
+        is_global: whether its answers, or what it writes, are those of all sessions.
         heeds_contexts: whether it gets contexts that may say who asks, and its options leave that to them.
         early_rules: the rules of the tags that are known before a call.
         at_root: what it has outside of sessions.
@@ -94,7 +95,7 @@ class Operation(Generic[P]):
 
     __slots__ = (
         "__weakref__", "_setup", "around", "at_root", "coroutine_function", "counted_as", "early_rules", "function",
-        "heeds_contexts", "is_read", "is_sync", "name", "own_load", "own_tiers", "parameters", "policy", "recorded",
+        "heeds_contexts", "is_global", "is_read", "is_sync", "name", "own_load", "own_tiers", "parameters", "policy", "recorded",
         "returns_at_once", "root_uses", "stats", "tags",
     )  # fmt: skip
 
@@ -115,6 +116,7 @@ class Operation(Generic[P]):
         self.function = self.coroutine_function = function
         self.is_read = self._is_read  # a slot is read in a tenth of the time of a value of the class
         self.is_sync = self.returns_at_once = is_sync
+        self.is_global = policy.scope == "global"
         self.around: Callable[[Proceed, Call], Awaitable[Any]] | None = None
         self.own_load: Callable[[Call], Awaitable[Any]] | None = None
         self.name, self.parameters, self.tags, self.policy = name, parameters, tags, policy

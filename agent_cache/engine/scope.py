@@ -54,8 +54,8 @@ class Replacement(NamedTuple):
 Participant = Any
 """A session, as the calls made inside it see it: `session.session.AgentCacheSession`.
 
-``session_id`` and ``metrics`` are its own. ``observer_of(operation, scope)`` gives its part in the calls of a tool,
-``store_of(operation)`` the store of the answers of a session-scoped tool. ``stop(error)`` ends the run for a loop that
+``session_id`` and ``metrics`` are its own. ``tool_class(operation, scope, session)`` makes its part in the calls of a
+tool, ``store_of(operation)`` gives the store of the answers of a session-scoped tool. ``stop(error)`` ends the run for a loop that
 a replay has raised again.
 """
 
@@ -119,10 +119,22 @@ class LocalTool:
         self.store, self.tenant = operation.store_in(scope)
         self.stats: tuple[Stats, ...] = (operation.stats,)
 
-    def has_plain_hits(self, scope: Scope) -> bool:
-        """What `is_plain` is of one that observes."""
+    def observe(self, operation: Any, scope: Scope) -> None:
+        """What `__init__` does for one that observes. Where a scope adds nothing, it has what the tool has at the root.
+        """
+        if scope.adds_nothing and operation.is_global:
+            root = operation.at_root
+            if root is None or root.configuration is not CURRENT.value:
+                root = ROOT.add_local(operation)
+            self.is_observed, self.configuration, self.setup = True, root.configuration, root.setup
+            self.store, self.tenant = root.store, None
+        else:
+            LocalTool.__init__(self, operation, scope)
+            self.is_observed = True
         store = self.store
-        return store is not None and store.owner is self.tenant is scope.interceptor is None and not self.setup.share
+        self.is_plain = (
+            store is not None and store.owner is self.tenant is scope.interceptor is None and not self.setup.share
+        )
 
     def qualify(self, key: Hashable) -> Hashable:
         """The key under which an entry is stored: with the tenant, where there is one."""
@@ -142,11 +154,10 @@ class ToolInSessions(LocalTool):
     __slots__ = ("_observers",)
 
     def __init__(self, operation: Any, scope: Scope) -> None:
-        super().__init__(operation, scope)
-        self.is_observed, self.is_plain = True, self.has_plain_hits(scope)
+        self.observe(operation, scope)
         innermost = scope.participants[0]
         self._observers: tuple[Any, ...] = tuple(
-            [one.observer_of(operation, scope, is_innermost=one is innermost) for one in scope.participants]
+            [one.tool_class(operation, scope, one, is_innermost=one is innermost) for one in scope.participants]
         )
         self.stats = (operation.stats, *[one.own for one in self._observers])
 
@@ -227,13 +238,14 @@ class Scope:
         tenant: whose run this is, None without tenants.
         bypasses: whether reads made here run their tools uncached: see `bypass`.
         interceptor: records or replays the calls made here; None outside of recordings.
+        adds_nothing: whether there is no tenant, no `bypass` and no recording.
         outside: the same place without this interceptor; None without one.
         tools: what each tool has here; at most `MAX_TOOLS`. Those of the root are with the tools themselves.
         became: the place that this one stands for, since its session has ended; None if it is a place of its own.
     """
 
     __slots__ = (
-        "__weakref__", "_followers", "became", "bypasses", "call", "interceptor", "outside", "owners", "participants",
+        "__weakref__", "_followers", "adds_nothing", "became", "bypasses", "call", "interceptor", "outside", "owners", "participants",
         "tenant", "tools",
     )  # fmt: skip
 
@@ -249,6 +261,7 @@ class Scope:
         self.call: Call | None = None  # a slot is read in 20 ns less than an attribute of the class
         self.participants, self.tenant, self.bypasses = participants, tenant, bypasses
         self.interceptor, self.outside = interceptor, outside
+        self.adds_nothing = tenant is None and not bypasses and interceptor is None
         self.owners: frozenset[object] = frozenset(participants)
         self.tools: dict[Any, LocalTool] = {}
         self.became: Scope | None = None
@@ -272,25 +285,21 @@ class Scope:
 
     def add_local(self, operation: Any) -> LocalTool:
         """Make what a tool has here, and keep it: it has nothing yet, or that of former settings."""
-        made = self.make_local(operation)
-        if self is ROOT:
-            operation.at_root = made
-        else:
-            tools = self.tools
-            if operation in tools:
-                tools.pop(operation, None)  # made again, it is the newest
-            tools[operation] = made
-            if len(tools) > MAX_TOOLS:
-                forget_oldest(tools, MAX_TOOLS)
-        return made
-
-    def make_local(self, operation: Any) -> LocalTool:
-        """Make what a tool has here."""
         participants = self.participants
         if len(participants) == 1:
-            made: LocalTool = participants[0].observer_of(operation, self)
+            made: LocalTool = participants[0].tool_class(operation, self, participants[0])
+        else:
+            made = ToolInSessions(operation, self) if participants else LocalTool(operation, self)
+        if self is ROOT:
+            operation.at_root = made
             return made
-        return ToolInSessions(operation, self) if participants else LocalTool(operation, self)
+        tools = self.tools
+        if operation in tools:
+            tools.pop(operation, None)  # made again, it is the newest
+        tools[operation] = made
+        if len(tools) > MAX_TOOLS:
+            forget_oldest(tools, MAX_TOOLS)
+        return made
 
     def check_write(self, name: str) -> None:
         """Raise if nothing may be written here: by the tool of an audit."""
@@ -336,6 +345,7 @@ class Scope:
         other, bypassed = other.became or other, self.bypasses
         self.participants, self.owners, self.tenant = other.participants, other.owners, other.tenant
         self.bypasses, self.interceptor, self.outside = other.bypasses, other.interceptor, other.outside
+        self.adds_nothing = other.adds_nothing
         self.tools = {}
         self.became = other
         for one in list(self._followers or ()):

@@ -131,15 +131,12 @@ async def run_write(call: Call) -> Any:
     """
     operation: WriteOperation = call.operation
     policy = operation.policy
-    owners = call.scope.owners if policy.scope == "session" else None
+    owners = None if operation.is_global else call.scope.owners
     if owners is not None and not owners:  # it touches nothing: it is limited to a session, outside of one
         return await run_tool(call)
     if policy.key_fn is None:
-        tags: tuple[Tag, ...] = operation.tags.static
-        bare: tuple[str, ...] = ()
-        if operation.early_rules:
-            paths, bare = _tags_from(operation.early_rules, call)
-            tags += paths
+        tags, bare = _tags_from(operation.early_rules, call)
+        tags = operation.tags.static + tags
         call.tags = tags + bare
         write = Write(operation, tags, bare, owners)
     else:
@@ -152,7 +149,7 @@ async def run_write(call: Call) -> Any:
             await write.begin()
         else:  # the same without a coroutine
             write.is_open = True
-            VERSIONS.note(write, begins=True)
+            VERSIONS.begin(write)
             write.former = WRITING.set(write)
         if operation.is_new:
             operation.is_new = False
@@ -172,7 +169,7 @@ async def run_write(call: Call) -> Any:
         raise
     finally:
         if write.is_open:  # its end was interrupted, or had no room on the stack
-            VERSIONS.note(write, write.late)
+            VERSIONS.end(write, write.late)
     if ended is not ENDED:
         await ended
     return value
@@ -307,7 +304,7 @@ class Write(Hold):
                 self._announced = self._announcement()
                 await self._announced.begin()
             self.is_open = True  # first: one whose begin was interrupted is to be ended
-            VERSIONS.note(self, begins=True)
+            VERSIONS.begin(self)
             self.former = WRITING.set(self)
         except BaseException as error:
             await self.fail(error)
@@ -395,7 +392,7 @@ class Write(Hold):
         if fills:
             fills = self._end_with(fills, late, bare, hold)
         else:
-            VERSIONS.note(self, late, bare, CLOCK.now() + hold if hold else None)
+            VERSIONS.end(self, late, bare, CLOCK.now() + hold if hold else None)
         self.is_open = False  # after it: a write whose end was interrupted ends again
         configured, links = self._known
         if CURRENT.once_configured is not configured or READERS.links != links:  # tiers that have come while it ran
@@ -431,7 +428,7 @@ class Write(Hold):
                     kept.append(Fill(call, entry))
             # What loads one of these entries now is older, whatever the write turns out to touch.
             entries = tags_of_keys([(call.operation, call.key) for call, _ in kept])
-            VERSIONS.note(self, (*late, *entries), bare, now + hold if hold else None)
+            VERSIONS.end(self, (*late, *entries), bare, now + hold if hold else None)
             for call, _ in kept:
                 call.flight.restart()
         return kept

@@ -216,7 +216,6 @@ class ToolInSession(LocalTool, ToolHistory):
     Args:
         scope: where they are made.
         session: the `AgentCacheSession`.
-        detector: that of the session; None if it detects no loops.
         is_innermost: whether these calls are made in this session, and in no other one inside of it.
         is_judged: whether these calls are judged for loops. Of others, as of those that a tool makes by itself, only a
             new successful write matters: it ends the epoch.
@@ -237,29 +236,24 @@ class ToolInSession(LocalTool, ToolHistory):
         operation: Operation[Any],
         scope: Scope,
         session: Any,
-        detector: LoopDetector | None,
         *,
-        is_innermost: bool,
-        is_judged: bool,
+        is_innermost: bool = True,
+        is_judged: bool = True,
     ) -> None:
-        LocalTool.__init__(self, operation, scope)
-        self.is_observed, self.is_plain = True, self.has_plain_hits(scope)
+        self.observe(operation, scope)
         self._operation, self._session = operation, session
         self.name, self.hints = operation.name, operation.policy.loop
-        trace = session.trace
+        trace = session._trace or session.trace
         self._add = trace.add if is_innermost else trace.add_inner
-        self.own: Stats = session.metrics.stats_of(operation.counted_as)
+        self.own: Stats = (session._metrics or session.metrics).stats_of(operation.counted_as)
         self.stats = operation.stats, self.own
-        self._is_judged, self._has_loop_key = is_judged, self.hints.loop_key is not None
-        if operation.is_read:
-            self.is_write, self.repeat = False, "repeat"
-            if self.hints.off or not is_judged:
-                detector = None
-        else:
-            self.is_write, self.repeat = True, "write_repeat"
-        self.detector = detector
-        if detector is not None:
-            self.calls = detector.calls_of(operation)  # it outlives this object, which may be made again
+        self._is_judged, self._has_loop_key = is_judged and is_innermost, self.hints.loop_key is not None
+        self.is_write = not operation.is_read
+        self.repeat = "write_repeat" if self.is_write else "repeat"
+        self.detector: LoopDetector | None = None
+        if session._detects_loops and (self.is_write or (self._is_judged and not self.hints.off)):
+            self.detector = detector = session._detector or session.make_detector()
+            self.calls = detector.tools.get(operation) or detector.calls_of(operation)  # it outlives this object
         self._used: list[int] = _NOT_COUNTED
         if session.limits_tools:
             self._used = session.used_by(operation.name) or _NOT_COUNTED

@@ -382,15 +382,11 @@ class AgentCacheSession(LoopGuard):
 
     # engine.scope.Participant
 
-    def observer_of(
-        self, operation: Operation[Any], scope: Scope, *, is_innermost: bool = True, is_replay: bool = False
-    ) -> ToolInSession:
-        """What a tool has in a scope of this session. It judges the calls of its own, outside of a replay."""
-        detector = (self._detector or self._make_detector()) if self._detects_loops else None
-        is_judged = is_innermost and not is_replay
-        return ToolInSession(operation, scope, self, detector, is_innermost=is_innermost, is_judged=is_judged)
+    tool_class = ToolInSession
+    """What a tool has in a scope of this session."""
 
-    def _make_detector(self) -> LoopDetector:
+    def make_detector(self) -> LoopDetector:
+        """Make its loop detector, for the first call."""
         with _LOCK:
             found = self._detector or LoopDetector(self._policy, CLOCK.now())
             if self._entered is not None:  # else it is for a task that has outlived the session

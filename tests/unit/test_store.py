@@ -207,15 +207,15 @@ def test_a_session_asks_for_what_was_written_in_it_too():
     store = Store(None, SimpleNamespace(number=TOOL, is_named=False), session)
     insert(store, "k", made("value", "note"))
     hold = Hold(["note"], scopes=[VERSIONS.of_session(Session())])
-    VERSIONS.note(hold, begins=True)
+    VERSIONS.begin(hold)
     assert store.find("k") is not None
-    VERSIONS.note(hold, ["note"])
+    VERSIONS.end(hold, ["note"])
     hold = Hold(["note"], scopes=[VERSIONS.of_session(session)])
-    VERSIONS.note(hold, begins=True)
+    VERSIONS.begin(hold)
     assert store.find("k") is None
     assert store.is_held("k", ("note",))
     assert not store.is_held("k", ("note",), beside=hold)
-    VERSIONS.note(hold, ["note"])
+    VERSIONS.end(hold, ["note"])
     assert not store.is_held("k", ("note",))
 
 

@@ -21,7 +21,7 @@ TAGS = st.lists(st.sampled_from(["a", "b", "7", "*"]), min_size=1, max_size=5).m
 def begun(versions: Versions, *tags: Any, **options: Any) -> Hold:
     """The hold of a write that has begun."""
     hold = Hold(*tags, **({"scopes": [versions]} | options))
-    versions.note(hold, begins=True)
+    versions.begin(hold)
     return hold
 
 
@@ -49,7 +49,7 @@ def test_a_write_concerns_what_depends_on_its_tag_or_above_or_below_it(read: str
 @given(TAGS, st.sampled_from(["a", "b"]))
 def test_a_write_of_no_entity_of_a_root_concerns_what_depends_on_the_whole_root(read: str, root: str):
     versions = Versions()
-    versions.note(Hold((), [root], (versions,)))
+    versions.end(Hold((), [root], (versions,)))
     assert versions.touches(paths_of([read]), 1) is (read == root) or "*" in read
 
 
@@ -87,7 +87,7 @@ def watching(versions: Versions, then: Callable[[Any], None]) -> None:
 def test_who_sees_a_new_version_sees_all_that_it_was_given_to(versions: Versions):
     before, seen = versions.now, []
     watching(versions, lambda path: seen.append((path, versions.now)))
-    versions.note(begun(versions, ["a:1", "b"]), ["c"], ["d"])
+    versions.end(begun(versions, ["a:1", "b"]), ["c"], ["d"])
     assert {path for path, _ in seen} == {"a:1", "a:*", "b", "c", "d:*"}
     assert [now for _, now in seen] == [before] * 3 + [before + 1] * 5
 
@@ -152,17 +152,17 @@ def test_a_write_holds_what_it_names_until_it_ends(versions: Versions):
     assert not versions.holds(paths_of(["order:8", "cart:1"]))
     since = versions.now
     other = begun(versions, ["order:7"])
-    versions.note(hold, ["order:7", "user"], ["cart"])
+    versions.end(hold, ["order:7", "user"], ["cart"])
     assert versions.touches(paths_of(["user"]), since)
     assert versions.holds(paths_of(["order"]))
-    versions.note(other, ["order:7"])
+    versions.end(other, ["order:7"])
     assert not versions.held
     assert not versions.running
 
 
 def test_what_may_still_take_effect_is_held_until_its_time_is_over(versions: Versions):
-    versions.note(begun(versions, ["order:7"]), ["order:7", "user:1"], until=5.0)
-    versions.note(begun(versions, ["order:8"]), ["order:8"], until=9.0)
+    versions.end(begun(versions, ["order:7"]), ["order:7", "user:1"], until=5.0)
+    versions.end(begun(versions, ["order:8"]), ["order:8"], until=9.0)
     since = versions.now
     versions.expire(4.9)
     assert versions.holds(paths_of(["user:1"]))
@@ -178,8 +178,8 @@ def test_what_may_still_take_effect_is_held_until_its_time_is_over(versions: Ver
 def test_what_is_held_for_a_time_is_held_on_when_the_write_ends_again(versions: Versions):
     """As it does when its tiers know of it."""
     hold = begun(versions, ["order:7"])
-    versions.note(hold, until=5.0)
-    versions.note(hold, ["order:8"])
+    versions.end(hold, until=5.0)
+    versions.end(hold, ["order:8"])
     assert versions.holds(paths_of(["order:7"]))
     versions.expire(5.0)
     assert not versions.holds(paths_of(["order:7", "order:8"]))
@@ -188,9 +188,9 @@ def test_what_is_held_for_a_time_is_held_on_when_the_write_ends_again(versions: 
 
 def test_a_write_that_ends_while_others_expire_holds_what_it_names(versions: Versions):
     """In the middle of it: see above."""
-    versions.note(begun(versions, ["a"]), ["a"], until=5.0)
+    versions.end(begun(versions, ["a"]), ["a"], until=5.0)
     open_writes = [begun(versions, ["b"])]
-    watching(versions, lambda _: open_writes and versions.note(open_writes.pop(), ["b"], until=1.0))
+    watching(versions, lambda _: open_writes and versions.end(open_writes.pop(), ["b"], until=1.0))
     versions.expire(5.0)
     versions.expire(5.0)
     assert not versions.held
@@ -212,8 +212,8 @@ def test_an_end_that_was_interrupted_anywhere_is_repeated(until: float | None):
         versions = Versions()
         hold = begun(versions, ["order:7", "cart"])
         since = versions.now
-        where = interrupted(lambda: versions.note(hold, ["order:7", "user"], until=until), stop)  # noqa: B023
-        versions.note(hold, ["order:7", "user"], until=until)
+        where = interrupted(lambda: versions.end(hold, ["order:7", "user"], until=until), stop)  # noqa: B023
+        versions.end(hold, ["order:7", "user"], until=until)
         assert versions.touches(paths_of(["order:7"]), since), where
         assert versions.touches(paths_of(["user"]), since), where
         assert not versions.running, where
@@ -244,11 +244,11 @@ def test_a_write_that_is_limited_to_sessions_concerns_them_alone(versions: Versi
     assert not own.holds(paths_of(["note"]), hold)
     other = begun(versions, ["note"], scopes=scopes)
     assert own.holds(paths_of(["note"]), hold)
-    versions.note(hold, ["note", "draft"], until=5.0)
+    versions.end(hold, ["note", "draft"], until=5.0)
     since = versions.now
     versions.expire(5.0)
     assert own.touches(paths_of(["draft"]), since)
-    versions.note(other, ["note"])
+    versions.end(other, ["note"])
     assert not own.held
     reference = weakref.ref(own)
     del own, session, scopes, hold, other
@@ -261,7 +261,7 @@ def test_in_a_child_nothing_is_held_by_writes_that_run_in_its_parent(versions: V
     session = Session()
     own: Written = versions.of_session(session) if limited else versions
     scopes = [versions.of_session(session) if limited else versions]
-    versions.note(begun(versions, ["cart"], scopes=scopes), ["cart"], until=5.0)
+    versions.end(begun(versions, ["cart"], scopes=scopes), ["cart"], until=5.0)
     begun(versions, ["order:7"], scopes=scopes, late=("user",))
     since = versions.now
     versions.lock.acquire()
