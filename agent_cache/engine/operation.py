@@ -95,8 +95,8 @@ class Operation(Generic[P]):
 
     __slots__ = (
         "__weakref__", "_setup", "around", "at_root", "coroutine_function", "counted_as", "early_rules", "function",
-        "heeds_contexts", "is_global", "is_read", "is_sync", "name", "own_load", "own_tiers", "parameters", "policy", "recorded",
-        "returns_at_once", "root_uses", "stats", "tags",
+        "heeds_contexts", "is_global", "is_read", "is_sync", "name", "own_load", "own_tiers", "parameters", "policy",
+        "recorded", "returns_at_once", "root_uses", "stats", "tags",
     )  # fmt: skip
 
     _is_read: ClassVar[bool]

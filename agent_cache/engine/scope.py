@@ -55,8 +55,8 @@ Participant = Any
 """A session, as the calls made inside it see it: `session.session.AgentCacheSession`.
 
 ``session_id`` and ``metrics`` are its own. ``tool_class(operation, scope, session)`` makes its part in the calls of a
-tool, ``store_of(operation)`` gives the store of the answers of a session-scoped tool. ``stop(error)`` ends the run for a loop that
-a replay has raised again.
+tool, ``store_of(operation)`` gives the store of the answers of a session-scoped tool. ``stop(error)`` ends the run for
+a loop that a replay has raised again.
 """
 
 
@@ -120,8 +120,7 @@ class LocalTool:
         self.stats: tuple[Stats, ...] = (operation.stats,)
 
     def observe(self, operation: Any, scope: Scope) -> None:
-        """What `__init__` does for one that observes. Where a scope adds nothing, it has what the tool has at the root.
-        """
+        """As `__init__`, for one that observes. Where a scope adds nothing, it has what the tool has at the root."""
         if scope.adds_nothing and operation.is_global:
             root = operation.at_root
             if root is None or root.configuration is not CURRENT.value:
@@ -245,8 +244,8 @@ class Scope:
     """
 
     __slots__ = (
-        "__weakref__", "_followers", "adds_nothing", "became", "bypasses", "call", "interceptor", "outside", "owners", "participants",
-        "tenant", "tools",
+        "__weakref__", "_followers", "adds_nothing", "became", "bypasses", "call", "interceptor", "outside", "owners",
+        "participants", "tenant", "tools",
     )  # fmt: skip
 
     def __init__(
