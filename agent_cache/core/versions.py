@@ -232,14 +232,14 @@ class Versions(Written):
 
     def begin(self, hold: Hold) -> int:
         """Give what a write names a version, which is returned, and hold it until its end."""
-        paths, freed = hold.paths, None
+        paths, freed = hold.paths, list[object]()  # what is freed after the lock
         with self.lock:
             self.running.add(hold)
             while True:
                 version = self.now + 1
                 for scope in hold.scopes:
                     if len(scope.known[0]) >= GENERATION:
-                        freed = freed, scope.rotate(version)  # after the lock
+                        freed.append(scope.rotate(version))
                     latest, held = scope.known[0], scope.held
                     for path in paths:
                         latest[path] = version
@@ -264,13 +264,13 @@ class Versions(Written):
         if tags or bare:
             more = paths_written(tags[0]) if len(tags) == 1 and not bare else all_paths(tags, bare)
             hold.paths = hold.paths + more if hold.paths else more
-        paths, freed = hold.paths, None
+        paths, freed = hold.paths, list[object]()  # what is freed after the lock
         with self.lock:
             while True:
                 version = self.now + 1
                 for scope in hold.scopes:
                     if len(scope.known[0]) >= GENERATION:
-                        freed = freed, scope.rotate(version)  # after the lock
+                        freed.append(scope.rotate(version))
                     latest = scope.known[0]
                     for path in paths:
                         latest[path] = version

@@ -250,7 +250,7 @@ class ToolInSession(LocalTool, ToolHistory):
         self._is_judged, self._has_loop_key = is_judged and is_innermost, self.hints.loop_key is not None
         self.is_write = not operation.is_read
         self.repeat = "write_repeat" if self.is_write else "repeat"
-        self.detector: LoopDetector | None = None
+        self.detector = None
         if session._detects_loops and (self.is_write or (self._is_judged and not self.hints.off)):
             self.detector = detector = session._detector or session.make_detector()
             self.calls = detector.tools.get(operation) or detector.calls_of(operation)  # it outlives this object
