@@ -141,14 +141,14 @@ class Written:
     Attributes:
         known: the paths that were written lately with their versions, the generation before that, and the version
             below which nothing is known. Replaced as one, so that a reader has three that belong together.
-        held: the holds of each path.
+        held: the holds of each path: a set, or a tuple of one, which is made in a quarter of the time.
     """
 
     __slots__ = ("__weakref__", "_rotated", "held", "known")
 
     def __init__(self) -> None:
         self.known: tuple[dict[Path, int], dict[Path, int], int] = ({}, {}, 0)
-        self.held: dict[Path, tuple[Hold, ...]] = {}
+        self.held: dict[Path, set[Hold] | tuple[Hold]] = {}
         self._rotated = 0
 
     def touches(self, paths: Sequence[Path], since: int) -> bool:
@@ -167,7 +167,7 @@ class Written:
         if self.held:
             for path in paths:
                 found = self.held.get(path)
-                if found and (len(found) > 1 or beside not in found or beside.until is not None):
+                if found and (len(found) > 1 or beside is None or beside not in found or beside.until is not None):
                     return True
         return False
 
@@ -243,10 +243,13 @@ class Versions(Written):
                     latest, held = scope.known[0], scope.held
                     for path in paths:
                         latest[path] = version
-                        if path not in held:
+                        found = held.get(path)
+                        if found is None:
                             held[path] = (hold,)
-                        elif hold not in held[path]:
-                            held[path] = (*held[path], hold)
+                        elif isinstance(found, set):
+                            found.add(hold)
+                        else:
+                            held[path] = {*found, hold}
                 if self.now < version:  # else a finalizer has written meanwhile
                     break
             hold.since = self.now = version
@@ -285,10 +288,10 @@ class Versions(Written):
                     held = scope.held
                     for path in paths:
                         found = held.get(path)
-                        if found == alone:
-                            del held[path]
-                        elif found is not None:
-                            held[path] = tuple([one for one in found if one is not hold])
+                        if isinstance(found, set):
+                            found.discard(hold)
+                        if found == alone or not found:
+                            held.pop(path, None)
             self.running.discard(hold)
         return version
 
@@ -296,8 +299,7 @@ class Versions(Written):
         """Hold what a write that has ended has named until a clock reading. The caller has the lock."""
         for scope in hold.scopes:
             for path in hold.paths:
-                found = scope.held.get(path, ())
-                scope.held[path] = found if hold in found else (*found, hold)
+                scope.held[path] = {*scope.held.get(path, ()), hold}
         heapq.heappush(self.timed, (until, next(self._numbers), hold))
         hold.until = until
 

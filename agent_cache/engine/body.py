@@ -163,7 +163,7 @@ def _answers(arguments: str, policy: ReadPolicy) -> list[str]:
     in_session = _ENTRY.format(unexpired="($moment := $now()) < $entry.fast", now="$moment", observed=observed)
     # In a session a frame less: benchmarks.budgets, "hit": the same in a session.
     is_in_session = (
-        "$here.call is None and ($local := $here.tools.get($operation)) is not None and $local.is_plain"
+        "$here.call is None and ($local := $here.tools.get($operation) or $here.add_local($operation)).is_plain"
         " and $local.configuration is $current.value"
     )
     branches = (("if $here is $root:", at_root), (f"elif {is_in_session}:", in_session), ("else:", elsewhere))

@@ -253,7 +253,8 @@ class ToolInSession(LocalTool, ToolHistory):
         self.detector = None
         if session._detects_loops and (self.is_write or (self._is_judged and not self.hints.off)):
             self.detector = detector = session._detector or session.make_detector()
-            self.calls = detector.tools.get(operation) or detector.calls_of(operation)  # it outlives this object
+            calls = detector.tools.get(operation)
+            self.calls = detector.calls_of(operation) if calls is None else calls  # it outlives this object
         self._used: list[int] = _NOT_COUNTED
         if session.limits_tools:
             self._used = session.used_by(operation.name) or _NOT_COUNTED
