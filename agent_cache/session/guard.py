@@ -21,7 +21,7 @@ from agent_cache.engine.scope import PLACE, Call, LocalTool, Replacement, Scope
 from agent_cache.engine.state import warn_once
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
-from agent_cache.session.loop_detector import LoopDetector, ToolHistory, Verdict, digest_of
+from agent_cache.session.loop_detector import ToolHistory, Verdict, digest_of
 from agent_cache.session.loop_policy import ANY_NUMBER
 from agent_cache.session.unkeyed import UnkeyedArguments
 from agent_cache.values.canonical import MISSING
