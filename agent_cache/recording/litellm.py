@@ -5,8 +5,8 @@ Reyn is an agent framework; its fixtures are JSON Lines, one model call a line:
     {"key": "<sha256>", "model": "gpt-4o", "prompt_preview": "...", "response": {...}}
 
 `kind` is ``completion`` where it is missing, ``embedding``, ``exception`` (a `cause` in the place of the response), or
-``environment`` (a snapshot that a precondition has captured). `preconditions` and `key_components` may stand beside the
-response. The key is all that identifies a call: a fixture has no order, and a call may be answered any number of times.
+``environment``, which is kept and not read. The key is all that identifies a call: a fixture has no order, and a call
+may be answered any number of times.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import json
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -36,8 +35,8 @@ from agent_cache.recording.prices import Savings, Usage, savings_of
 from agent_cache.recording.redaction import redaction_of
 
 __all__ = [
-    "REPLAY_DATETIME", "LLMReplay", "MissingFixture", "Precondition", "PreconditionMismatch", "ReplayRequest",
-    "fixture_line", "from_cassette", "is_fixture", "read_fixture", "to_cassette",
+    "REPLAY_DATETIME", "LLMReplay", "MissingFixture", "fixture_line", "from_cassette", "is_fixture", "read_fixture",
+    "to_cassette",
 ]  # fmt: skip
 
 REPLAY_DATETIME = datetime(2026, 1, 1, tzinfo=UTC)
@@ -54,56 +53,6 @@ Entry = dict[str, Any]
 """One line of a fixture."""
 
 
-class PreconditionMismatch(MissingFixture):
-    """The call is in the fixture, but it was recorded in another environment."""
-
-
-@dataclass(frozen=True)
-class ReplayRequest:
-    """A model call as a precondition sees it: what `litellm.acompletion` was given."""
-
-    model: str
-    messages: list[Any]
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-
-
-class Precondition(Protocol):
-    """Something of the environment that reaches the model, such as the tools of a server that happened to be up.
-
-    It is left out of the key of a call, and compared instead. Those of Reyn fit.
-
-    Attributes:
-        name: by which the fixture knows it.
-    """
-
-    name: str
-
-    def scrub(self, request: ReplayRequest) -> ReplayRequest:
-        """The same request without it. The given one stays as it is."""
-        ...
-
-    def observe(self, request: ReplayRequest) -> Any:
-        """What `scrub` removes, as plain data."""
-        ...
-
-    def absent_value(self) -> Any:
-        """What `observe` returns where nothing is removed."""
-        ...
-
-    def describe_mismatch(self, expected: Any, actual: Any) -> str:
-        """How what was observed differs from what was recorded."""
-        ...
-
-    def capture(self) -> Any:
-        """A snapshot of the environment as plain data, at the end of a recording; None for none."""
-        ...
-
-    def inject(self, snapshot: Any) -> None:
-        """Establish what was captured, before a replay."""
-        ...
-
-
 class LLMReplay:
     """Answers `litellm.acompletion` and `litellm.aembedding` from a fixture, or records them there.
 
@@ -113,14 +62,12 @@ class LLMReplay:
 
     The key is that of Reyn: the model, the messages, and the tools and the tool choice if there are any. Calls that
     differ in another argument, such as the temperature, have one answer. Secrets are removed before the key is made
-    and before a line is written. A response that was asked for as a stream is recorded whole, and comes in pieces.
+    and before a line is written. A response that was asked for as a stream is recorded whole, and is one chunk again.
 
     Args:
         fixture_path: a fixture, or a cassette that `to_cassette` has made.
         mode: ``"replay"``; ``"record"``, which calls the model; or ``"new_episodes"``, which calls it for what is not
-            recorded. A recording replaces the entries of the calls that it makes, also if their tools have changed
-            since, and keeps the others.
-        preconditions: of the environment; see `Precondition`.
+            recorded. A recording replaces the entries of the calls that it makes, and keeps the others.
         redact: as `agent_cache.recording.record` takes it.
         advice: how to record again, for errors.
 
@@ -133,44 +80,32 @@ class LLMReplay:
         self,
         fixture_path: str | os.PathLike[str],
         mode: Literal["replay", "record", "new_episodes"] = "replay",
-        preconditions: Sequence[Precondition] | None = None,
         *,
         redact: Any = None,
         advice: str = 'LLMReplay(path, mode="record")',
     ) -> None:
         self.fixture_path = Path(fixture_path)
         self.mode = checked_choice(mode, ("replay", "record", "new_episodes"), "LLMReplay: mode")
-        self.preconditions = tuple(preconditions or ())
         self._redaction = redaction_of(redact)
         self._advice = advice
         found = read_fixture(self.fixture_path) if self.fixture_path.exists() else []
-        self._environment = {entry["name"]: entry["value"] for entry in found if _kind(entry) == "environment"}
-        self._entries = {(_kind(entry), entry["key"]): entry for entry in found if _kind(entry) != "environment"}
-        self._pending: dict[tuple[str, str], Entry] = {}
+        self._entries = {_identity(entry): entry for entry in found}
+        self._pending: dict[tuple[bool, str], Entry] = {}
         self._answered: list[Entry] = []
 
     @staticmethod
-    def key(
-        model: str,
-        messages: list[Any],
-        tools: list[Any] | None = None,
-        tool_choice: Any = None,
-        preconditions: Sequence[Precondition] | None = None,
-    ) -> str:
+    def key(model: str, messages: list[Any], tools: list[Any] | None = None, tool_choice: Any = None) -> str:
         """The key of a call of `litellm.acompletion`: a hexadecimal SHA-256.
 
         Raises:
             UncacheableArgumentsError: if an argument cannot be written as JSON.
         """
-        request = ReplayRequest(model, messages, tools, tool_choice)
-        for one in preconditions or ():
-            request = one.scrub(request)
-        text = _canonical(request.messages)
-        if not request.tools and not request.tool_choice:
-            return _sha256(request.model + text)
-        choice = request.tool_choice or ""
+        text = _canonical(messages)
+        if not tools and not tool_choice:
+            return _sha256(model + text)
+        choice = tool_choice or ""
         choice = choice if isinstance(choice, str) else _canonical(choice)
-        return _sha256(f"{request.model}|{text}|{_canonical(request.tools or [])}|{choice}")
+        return _sha256(f"{model}|{text}|{_canonical(tools or [])}|{choice}")
 
     @staticmethod
     def embed_key(model: str, input_texts: list[Any]) -> str:
@@ -183,7 +118,7 @@ class LLMReplay:
 
     def loaded_keys(self) -> set[str]:
         """The keys of the calls in the fixture."""
-        return {key for _, key in self._entries}
+        return {key for is_call, key in self._entries if is_call}
 
     def consumed_keys(self) -> set[str]:
         """The keys of the calls that were answered from the fixture."""
@@ -195,7 +130,7 @@ class LLMReplay:
         return savings_of((_call(number, entry) for number, entry in enumerate(self._answered, 1)), None)
 
     def install(self) -> None:
-        """Take the place of the functions of litellm. A replay establishes the recorded environment first.
+        """Take the place of the functions of litellm.
 
         Raises:
             MissingFixture: for a replay if there is no fixture.
@@ -206,9 +141,6 @@ class LLMReplay:
             raise MissingFixture(f"there is no such fixture. To record it: {self._advice}", self.fixture_path)
         if self.mode != "replay" and "agent_cache_cassette" in _first_entries(self.fixture_path)[0]:
             raise CassetteError("is a cassette, and this records fixtures; give another path", self.fixture_path)
-        for one in self.preconditions if self.mode != "record" else ():
-            if (snapshot := self._environment.get(one.name)) is not None:
-                one.inject(snapshot)
         with _lock:
             if self not in _installed:
                 if not _installed:
@@ -230,20 +162,12 @@ class LLMReplay:
         Raises:
             CassetteError: if the fixture is broken or cannot be written. The recording stays, for another `flush`.
         """
-        new = [
-            {"kind": "environment", "name": one.name, "value": self._redaction.apply(snapshot)}
-            for one in self.preconditions
-            if (self.mode == "record" or self._pending) and (snapshot := one.capture()) is not None
-        ]
-        new += self._pending.values()
-        if not new:
+        if not self._pending:
             return
         file = _claimed(self.fixture_path)
         try:
             old = read_fixture(self.fixture_path) if self.fixture_path.exists() else []
-            replaced = {_identity(entry) for entry in new} | {_group(entry) for entry in new} - {None}
-            kept = [entry for entry in old if replaced.isdisjoint((_identity(entry), _group(entry)))]
-            for entry in (*kept, *new):
+            for entry in ({_identity(one): one for one in old} | self._pending).values():
                 file.append(fixture_line(entry))
         except BaseException as error:
             file.discard()
@@ -262,48 +186,28 @@ class LLMReplay:
         self.flush()
 
     async def _complete(self, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
-        """Answer a call of `litellm.acompletion`.
-
-        Args:
-            original: what was there before.
-            arguments: of the call, by name.
-        """
+        """Answer a call of `litellm.acompletion`. The original is what was there before."""
         import litellm
 
-        messages, tools, choice = (arguments.get(name) for name in ("messages", "tools", "tool_choice"))
-        request = ReplayRequest(arguments["model"], list(messages or ()), tools, choice)
-        plain = json.loads(_canonical((request.messages, tools, choice)))
-        redacted = self._redaction.apply(plain)
-        clean = request if redacted == plain else ReplayRequest(request.model, *redacted)
-        observed = {one.name: self._redaction.apply(one.observe(request)) for one in self.preconditions}
-        keys = [
-            self.key(one.model, one.messages, one.tools, one.tool_choice, self.preconditions)
-            for one in (clean, request)
-        ]
-        found = self._found(("completion", "exception"), keys)
-        preview = _preview(clean.messages)
-        if found is None:
-            whole = {name: value for name, value in arguments.items() if name not in {"stream", "stream_options"}}
-            if self.mode == "replay":
-                lines = [_attribution(_components(clean), self._entries.values())]
-                lines += [f"Environment of this run: {observed!r}"] if observed else []
-                raise self._missing("fixture entry", request.model, preview, *lines)
-            response = await original(**whole)
-            self._pending["completion", keys[0]] = {
-                "key": keys[0],
-                "kind": "completion",
-                "model": request.model,
-                "prompt_preview": preview,
-                "preconditions": observed,
-                "key_components": _components(clean),
-                "response": self._redaction.apply(response.model_dump(mode="json")),
-            }
-        elif _kind(found) == "exception":
-            raise _exception(found, request.model, self.fixture_path)
-        else:
-            self._check_environment(found, observed, f"model: {clean.model!r}\nprompt: {preview!r}")
+        model, parts = arguments["model"], ("messages", "tools", "tool_choice")
+        plain = json.loads(_canonical([arguments.get(name) for name in parts]))
+        clean = self._redaction.apply(plain)
+        messages = clean[0] or []
+        keys = [self.key(model, one[0] or [], *one[1:]) for one in (clean, plain)]
+        found = self._found(keys)
+        if found is not None and _kind(found) == "exception":
+            raise _exception(found, model, self.fixture_path)
+        if found is not None:
             response = litellm.ModelResponse(**found["response"])
-        return self._synthetic_stream(response) if arguments.get("stream") else response
+        else:
+            components = _components(model, *clean)
+            if self.mode == "replay":
+                lines = _attribution(components, self._entries.values())
+                raise self._missing("fixture entry", model, _preview(messages), lines)
+            whole = {name: value for name, value in arguments.items() if name not in {"stream", "stream_options"}}
+            response = await original(**whole)
+            self._record("completion", keys[0], model, _preview(messages), response, key_components=components)
+        return _stream(response) if arguments.get("stream") else response
 
     async def _embed(self, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
         """Answer a call of `litellm.aembedding`; as `_complete`."""
@@ -314,82 +218,50 @@ class LLMReplay:
         clean = self._redaction.apply(texts)
         keys = [self.embed_key(model, one) for one in (clean, texts)]
         preview = ", ".join(map(str, clean))[:_PREVIEW]
-        if (found := self._found(("embedding",), keys)) is not None:
+        if (found := self._found(keys)) is not None:
             return litellm.EmbeddingResponse(**found["response"])
         if self.mode == "replay":
             raise self._missing("embedding fixture entry", model, preview)
         response = await original(**arguments)
-        dumped = self._redaction.apply(response.model_dump(mode="json"))
-        entry = {"key": keys[0], "kind": "embedding", "model": model, "prompt_preview": preview, "response": dumped}
-        self._pending["embedding", keys[0]] = entry
+        self._record("embedding", keys[0], model, preview, response)
         return response
 
-    def _found(self, kinds: Sequence[str], keys: Sequence[str]) -> Entry | None:
+    def _found(self, keys: Iterable[str]) -> Entry | None:
         """The recorded call, by its key without secrets or by that of Reyn, which has them."""
-        for name in ((kind, key) for kind in kinds for key in keys) if self.mode != "record" else ():
-            if (entry := self._entries.get(name)) is not None:
+        for key in keys if self.mode != "record" else ():
+            if (entry := self._entries.get((True, key))) is not None:
                 self._answered.append(entry)
                 return entry
         return None
 
-    def _check_environment(self, entry: Entry, observed: dict[str, Any], call: str) -> None:
-        recorded = entry.get("preconditions")
-        for one in self.preconditions:
-            actual, absent = observed[one.name], one.absent_value()
-            expected = recorded.get(one.name, absent) if isinstance(recorded, dict) else absent
-            if actual == expected:
-                continue
-            difference = one.describe_mismatch(expected, actual)
-            shown = repr(expected) if isinstance(recorded, dict) else "not recorded"
-            raise PreconditionMismatch(
-                f"the call is in the fixture, but was recorded in another environment: {one.name!r} differs\n"
-                f"{difference}\nrecorded: {shown}\nthis run: {actual!r}\n{call}\n"
-                f"Restore that environment, or record it again: {self._advice}",
-                self.fixture_path,
-            )
+    def _record(self, kind: str, key: str, model: str, preview: str, response: Any, **more: Any) -> None:
+        dumped = self._redaction.apply(response.model_dump(mode="json"))
+        entry = {"key": key, "kind": kind, "model": model, "prompt_preview": preview, **more, "response": dumped}
+        self._pending[True, key] = entry
 
     def _missing(self, what: str, model: str, preview: str, *lines: str) -> MissingFixture:
         head = f"No {what} for model={model!r}.\nPrompt preview: {preview!r}"
         return MissingFixture("\n".join((head, *lines, f"To record it: {self._advice}")), self.fixture_path)
 
-    @staticmethod
-    async def _synthetic_stream(response: Any) -> AsyncIterator[Any]:
-        """A whole response in pieces: each text in two, each of several parallel tool calls under its own index."""
-        from litellm.types.utils import ModelResponseStream
 
-        deltas = [
-            {"index": choice.index, "delta": delta, "finish_reason": reason}
-            for choice in response.choices
-            for delta, reason in (*((one, None) for one in _deltas(choice.message)), ({}, choice.finish_reason))
-        ]
-        for number, choice in enumerate(deltas, 1):
-            chunk = ModelResponseStream(
-                id=response.id, created=response.created or 0, model=response.model or "", choices=[choice]
-            )
-            if number == len(deltas) and getattr(response, "usage", None) is not None:
-                chunk.usage = response.usage
-            yield chunk
+async def _stream(response: Any) -> AsyncIterator[Any]:
+    """A whole response as a stream: each choice in one chunk, and its end in another."""
+    from litellm.types.utils import ModelResponseStream
 
-
-def _deltas(message: Any) -> list[dict[str, Any]]:
-    """What a stream would have said, piece by piece. The first piece names the role."""
-    found: list[dict[str, Any]] = [
-        {name: piece}
-        for name in ("reasoning_content", "content")
-        for piece in _halves(getattr(message, name, None) or "")
-    ]
-    for index, call in enumerate(message.tool_calls or ()):
-        first, *rest = _halves(call.function.arguments or "") or [""]
-        function = {"name": call.function.name, "arguments": first}
-        found.append({"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": function}]})
-        found += ({"tool_calls": [{"index": index, "function": {"arguments": piece}}]} for piece in rest)
-    found = found or [{"content": None}]
-    return [{"role": "assistant", **found[0]}, *found[1:]]
-
-
-def _halves(text: str) -> list[str]:
-    middle = (len(text) + 1) // 2 if len(text) < 2 else len(text) // 2
-    return [piece for piece in (text[:middle], text[middle:]) if piece]
+    choices: list[dict[str, Any]] = []
+    for choice in response.choices:
+        delta = choice.message.model_dump(exclude_none=True)
+        for number, call in enumerate(delta.get("tool_calls", ())):
+            call["index"] = number
+        choices.append({"index": choice.index, "delta": delta, "finish_reason": None})
+        choices.append({"index": choice.index, "delta": {}, "finish_reason": choice.finish_reason})
+    for number, one in enumerate(choices, 1):
+        chunk = ModelResponseStream(
+            id=response.id, created=response.created or 0, model=response.model or "", choices=[one]
+        )
+        if number == len(choices) and getattr(response, "usage", None) is not None:
+            chunk.usage = response.usage
+        yield chunk
 
 
 def _exception(entry: Entry, model: str, path: Path) -> Exception:
@@ -466,31 +338,26 @@ def _sha256(text: str) -> str:
 
 def _preview(messages: list[Any]) -> str:
     """The beginning of the last turn of the user, or of the last message if there is none."""
-    plain = [one if isinstance(one, dict) else {"content": one} for one in json.loads(_canonical(messages))]
-    turns = [one for one in plain if one.get("role") == "user"] or plain
-    content = turns[-1].get("content") if turns else None
+    turns = [one for one in messages if isinstance(one, dict) and one.get("role") == "user"] or messages
+    content = turns[-1].get("content") if turns and isinstance(turns[-1], dict) else None
     if isinstance(content, list):
         content = " ".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
     return "" if content is None else str(content)[:_PREVIEW]
 
 
-def _components(request: ReplayRequest) -> dict[str, Any]:
+def _components(model: str, messages: Any, tools: Any, choice: Any) -> dict[str, Any]:
     """What a key was made of, as digests, so that a miss can name the part that has changed."""
-    messages, tools, choice = json.loads(_canonical((request.messages, request.tools or [], request.tool_choice or "")))
 
-    def role(message: Any) -> Any:
-        return message.get("role") if isinstance(message, dict) else "?"
-
-    def name(tool: Any, index: int) -> str:
-        function = tool.get("function") if isinstance(tool, dict) else None
-        found = function.get("name") if isinstance(function, dict) else None
-        return str(found) if found else f"<tool #{index}>"
+    def member(one: Any, *path: str) -> str:
+        for name in path:
+            one = one.get(name) if isinstance(one, dict) else None
+        return str(one or "?")
 
     return {
-        "model": request.model,
-        "tool_choice": choice,
-        "messages": [f"{role(one)}:{_sha256(_canonical(one))[:12]}" for one in messages],
-        "tools": {name(one, index): _sha256(_canonical(one))[:12] for index, one in enumerate(tools)},
+        "model": model,
+        "tool_choice": choice or "",
+        "messages": [f"{member(one, 'role')}:{_sha256(_canonical(one))[:12]}" for one in messages or ()],
+        "tools": {member(one, "function", "name"): _sha256(_canonical(one))[:12] for one in tools or ()},
     }
 
 
@@ -501,13 +368,8 @@ def _attribution(actual: dict[str, Any], entries: Iterable[Entry]) -> str:
         return "What differs is not known: no entry of the fixture says what its key was made of."
     nearest = min(recorded, key=lambda one: sum(one.get(part) != actual[part] for part in actual))
     lines = [
-        f"{part}: {nearest.get(part)!r} -> {actual[part]!r}"
-        for part in ("model", "messages", "tool_choice")
-        if nearest.get(part) != actual[part]
+        f"{part}: {nearest.get(part)!r} -> {actual[part]!r}" for part in actual if nearest.get(part) != actual[part]
     ]
-    old, new = dict(nearest.get("tools") or {}), actual["tools"]
-    if names := sorted(name for name in {**old, **new} if old.get(name) != new.get(name)):
-        lines.append(f"tools: {', '.join(names)}")
     return "\n  ".join((f"The nearest of {len(recorded)} entries differs in", *lines))
 
 
@@ -580,16 +442,8 @@ def _kind(entry: Entry) -> Any:
 
 
 def _identity(entry: Entry) -> tuple[bool, str]:
-    """What a new entry replaces: that of the same environment, or of the same key."""
+    """Whether this is a call, and its key or name: what a new entry replaces."""
     return ("key" in entry, entry.get("key") or entry["name"])
-
-
-def _group(entry: Entry) -> str | None:
-    """What all recordings of one call have in common, however its tools have changed; None if that is not known."""
-    components = entry.get("key_components")
-    if not isinstance(components, dict):
-        return None
-    return _canonical([components.get(part) for part in ("model", "tool_choice", "messages")])
 
 
 def fixture_line(entry: Entry) -> bytes:
@@ -616,7 +470,7 @@ def to_cassette(entries: Iterable[Entry], path: str | os.PathLike[str] = "") -> 
         entries: as `read_fixture` returns them. Of two with one key, the later one counts.
         path: for messages.
     """
-    found = {(_kind(entry), entry.get("key", entry.get("name"))): entry for entry in entries}
+    found = {_identity(entry): entry for entry in entries}
     return Cassette([_call(number, entry) for number, entry in enumerate(found.values(), 1)], path=path)
 
 

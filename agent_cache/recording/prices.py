@@ -9,9 +9,7 @@ Prices are those of the optional package `genai-prices`: for each model, by date
 from __future__ import annotations
 
 import logging
-import re
 import tomllib
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,6 +21,11 @@ from typing import Any, NamedTuple
 from agent_cache.recording.file import RecordedCall
 
 _LOG = logging.getLogger("agent_cache")
+
+_KNOWN = tomllib.loads(files("agent_cache.recording").joinpath("token_counts.toml").read_text("utf-8"))
+_PLACES = _KNOWN["places"]
+_COUNTS = {name: [path.split(".") for path in paths] for name, paths in _KNOWN["counts"].items()}
+_PLAIN = (str, bytes, int, float, list, tuple, type(None))
 
 
 class Tokens(NamedTuple):
@@ -36,48 +39,24 @@ class Tokens(NamedTuple):
     cache_write: int = 0
     cache_write_1h: int = 0
 
-    def plus(self, other: Tokens) -> Tokens:
-        """The sum."""
-        return Tokens(*map(sum, zip(self, other, strict=True)))
-
     def fields(self) -> dict[str, int]:
         """The counts by the names that they have in a `RecordedCall`."""
         return {f"{name}_tokens": count for name, count in self._asdict().items()}
 
 
-NO_TOKENS = Tokens()
-
-_KNOWN = tomllib.loads(files("agent_cache.recording").joinpath("token_counts.toml").read_text("utf-8"))
-_PLACES = _KNOWN["places"]
-_COUNTS = {name: [path.split(".") for path in paths] for name, paths in _KNOWN["counts"].items()}
-_PLAIN = (str, bytes, int, float, list, tuple, type(None))
-
-
-def _members(holder: Any) -> Callable[[str], Any]:
-    """Gives a member of a dict, or an attribute of another object, by its name; None if there is none."""
-    nothing: dict[str, Any] = {}
-    members: Callable[[str], Any] = nothing.get
-    if isinstance(holder, Mapping):
-        members = holder.get
-    elif isinstance(getattr(type(holder), "model_extra", None), property):  # pydantic takes 3 us to find no attribute
-        members = {**vars(holder), **(holder.model_extra or {})}.get
-    elif not isinstance(holder, _PLAIN):
-        return lambda name: getattr(holder, name, None)
-    return members
+def _member(holder: Any, *path: str) -> Any:
+    """A member of a dict, or an attribute of another object, by the path to it; None if there is none."""
+    for name in path:
+        holder = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+    return holder
 
 
-def _tokens(block: Callable[[str], Any]) -> Tokens:
+def _tokens(block: Any) -> Tokens:
     """The counts of one block of an answer."""
 
     def count(name: str) -> int | None:
-        for *outer, last in _COUNTS[name]:
-            found: Any = block
-            for one in outer:
-                inner = found(one)
-                found = None if inner is None else _members(inner)
-                if found is None:
-                    break
-            found = None if found is None else found(last)
+        for path in _COUNTS[name]:
+            found = _member(block, *path)
             if isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < 1 << 53:
                 return int(found)
         return None
@@ -89,14 +68,13 @@ def _tokens(block: Callable[[str], Any]) -> Tokens:
     else:
         prompt, read_beside, written_beside = count("prompt"), count("read beside"), count("written beside")
         total = (prompt if prompt is not None else count("input") or 0) + (count("tool results") or 0)
-        if prompt is None and all(block(name) is None for name in _PLACES["details"]):
+        if prompt is None and all(_member(block, name) is None for name in _PLACES["details"]):
             total += (read_beside or 0) + (written_beside or 0)
         read = (count("read") or 0) if read_beside is None else read_beside
         hour = count("for an hour") or 0
         of_any_age = hour + (count("for minutes") or 0)
-        if entries := block("cacheDetails"):  # Bedrock's
-            ages = [(one("ttl"), one("inputTokens") or 0) for one in map(_members, entries)]
-            hour, of_any_age = sum(number for age, number in ages if age == "1h"), sum(number for _, number in ages)
+        if entries := _member(block, "cacheDetails"):  # Bedrock's
+            hour = sum(_member(one, "inputTokens") or 0 for one in entries if _member(one, "ttl") == "1h")
         written = (count("written") or of_any_age) if written_beside is None else written_beside
         output = (count("output") or 0) + (count("thoughts") or 0)
         if prompt is not None:  # xAI, and Gemini where it speaks like OpenAI: reasoning is in the total only
@@ -106,7 +84,7 @@ def _tokens(block: Callable[[str], Any]) -> Tokens:
     return Tokens(total, output, read, written, min(hour, written))
 
 
-def larger(one: Tokens, other: Tokens) -> Tokens:
+def _larger(one: Tokens, other: Tokens) -> Tokens:
     """What two reports of one answer say together, such as two chunks of a stream, whose counts grow.
 
     The counts of the input are taken from one of them, so that a part is never larger than the whole.
@@ -125,19 +103,16 @@ def asked_model(arguments: Mapping[str, Any]) -> str | None:
 
 
 class Usage:
-    """Tokens and model of one model call, from what the usual clients return.
+    """Tokens and model of one model call, from what the usual clients return. `model` is None if it is not known.
 
     The counts of the requests that the call has made are summed. The answer that it returns repeats them, so its own
     counts stand only if they are larger.
-
-    Attributes:
-        model: the model, None if it is not known.
     """
 
     __slots__ = ("_inside", "_own", "model")
 
     def __init__(self) -> None:
-        self._own = self._inside = NO_TOKENS
+        self._own = self._inside = Tokens()
         self.model: str | None = None
 
     @property
@@ -152,32 +127,27 @@ class Usage:
             for one in answer:
                 if isinstance(one, Mapping):
                     self.add(one)
-            return
-        if isinstance(answer, _PLAIN):
-            return
-        try:
-            members = _members(answer)
-            self._search(members)
-            for name in _PLACES["nested"]:
-                if (inner := members(name)) is not None:
-                    self._search(_members(inner))
-        except Exception as error:  # noqa: BLE001 - reading an attribute of the user's object may raise anything
-            _LOG.debug("recording: tokens could not be read: %r", error)
+        elif not isinstance(answer, _PLAIN):
+            try:
+                for holder in (answer, *(_member(answer, name) for name in _PLACES["nested"])):
+                    if holder is not None:
+                        self._search(holder)
+            except Exception as error:  # noqa: BLE001 - reading an attribute of the user's object may raise anything
+                _LOG.debug("recording: tokens could not be read: %r", error)
 
-    def _search(self, answer: Callable[[str], Any]) -> None:
-        for name in _PLACES["blocks"]:
-            if (block := answer(name)) is not None:
-                self._own = larger(self._own, _tokens(_members(block)))
-        if answer("eval_count") is not None:
-            self._own = larger(self._own, _tokens(answer))
-        for name in _PLACES["model"]:
-            if isinstance(model := answer(name), str) and model:
-                self.model = model
-                return
+    def _search(self, answer: Any) -> None:
+        blocks = [_member(answer, name) for name in _PLACES["blocks"]]
+        if _member(answer, "eval_count") is not None:
+            blocks.append(answer)
+        for block in blocks:
+            if block is not None:
+                self._own = _larger(self._own, _tokens(block))
+        names = (_member(answer, name) for name in _PLACES["model"])
+        self.model = next((name for name in names if isinstance(name, str) and name), self.model)
 
     def join(self, inside: Usage) -> None:
         """Add the usage of a request that this call has made, which is not recorded by itself."""
-        self._inside = self._inside.plus(inside.tokens)
+        self._inside = Tokens(*map(sum, zip(self._inside, inside.tokens, strict=True)))
         self.model = inside.model or self.model
 
     def complete(self, call: Any, answer: Any) -> None:
@@ -203,7 +173,7 @@ class Usage:
                 if name == "extract_model":
                     self.model = str(found)
                 else:
-                    self._own, self._inside = Tokens(int(found[0]), int(found[1])), NO_TOKENS
+                    self._own, self._inside = Tokens(int(found[0]), int(found[1])), Tokens()
             except Exception as error:  # noqa: BLE001 - the user's function; the recording goes on without it
                 _LOG.warning("%s of %s raised %r; the default was used", name, function.name, error)
 
@@ -300,20 +270,13 @@ def savings_of(calls: Iterable[RecordedCall], recorded_at: str | None) -> Saving
         began = datetime.now(UTC)
     total = Savings()
     for call in calls:
-        price = _price(call, began)
-        total += Savings(
-            1, call.input_tokens, call.output_tokens, price, int(price is None), call.duration_ms / 1000
-        )  # fmt: skip
+        price = _price(call, began + timedelta(milliseconds=call.started_ms))
+        seconds = call.duration_ms / 1000
+        total += Savings(1, call.input_tokens, call.output_tokens, price, int(price is None), seconds)
     return total
 
 
-# Prefixes of LiteLLM that `genai-prices` does not know as its provider's name, and those that name none.
-_PROVIDERS = {"azure_ai": "azure", "azure_text": "azure", "fireworks_ai": "fireworks"}
-_NOT_PROVIDERS = frozenset({"models", "litellm_proxy"})
-_BEDROCK = re.compile(r"(?:[a-z]{2,6}\.)?[a-z0-9]+\.[a-z]")
-
-
-def _price(call: RecordedCall, began: datetime) -> Decimal | None:
+def _price(call: RecordedCall, when: datetime) -> Decimal | None:
     """The price of a call in US dollars; None if it is not known."""
     if not _knows_tokens(call):  # a server that has answered with an error charges nothing
         response = call.outcome.get("response")
@@ -323,13 +286,10 @@ def _price(call: RecordedCall, began: datetime) -> Decimal | None:
         import genai_prices as library  # it takes half a second to load
     except ImportError:
         return None
-    when = began + timedelta(milliseconds=call.started_ms)
+    counts = {f"{name}_tokens": getattr(call, f"{name}_tokens") for name in Tokens._fields}
     for model, provider in _references(call):
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # an earlier version does not know every count
-                counts = library.Usage(**{f"{name}_tokens": getattr(call, f"{name}_tokens") for name in Tokens._fields})
-            found = library.calc_price(counts, model, genai_request_timestamp=when, **provider)
+            found = library.calc_price(library.Usage(**counts), model, genai_request_timestamp=when, **provider)
         except (LookupError, ValueError):
             continue
         # A model that is paid by the second of sound has a price, but not for its tokens.
@@ -342,25 +302,24 @@ def _price(call: RecordedCall, began: datetime) -> Decimal | None:
 def _references(call: RecordedCall) -> Iterator[tuple[str, dict[str, str]]]:
     """Model names, and what is known of their providers, under which a call may have a price; the most exact first.
 
-    A name may begin with a provider, a route or a region. One such as ``llama3:8b`` runs on a machine of one's own.
+    A name may begin with a provider and a route, as LiteLLM has it. One such as ``llama3:8b`` runs on a machine of
+    one's own.
     """
     models = [name for name in dict.fromkeys((call.model, asked_model(call.arguments))) if name]
     url = call.name.partition(" ")[2]
     providers = [{"provider_api_url": url}] if "://" in url else []
     prefixes = dict.fromkeys(name.partition("/")[0] for name in models if "/" in name)
-    providers += [{"provider_id": _PROVIDERS.get(prefix, prefix)} for prefix in prefixes]
+    providers += [{"provider_id": prefix} for prefix in prefixes]
     for provider in providers:
         for model in models:
             parts = model.split("/")
-            for at in range(len(parts)):
-                yield "/".join(parts[at:]), provider
+            yield from (("/".join(parts[at:]), provider) for at in range(len(parts)))
     for model in models:
         prefix, _, rest = model.partition("/")
-        if rest and prefix not in _NOT_PROVIDERS:
-            continue
-        name = rest.rpartition("/")[2] or model
-        if _BEDROCK.match(name):
-            yield name, {"provider_id": "aws"}
-        elif ":" not in name or name.startswith("ft:"):
-            yield name, {}
-            yield name, {"provider_id": "openai"}  # embeddings and fine-tuned models, which name nobody
+        if not rest or prefix in ("models", "litellm_proxy"):
+            name = rest or model
+            if ":" not in name or name.startswith("ft:"):
+                yield name, {}
+                yield name, {"provider_id": "openai"}  # embeddings and fine-tuned models, which name nobody
+            elif name.partition(".")[0].isalpha():  # us.anthropic.claude-v1:0
+                yield name, {"provider_id": "aws"}

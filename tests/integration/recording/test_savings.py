@@ -100,7 +100,6 @@ def test_without_a_date_the_price_is_that_of_today_and_without_a_zone_it_is_utc(
         ("deepseek/deepseek-chat", "deepseek-chat"),
         ("groq/llama-3.3-70b-versatile", None),
         ("together_ai/meta-llama/Llama-3-70b-chat-hf", None),
-        ("fireworks_ai/accounts/fireworks/models/llama-v3p1-8b-instruct", None),
         ("mistral/mistral-large-latest", None),
         ("perplexity/sonar", None),
         ("text-embedding-3-small", None),

@@ -361,9 +361,9 @@ def test_the_requests_of_a_call_are_summed_and_its_own_answer_is_not_counted_aga
         request = Usage()
         request.add(ANSWERS["anthropic"][1])
         call.join(request)
-    assert (call.model, call.tokens) == ("m", CACHED.plus(CACHED))
+    assert (call.model, call.tokens) == ("m", Tokens(2000, 100, 1600, 200))
     call.add(ANSWERS["anthropic"][1])
-    assert call.tokens == CACHED.plus(CACHED)
+    assert call.tokens == Tokens(2000, 100, 1600, 200)
 
 
 def test_an_answer_that_counts_more_than_the_requests_stands():
