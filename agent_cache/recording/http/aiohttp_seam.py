@@ -87,21 +87,15 @@ async def _content(request: Any) -> bytes:
     try:
         content: bytes = await body.as_bytes()
     except TypeError:  # it is read once only
-        collector = _Collector()
-        await body.write(collector)
-        content = b"".join(collector.parts)
+        parts: list[bytes] = []
+
+        async def write(chunk: Any) -> None:
+            parts.append(bytes(chunk))
+
+        await body.write(SimpleNamespace(write=write))
+        content = b"".join(parts)
         await request.update_body(content)
     return content
-
-
-class _Collector:
-    """A writer that keeps what is written."""
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-
-    async def write(self, chunk: Any) -> None:
-        self.parts.append(bytes(chunk))
 
 
 def _call_first(response: Any, closed: Callable[[], None]) -> None:
@@ -115,27 +109,23 @@ def _call_first(response: Any, closed: Callable[[], None]) -> None:
         setattr(response, name, functools.partial(call, getattr(response, name)))
 
 
-async def _log_piece(exchange: Exchange, source: Any, decodes: bool) -> tuple[bytes, bool] | None:  # noqa: FBT001 - bound
-    """The next piece of a running body, and whether a chunk of the transfer ends there; None at its end."""
+async def _log_piece(exchange: Exchange, source: Any, decodes: bool) -> bytes:  # noqa: FBT001 - bound
+    """The next piece of a running body; nothing at its end."""
     try:
-        data, is_end = await source.readchunk()
-        while not data and is_end:
-            data, is_end = await source.readchunk()
+        data: bytes = await source.readany()
     except BaseException as error:
         exchange.failed(error)
         raise
-    if not data:
+    if data:
+        exchange.add(data, is_decoded=decodes)
+    else:
         exchange.ended()
-        return None
-    exchange.add(data, is_decoded=decodes)
-    return data, is_end
+    return data
 
 
-async def _play_piece(pieces: AsyncIterator[bytes]) -> tuple[bytes, bool] | None:
+async def _play_piece(pieces: AsyncIterator[bytes]) -> bytes:
     """The same for a recorded body."""
-    async for piece in pieces:
-        return piece, True
-    return None
+    return await anext(pieces, b"")
 
 
 async def _response(library: Any, session: Any, request: Any, exchange: Exchange) -> Any:
@@ -185,22 +175,20 @@ def _parameters(kind: type) -> frozenset[str]:
 class _Connection:
     """A connection on which one response has arrived. It is its own protocol."""
 
+    upgraded = False
+
     def __init__(self, message: Any, content: Any) -> None:
         self.protocol = self
-        self.upgraded = False
         self._arrived = message, content
         self._callbacks: list[Callable[[], None]] = []
-
-    def add_callback(self, callback: Callable[[], None]) -> None:
-        self._callbacks.append(callback)
+        self.add_callback = self._callbacks.append
 
     async def read(self) -> Any:
         return self._arrived
 
     def release(self) -> None:
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
+        while self._callbacks:
+            self._callbacks.pop(0)()
 
     close = release
 
@@ -215,7 +203,7 @@ def _reader_class() -> Any:
 
         __slots__ = ("_pull",)
 
-        def __init__(self, pull: Callable[[], Awaitable[tuple[bytes, bool] | None]]) -> None:
+        def __init__(self, pull: Callable[[], Awaitable[bytes]]) -> None:
             loop = asyncio.get_running_loop()
             super().__init__(protocols.BaseProtocol(loop), _UNLIMITED, loop=loop)
             self._pull = pull
@@ -226,14 +214,9 @@ def _reader_class() -> Any:
             except Exception as error:
                 self.set_exception(error)
                 raise
-            if piece is None:
+            if piece:
+                self.feed_data(piece)
+            else:
                 self.feed_eof()
-                return
-            data, is_end = piece
-            if is_end and not self.total_bytes:
-                self.begin_http_chunk_receiving()
-            self.feed_data(data)
-            if is_end and self._http_chunk_splits is not None:
-                self.end_http_chunk_receiving()
 
     return PullingReader

@@ -9,7 +9,6 @@ parts are left out, and of binary content there is a digest.
 from __future__ import annotations
 
 import base64
-import codecs
 import hashlib
 import json
 import re
@@ -31,7 +30,7 @@ Headers: TypeAlias = Mapping[str, str]
 
 # JSON
 
-_LAYOUTS = {"compact": -1, "spaced": 0} | {f"indent{number}": number for number in range(1, 9)}
+_LAYOUTS = {"compact": -1, "spaced": 0, "indent2": 2, "indent4": 4}
 _MAX_DEPTH = 200
 """Lists and dicts within each other. What goes deeper is text: Python walks over 1,000 levels at most."""
 
@@ -49,111 +48,60 @@ def _is_deep(value: Any, left: int) -> bool:
     return not left or any(_is_deep(one, left - 1) for one in values if type(one) in (dict, list))
 
 
-def spelled(raw: bytes) -> tuple[Any, str] | None:
-    """The value of a JSON text, and the name of its spelling. None if `written` would give other bytes back.
-
-    A spelling is ``compact``, ``spaced`` or ``indent1`` to ``indent8``; then ``python`` or ``ascii`` if numbers and
-    letters are written as `json.dumps` does; then ``newline`` if there is one at the end.
-    """
-    text = raw.removesuffix(b"\n")
-    begin = text.partition(b"\n")[2][:9]
-    layout = f"indent{len(begin) - len(begin.lstrip(b' '))}" if begin else "spaced"
+def _json_data(raw: bytes) -> dict[str, Any] | None:
+    """The fields ``json`` and ``spelling``; None if these bytes are not JSON in a spelling that gives them back."""
     try:
         value = _read_json(raw)
-        compact = msgspec.json.format(text, indent=-1)
-        if text == compact:
-            layout = "compact"
-        elif layout not in _LAYOUTS or msgspec.json.format(compact, indent=_LAYOUTS[layout]) != text:
-            return None
-        letters = next((one for one in ("", "python", "ascii") if _letters(value, one) == compact), None)
+        end = " newline" if raw.endswith(b"\n") else ""
+        for layout in ("indent2", "indent4") if b"\n" in raw[:-1] else ("compact", "spaced"):
+            for letters in ("", " ascii"):
+                spelling = layout + letters + end
+                data = {"json": value} if spelling == "compact" else {"json": value, "spelling": spelling}
+                if _json_bytes(data) == raw:
+                    return data
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
-    words = (layout, letters, "newline" if len(text) < len(raw) else "")
-    return None if letters is None else (value, " ".join(filter(None, words)))
-
-
-def written(value: Any, spelling: str = "compact") -> bytes:
-    """JSON in the spelling of this name.
-
-    Raises:
-        ValueError: if there is no such spelling.
-    """
-    layout, *others = spelling.split(" ")
-    letters = [one for one in others if one != "newline"]
-    if layout not in _LAYOUTS or letters not in ([], ["python"], ["ascii"]):
-        raise ValueError(f"there is no spelling {spelling!r} of JSON")
-    raw = _letters(value, *letters)
-    if layout != "compact":
-        raw = msgspec.json.format(raw, indent=_LAYOUTS[layout])
-    return raw + b"\n" if "newline" in others else raw
-
-
-def _letters(value: Any, letters: str = "") -> bytes:
-    if not letters:
-        return msgspec.json.encode(value)
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=letters == "ascii").encode()
-
-
-def _json_data(raw: bytes) -> dict[str, Any] | None:
-    """The fields ``json`` and ``spelling``; None if these bytes are not JSON in a known spelling."""
-    found = spelled(raw)
-    if found is None:
-        return None
-    value, spelling = found
-    return {"json": value} if spelling == "compact" else {"json": value, "spelling": spelling}
+        pass
+    return None
 
 
 def _json_bytes(data: Mapping[str, Any]) -> bytes:
-    return written(data["json"], data.get("spelling", "compact"))
+    """JSON in the spelling of this name: a layout, ``ascii`` if letters and numbers are as `json.dumps` writes them,
+    and ``newline`` if there is one at the end.
+
+    Raises:
+        KeyError: if there is no such layout.
+    """
+    layout, *others = data.get("spelling", "compact").split(" ")
+    value, indent = data["json"], _LAYOUTS[layout]
+    raw = json.dumps(value, separators=(",", ":")).encode() if "ascii" in others else msgspec.json.encode(value)
+    raw = raw if indent < 0 else msgspec.json.format(raw, indent=indent)
+    return raw + b"\n" if "newline" in others else raw
 
 
 # Content-encoding
 
-
-class _Inflate:
-    """Takes gzip or deflate off, of several members and with or without the header of zlib."""
-
-    def __init__(self) -> None:
-        self._inner = zlib.decompressobj(47)
-
-    def decompress(self, data: bytes) -> bytes:
-        out = b""
-        while data:
-            if self._inner.eof:
-                self._inner = zlib.decompressobj(47)
-            try:
-                out += self._inner.decompress(data)
-            except zlib.error:
-                if out or data[:2] == b"\x1f\x8b":
-                    raise
-                self._inner = zlib.decompressobj(-15)
-                out += self._inner.decompress(data)
-            data = self._inner.unused_data
-        return out
-
-
 _PACKAGES = {"br": ("brotli", "brotlicffi"), "zstd": ("compression.zstd", "backports.zstd", "zstandard")}
 
 
-def _decompressors(headers: Headers) -> list[Callable[[bytes], bytes]]:
-    """What takes the encodings off. A client that accepts one has imported the package for it.
+def _decompressor(headers: Headers) -> Callable[[bytes], bytes] | None:
+    """What takes the encoding off. A client that accepts one has imported the package for it.
 
     Raises:
-        LookupError: if one is not known.
+        LookupError: if it is not known.
     """
-    found: list[Callable[[bytes], bytes]] = []
-    for encoding in reversed(headers.get("content-encoding", "").lower().replace(" ", "").split(",")):
-        if encoding in ("gzip", "x-gzip", "deflate"):
-            found.append(_Inflate().decompress)
-        elif encoding not in ("", "identity"):
-            name = next((one for one in _PACKAGES.get(encoding, ()) if one in sys.modules), None)
-            if name is None:
-                raise LookupError(encoding)
-            module: Any = sys.modules[name]
-            made = module.Decompressor() if encoding == "br" else module.ZstdDecompressor()
-            made = made.decompressobj() if hasattr(made, "decompressobj") else made
-            found.append(getattr(made, "process", None) or made.decompress)
-    return found
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding in ("", "identity"):
+        return None
+    if encoding in ("gzip", "x-gzip", "deflate"):
+        return zlib.decompressobj(47).decompress
+    name = next((one for one in _PACKAGES.get(encoding, ()) if one in sys.modules), None)
+    if name is None:
+        raise LookupError(encoding)
+    module: Any = sys.modules[name]
+    made = module.Decompressor() if encoding == "br" else module.ZstdDecompressor()
+    made = made.decompressobj() if hasattr(made, "decompressobj") else made
+    decompress: Callable[[bytes], bytes] = getattr(made, "process", None) or made.decompress
+    return decompress
 
 
 # Requests
@@ -170,8 +118,8 @@ def request_arguments(headers: Headers, body: bytes) -> dict[str, Any]:
         return {}
     if "content-encoding" in headers:
         try:
-            for decompress in _decompressors(headers):
-                body = decompress(body)
+            decompress = _decompressor(headers)
+            body = body if decompress is None else decompress(body)
         except Exception:  # noqa: BLE001 - the sender's own format; then the bytes identify it
             return _digest(body)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -217,15 +165,11 @@ def _parts(content_type: str, body: bytes) -> list[dict[str, Any]] | None:
         for name, found in (
             ("name", part.get_param("name", header="content-disposition")),
             ("filename", part.get_filename()),
-            ("type", part.get_content_type() if part.is_multipart() else part["content-type"]),
+            ("type", part["content-type"]),
         ):
             if found is not None:
                 data[name] = str(found)
-        if part.is_multipart():  # of parts, or a mail
-            inside: Any = part.get_payload()
-            parts.append(data | request_arguments({}, b"".join(one.as_bytes() for one in inside)))
-            continue
-        content = part.get_payload(decode=True)
+        content = part.as_bytes() if part.is_multipart() else part.get_payload(decode=True)
         inner = {"content-type": data["type"]} if "type" in data else {}
         parts.append(data | request_arguments(inner, content if isinstance(content, bytes) else b""))
     return parts
@@ -260,26 +204,21 @@ class ResponseBody:
         self._chunks: list[bytes] = []
         self._sent: list[bytes] = []
         self._rest = b""
+        self._decompress = None
         try:
-            self._decompressors = _decompressors(headers)
+            self._decompress = _decompressor(headers)
         except LookupError:
-            self._decompressors, self.is_encoded = [], True
+            self.is_encoded = True
 
     def add(self, data: bytes, *, is_decoded: bool = False) -> None:
-        """Add what has arrived.
-
-        Args:
-            data: the bytes.
-            is_decoded: whether content-encoding was taken off already.
-        """
+        """Add what has arrived, as it was sent or with its content-encoding taken off."""
         self.size += len(data)
-        if self._decompressors and not is_decoded:
+        if self._decompress is not None and not is_decoded:
             self._sent.append(data)
             try:
-                for decompress in self._decompressors:
-                    data = decompress(data)
+                data = self._decompress(data)
             except Exception:  # noqa: BLE001 - the client will not be able to read it either
-                self.is_encoded, self._decompressors, self.is_stream, self._field = True, [], False, "chunks"
+                self.is_encoded, self._decompress, self.is_stream = True, None, False
                 self._chunks, self._rest = self._sent, b""
                 return
         if self.is_stream:
@@ -289,11 +228,7 @@ class ResponseBody:
             self._chunks.append(data)
 
     def data(self, *, is_whole: bool = True) -> dict[str, Any]:
-        """The body as plain data, with the field that says its form. Nothing for an empty body.
-
-        Args:
-            is_whole: whether all of it has arrived.
-        """
+        """The body as plain data, with the field that says its form. Nothing for an empty body."""
         chunks = [*self._chunks, self._rest] if self._rest else self._chunks
         if not chunks:
             return {}
@@ -301,20 +236,10 @@ class ResponseBody:
             return {self._field: [_STREAMS[self._field][0](chunk) for chunk in chunks]}
         is_in_pieces = "content-length" not in self._headers and not _IN_ONE_PIECE.fullmatch(self._kind)
         if len(chunks) > 1 and is_in_pieces:
-            return {"chunks": _text_chunks(chunks) or list(map(_text_data, chunks))}
+            return {"chunks": list(map(_text_data, chunks))}
         whole = b"".join(chunks)
         is_json = is_whole and (self._kind.endswith("json") or whole[:1] in b"{[")
         return (_json_data(whole) if is_json else None) or _text_data(whole)
-
-
-def _text_chunks(chunks: list[bytes]) -> list[dict[str, Any]] | None:
-    """Pieces of a text. A letter that was sent in two pieces stands in the second one."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        texts = [decoder.decode(chunk, final=at == len(chunks)) for at, chunk in enumerate(chunks, 1)]
-    except UnicodeDecodeError:
-        return None
-    return [{"text": text} for text in texts if text]
 
 
 def _text_data(raw: bytes) -> dict[str, Any]:

@@ -116,7 +116,6 @@ def _readable(text: str) -> str:
 IS_CONNECTING: ContextVar[bool] = ContextVar("agent_cache_is_connecting", default=False)
 """Whether a seam makes a request in this context, for which a connection may be opened."""
 _DEFAULT_RULES = Redaction()
-_told: set[str] = set()
 
 
 def is_intercepted() -> bool:
@@ -179,12 +178,8 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
 def _unsent(method: str, parts: SplitResult) -> Exchange:
     """An exchange in place of one of telemetry, which a strict replay does not let out. It is no error of the run."""
     url = f"{parts.scheme}://{host_and_server(parts)[1]}{parts.path}"
-    text = (
-        f"{method} {url} is not recorded, and a strict replay makes no request; Http(live=[...]) names what it may make"
-    )
-    if url not in _told:
-        _told.add(url)
-        _LOG.warning("%s", text)
+    text = f"{method} {url} is not recorded, and a strict replay makes no request; Http(live=[...]) names it"
+    _LOG.warning("%s", text)
     return Exchange(method, url, {}, refusal=CassetteError(text))
 
 
@@ -314,10 +309,8 @@ class Exchange:
         token = CURRENT_CALL.set(self._calls[-1][1] if self._calls else CURRENT_CALL.get())
         connecting = IS_CONNECTING.set(True)
         try:
-            yield
-        except BaseException as error:
-            self.failed(error)
-            raise
+            with self._failing():
+                yield
         finally:
             IS_CONNECTING.reset(connecting)
             leave_call(token)
@@ -330,7 +323,11 @@ class Exchange:
         Raises:
             BaseException: what the recorded request raised.
         """
-        self._respond(is_awaited=False)
+        with self._failing():
+            if self._answering is not None and not _OPEN_ENDED.isdisjoint(_outcome(self._answering[1])):
+                tape, call = self._answering
+                raise tape.broken(call.index, f"{call.function.name} had not ended when the recording did")
+            self._begin_answer()
 
     async def respond_async(self) -> None:
         """Begin the answer, in a task. Other tasks run before, as they did when the request was recorded.
@@ -338,34 +335,29 @@ class Exchange:
         Raises:
             BaseException: what the recorded request raised.
         """
-        if self._answering is None:
-            await checkpoint()
-        else:
-            tape, call = self._answering
-            outcome = _outcome(call)
+        with self._failing():
+            outcome = {} if self._answering is None else _outcome(self._answering[1])
             response = outcome.get("response")
-            try:
-                if response is not None and (is_stream(response) or "end" in response):
-                    await checkpoint()
-                else:
-                    await tape.turn(call)
+            if self._answering is None or (response is not None and (is_stream(response) or "end" in response)):
+                await checkpoint()
+            else:
+                tape, call = self._answering
+                await tape.turn(call)
                 if not _OPEN_ENDED.isdisjoint(outcome):
                     await tape.wait_until_cancelled(call)
-            except BaseException as error:
-                self._answered()
-                self.failed(error)
-                raise
-        self._respond(is_awaited=True)
+            self._begin_answer()
 
-    def _respond(self, *, is_awaited: bool) -> None:
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """While the answer or the live response is handed out: what is raised ends the exchange."""
         try:
-            self._begin_answer(is_awaited=is_awaited)
+            yield
         except BaseException as error:
             self._answered()
             self.failed(error)
             raise
 
-    def _begin_answer(self, *, is_awaited: bool) -> None:
+    def _begin_answer(self) -> None:
         if self._answering is None:
             assert self._refusal is not None
             self._play(_refusal(self._refusal), hurry=False)
@@ -374,13 +366,10 @@ class Exchange:
         outcome = _outcome(call)
         if "error" in outcome:
             raise read_error(outcome["error"])
-        if not is_awaited and not _OPEN_ENDED.isdisjoint(outcome):
-            raise tape.broken(call.index, f"{call.function.name} had not ended when the recording did")
         try:
             self._play(outcome["response"], hurry=tape.http.hurry)
         except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise tape.broken(call.index, f"has a malformed response: {reason}") from error
+            raise tape.broken(call.index, f"has a malformed response: {error!r}") from error
 
     def _play(self, response: Mapping[str, Any], *, hurry: bool) -> None:
         self._pieces = pieces_of(response)
@@ -418,66 +407,41 @@ class Exchange:
         Raises:
             BaseException: what broke the body off.
         """
-        count = len(self._pieces)
-        try:
+        with self._failing():
             for number, piece in enumerate(self._pieces, 1):
                 self.add(piece, is_decoded=True)
-                if number == count and self._recorded_end is None:
+                if number == len(self._pieces) and self._recorded_end is None:
                     self._answered()
                     self.ended()
                 yield piece
-        except GeneratorExit:  # the client has forgotten the response: that ends a recorded one, too
-            self.closed()
-            raise
-        if self._recorded_end is not None:
-            try:
+            if self._recorded_end is not None:
                 self._raise_end(self._recorded_end)
-            except BaseException as error:
-                self.failed(error)
-                raise
-            finally:
-                self._answered()
 
     async def awaited_pieces(self) -> AsyncIterator[bytes]:
-        """The same. Other tasks run between two pieces.
-
-        Raises:
-            BaseException: what broke the body off.
-        """
-        pieces = self.pieces()
-        end = self._recorded_end or {}
-        for number in range(len(self._pieces) + 1):
-            await checkpoint()
-            if number == len(self._pieces) and not _OPEN_ENDED.isdisjoint(end) and self._answering is not None:
-                tape, call = self._answering
-                try:
+        """The same. Other tasks run between two pieces."""
+        pieces, end = self.pieces(), self._recorded_end or {}
+        with self._failing():
+            for number in range(len(self._pieces) + 1):
+                await checkpoint()
+                if number == len(self._pieces) and not _OPEN_ENDED.isdisjoint(end) and self._answering is not None:
+                    tape, call = self._answering
                     await tape.wait_until_cancelled(call, is_for_ever="unfinished" in end)
-                except BaseException as error:
-                    self.failed(error)
-                    raise
-                finally:
-                    self._answered()
-            for piece in pieces:
-                yield piece
-                break
+                for piece in pieces:
+                    yield piece
+                    break
 
     def _raise_end(self, end: dict[str, Any]) -> None:
-        """Raise what broke a body off.
-
-        Raises:
-            BaseException: that.
-            ReplayExhausted: if the client did not read on here when it was recorded.
-        """
+        """Raise what broke a body off, or that the client did not read on here when it was recorded."""
         if "error" in end:
             raise read_error(end["error"])
         assert self._answering is not None
         tape, call = self._answering
-        shown = call_data(call)
+        assert call.recorded is not None
         text = (
             f"the response of {call.function.name} was closed before its end when it was recorded, and is read on now"
         )
-        number = None if call.recorded is None else call.recorded.id
-        raise tape.latch(ReplayExhausted(number, shown, shown, text, tape.source_path))
+        shown = call_data(call)
+        raise tape.latch(ReplayExhausted(call.recorded.id, shown, shown, text, tape.source_path))
 
     # A response that is logged
 
@@ -522,26 +486,19 @@ class Exchange:
 
     def logged(self, source: Iterable[bytes]) -> Iterator[bytes]:
         """The same pieces of a body; they are added while they are read."""
-        with self._until_its_end():
+        with self._failing():
             for piece in source:
                 self.add(piece)
                 yield piece
+            self.ended()
 
     async def logged_async(self, source: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
         """The same for a body that is awaited."""
-        with self._until_its_end():
+        with self._failing():
             async for piece in source:
                 self.add(piece)
                 yield piece
-
-    @contextmanager
-    def _until_its_end(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self.failed(error)
-            raise
-        self.ended()
+            self.ended()
 
     def ended(self) -> None:
         """The body has arrived."""

@@ -6,12 +6,14 @@ import functools
 import ipaddress
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from operator import itemgetter
-from typing import Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
+
+import msgspec
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.functions import RecordedFunction
@@ -22,6 +24,17 @@ _KNOWN: Final[dict[str, dict[str, str]]] = tomllib.loads(
     files("agent_cache.recording.http").joinpath("requests.toml").read_text("utf-8")
 )
 _NEVER, _LIVE = tuple(_KNOWN["never"]), tuple(_KNOWN["live"])
+
+
+_Texts = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("ignore", "models", "headers", "ignore_fields"), _Texts),
+    "only": _Texts | None,
+    "live": tuple[Annotated[str, msgspec.Meta(pattern="://")], ...],
+    "aliases": dict[str, str],
+    **dict.fromkeys(("hurry", "guard"), bool),
+}
+"""Of the settings. A whole host is for `ignore`, and no URL for `live`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,26 +80,12 @@ class Http:
     guard: bool = False
 
     def __post_init__(self) -> None:
-        def check(name: str, expected: str, *, is_right: bool) -> None:
-            if not is_right:
-                raise ConfigurationError(f"Http: {name} {expected}, got {getattr(self, name)!r}")
-
-        for name in ("ignore", "live", "models", "only", "headers", "ignore_fields"):
-            given: Any = getattr(self, name)
-            if given is None and name == "only":
-                continue
-            is_list = isinstance(given, Iterable) and not isinstance(given, str)
-            texts: tuple[Any, ...] = given if given is _LIVE else tuple(given) if is_list else (None,)
-            check(name, "takes a list of texts", is_right=all(isinstance(one, str) and one for one in texts))
-            object.__setattr__(self, name, tuple(map(str.lower, texts)) if name == "headers" else texts)
-        is_full = all("://" in one for one in self.live)
-        check("live", "takes full URLs; a whole host is for ignore", is_right=is_full)
-        is_mapping = isinstance(self.aliases, Mapping)
-        texts = (*self.aliases, *self.aliases.values()) if is_mapping else (None,)
-        check("aliases", "maps hosts to hosts", is_right=all(isinstance(one, str) for one in texts))
-        object.__setattr__(self, "aliases", dict(self.aliases))
-        for name in ("hurry", "guard"):
-            check(name, "must be True or False", is_right=isinstance(getattr(self, name), bool))
+        for name, kind in _KINDS.items():
+            try:
+                object.__setattr__(self, name, msgspec.convert(getattr(self, name), kind))
+            except msgspec.ValidationError as error:
+                raise ConfigurationError(f"Http: {name}: {error}, got {getattr(self, name)!r}") from None
+        object.__setattr__(self, "headers", tuple(map(str.lower, self.headers)))
 
     @classmethod
     def of(cls, given: Any, caller: str) -> Http | None:
@@ -124,7 +123,7 @@ class Http:
         return {
             name: list(value) if isinstance(value, tuple) else value  # as it is read from a file
             for name, value in found.items()
-            if (value is not _LIVE if name == "live" else value != getattr(default, name))
+            if value != getattr(default, name)
         }
 
     def takes(self, parts: SplitResult) -> bool:
@@ -135,7 +134,7 @@ class Http:
 
     def refuses(self, parts: SplitResult) -> bool:
         """Whether a strict replay makes no request to this URL, which is not recorded: the user has not named it."""
-        is_named = is_at(self.ignore, parts) or (self.live is not _LIVE and _is_live(self.live, parts))
+        is_named = is_at(self.ignore, parts) or (self.live != _LIVE and _is_live(self.live, parts))
         return not is_named and (self.only is None or is_at(self.only, parts))
 
 

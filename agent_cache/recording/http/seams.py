@@ -2,7 +2,7 @@
 
 A seam replaces one method of a class of a library through which every request passes. The context decides in each call
 whether the request concerns a recording, so clients that were made before, and tasks outside of the recording, need
-nothing. Only libraries that the program has imported get a seam; those that it imports later get theirs then.
+nothing. The libraries that are installed are imported for it.
 
 What the seams do not know, such as gRPC, WebSockets or bare http.client, would run live in a replay, and miss in a
 recording. `install_guard` refuses it in strict recordings and replays that ask for it by ``Http(guard=True)``.
@@ -11,14 +11,12 @@ recording. `install_guard` refuses it in strict recordings and replays that ask 
 from __future__ import annotations
 
 import functools
-import importlib.abc
+import importlib
 import logging
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,26 +37,24 @@ _SEAMS: dict[str, Callable[[Any], list[Patch]]] = {
 """By the name of the library. Its function raises `LookupError`, with the reason, for a version that has no place."""
 
 
-class Seams(importlib.abc.MetaPathFinder):
-    """The seams of the process, in place while at least one block has entered and not left.
-
-    As a finder of modules, it waits for the libraries.
-    """
+class Seams:
+    """The seams of the process, in place while at least one block has entered and not left."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._blocks = 0
-        self._replaced: dict[str, list[tuple[type, str, Any, Any]]] = {}
+        self._replaced: list[tuple[type, str, Any, Any]] = []
 
     def enter(self) -> None:
         """Put them in place, for one more block."""
         with self._lock:
             self._blocks += 1
             if self._blocks == 1:
-                sys.meta_path.insert(0, self)
-                for name in _SEAMS:
-                    if name in sys.modules:
-                        self._place(name, sys.modules[name])
+                for owner, attribute, make in _places():
+                    original = vars(owner)[attribute]
+                    if not any(original is ours for *_, ours in self._replaced):
+                        setattr(owner, attribute, ours := make(original))
+                        self._replaced.append((owner, attribute, original, ours))
 
     def leave(self) -> None:
         """Take them away after the last block.
@@ -69,73 +65,27 @@ class Seams(importlib.abc.MetaPathFinder):
             self._blocks -= 1
             if self._blocks:
                 return
-            sys.meta_path.remove(self)
-            for name, replaced in list(self._replaced.items()):
-                for owner, attribute, original, ours in reversed(replaced[:]):
-                    found = vars(owner).get(attribute)
-                    if found is ours:
-                        setattr(owner, attribute, original)
-                    if found is ours or found is original:  # else it may be beneath that of something else
-                        replaced.remove((owner, attribute, original, ours))
-                if not replaced:
-                    del self._replaced[name]
+            for one in reversed(self._replaced[:]):
+                owner, attribute, original, ours = one
+                found = vars(owner).get(attribute)
+                if found is ours:
+                    setattr(owner, attribute, original)
+                if found is ours or found is original:  # else it may be beneath that of something else
+                    self._replaced.remove(one)
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """The spec of a library that others find, with a loader that puts the seam in place once it is imported."""
-        if fullname not in _SEAMS or fullname in self._replaced:
-            return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self._imported)
-                return spec
-        return None
 
-    def _imported(self, name: str, module: ModuleType) -> None:
-        with self._lock:
-            if self._blocks:
-                self._place(name, module)
-
-    def _place(self, name: str, module: ModuleType) -> None:
+@functools.cache
+def _places() -> list[Patch]:
+    """The methods to replace, of the libraries that are installed."""
+    found: list[Patch] = []
+    for name, patches in _SEAMS.items():
         try:
-            patches = _SEAMS[name](module)
+            found += patches(importlib.import_module(name))
+        except ImportError:
+            continue
         except LookupError as error:
             _LOG.warning("recording: requests of %s are not recorded: %s", name, error)
-            return
-        except AttributeError:  # another thread is importing it
-            return
-        replaced = self._replaced.setdefault(name, [])
-        for owner, attribute, make in patches:
-            original = vars(owner)[attribute]
-            if not any(original is ours for *_, ours in replaced):
-                ours = make(original)
-                setattr(owner, attribute, ours)
-                replaced.append((owner, attribute, original, ours))
-
-
-class _Loader(importlib.abc.Loader):
-    """A loader that tells when its module is there. Everything else is the original's."""
-
-    def __init__(self, loader: Any, on_import: Callable[[str, ModuleType], None]) -> None:
-        self._loader = loader
-        self._on_import = on_import
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        created: ModuleType | None = self._loader.create_module(spec)
-        return created
-
-    def exec_module(self, module: ModuleType) -> None:
-        spec = module.__spec__
-        if spec is not None:
-            spec.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._on_import(module.__name__, module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+    return found
 
 
 # Connections that no seam has made

@@ -723,7 +723,7 @@ def test_a_request_in_a_thread_without_a_context_is_refused_under_strict(server:
     ("before", "after", "reason"),
     [
         ('"status":200', '"status":"fine"', r"\$\.response\.status"),
-        ('"spelling":"spaced"', '"spelling":"wide"', "no spelling"),
+        ('"spelling":"spaced"', '"spelling":"wide"', "wide"),
         ('"json":{', '"text":7,"x":{', r"\$\.response\.text"),
         ('"json":{', '"events":[{}],"x":{', "text"),
     ],

@@ -61,14 +61,6 @@ def test_what_stands_inside_of_a_part_counts(head: str, content: bytes):
     assert one != other
 
 
-def test_the_boundary_of_an_inner_part_does_not_count():
-    def request(boundary: str) -> str:
-        inner = f"--{boundary}\r\n\r\nhello\r\n--{boundary}--".encode()
-        return digest(**multipart(f"Content-Type: multipart/mixed; boundary={boundary}", inner))
-
-    assert request("one") == request("other")
-
-
 @pytest.mark.parametrize("name", ['name="%s"', 'name="file"; filename="%s"'])
 def test_names_of_parts_may_have_any_letter(name: str):
     head = f"Content-Disposition: form-data; {name}"

@@ -251,7 +251,7 @@ def test_only_the_full_paths_of_telemetry_pass(url, passes, tmp_path):
 
 
 def test_a_host_is_no_live_url():
-    with pytest.raises(ValueError, match="ignore"):
+    with pytest.raises(ValueError, match="live"):
         Http(live=["posthog.com"])
 
 
