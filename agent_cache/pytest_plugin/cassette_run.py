@@ -165,13 +165,8 @@ class FixtureRun:
         if settings.policy is not None or settings.model is not None:
             raise ConfigurationError(f"{path} is a fixture of Reyn: policy and model are settings of cassettes")
         self._settings, self._guard = settings, guard
-        mode = settings.mode if settings.mode == "new_episodes" else "record"
-        self._replay = LLMReplay(
-            path,
-            "replay" if settings.mode in ("none", "once") else mode,  # type: ignore[arg-type]  # as above
-            redact=settings.redact,
-            advice=_command(test, "rewrite"),
-        )
+        mode = {"none": "replay", "once": "replay", "new_episodes": "new_episodes"}.get(settings.mode, "record")
+        self._replay = LLMReplay(path, mode, redact=settings.redact, advice=_command(test, "rewrite"))  # type: ignore[arg-type]
 
     def begin(self) -> LLMReplay:
         """Start to record or to replay."""
@@ -199,14 +194,11 @@ class FixtureRun:
     def end_failed(self, error: BaseException) -> str:
         """End the run of a test that has failed or was skipped. Returns a section of its report."""
         replay = self._replay
-        lines = [f"fixture of Reyn: {replay.fixture_path}, mode {self._settings.mode}"]
         if not isinstance(error, pytest.skip.Exception):
-            lines.append(f"used: {len(replay.consumed_keys())} of {len(replay.loaded_keys())} entries")
-            try:
+            with suppress(CassetteError):
                 replay.flush()
-            except CassetteError as failure:
-                lines.append(str(failure))
-        return "\n".join(lines)
+        used = f"{len(replay.consumed_keys())} of {len(replay.loaded_keys())} entries"
+        return f"fixture of Reyn: {replay.fixture_path}, mode {self._settings.mode}\nused: {used}"
 
     def close(self) -> None:
         """Leave. If the test was never called, nothing is written."""

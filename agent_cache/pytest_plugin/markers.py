@@ -2,8 +2,7 @@
 fixture and options.
 
 A cassette is at ``<folder of the test file>/cassettes/<module>/<Class.test>.jsonl`` unless a marker gives its name or
-path. No two tests have one by accident, also where a file system ignores case. Cassettes in such folders that no
-collected test uses are *orphans*. A baseline is at ``<folder of the test file>/baselines/<module>/<Class.test>``, a
+path. A baseline is at ``<folder of the test file>/baselines/<module>/<Class.test>``, a
 folder of accepted runs, unless the marker gives its paths.
 
 Every test run of every project with this package installed imports this module: it imports nothing of the library.
@@ -14,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,12 +39,8 @@ _LONGEST = 120
 
 
 class CassetteMarkers(NamedTuple):
-    """The markers of one test, combined.
-
-    Attributes:
-        name: name of its cassette in the folder of its module, or None.
-        path: path of its cassette from the folder of the test file, or None.
-        options: those of `_OPTIONS` that were given.
+    """The markers of one test, combined: name of its cassette in the folder of its module, its path from the folder of
+    the test file, and those of `_OPTIONS` that were given.
     """
 
     name: str | None
@@ -54,11 +49,8 @@ class CassetteMarkers(NamedTuple):
 
 
 class BaselineMarkers(NamedTuple):
-    """The `agent_baseline` markers of one test, combined.
-
-    Attributes:
-        paths: of its baselines, from the folder of the test file; empty for the test's own.
-        options: those of `_BASELINE_OPTIONS` that were given.
+    """The `agent_baseline` markers of one test, combined: paths of its baselines from the folder of the test file, none
+    for the test's own, and those of `_BASELINE_OPTIONS` that were given.
     """
 
     paths: tuple[str, ...]
@@ -95,21 +87,17 @@ def cassette_markers(item: pytest.Item) -> CassetteMarkers | None:
         label = f"{item.nodeid}: @pytest.mark.{mark.name}"
         subject = "path" if mark.name == "replay" else "name"
         given = dict(mark.kwargs)
-        if len(mark.args) > 1 or (mark.args and subject in given):
-            raise pytest.UsageError(f"{label} takes one {subject}")
         if mark.args:
-            given[subject] = mark.args[0]
-        place = [given.pop(one, None) for one in (("path",) if subject == "path" else ("name", "path"))]
-        own_name, own_path = (None, place[0]) if subject == "path" else place
-        if (subject == "path" and own_path is None) or (own_name is not None and own_path is not None):
+            given = {subject: mark.args[0], **given}
+        places = [given.pop(one) for one in dict.fromkeys((subject, "path")) if one in given]
+        if len(mark.args) + len(places) - bool(mark.args) > 1 or (mark.name == "replay" and not places):
             raise pytest.UsageError(f'{label} takes one name or path, as @pytest.mark.replay("fixtures/x.jsonl")')
-        if own_name is not None and (not isinstance(own_name, str) or not own_name.strip("./")):
-            raise pytest.UsageError(f"{label}: the name of a cassette must be a text, got {own_name!r}")
-        if own_path is not None and not _is_path(own_path):
-            raise pytest.UsageError(f"{label}: path must be the path of a cassette, got {own_path!r}")
+        if places and not (_is_path(places[0]) and os.fspath(places[0]).strip("./")):
+            raise pytest.UsageError(f"{label}: the name or path of a cassette must be a text, got {places[0]!r}")
         _check_options(given, _OPTIONS, label)
-        if name is None and path is None:
-            name, path = own_name, None if own_path is None else os.fspath(own_path)
+        if places and name is None and path is None:
+            is_name = subject == "name" and "path" not in mark.kwargs
+            name, path = (places[0], None) if is_name else (None, os.fspath(places[0]))
         options = {**given, **options}
     return CassetteMarkers(name, path, options) if found else None
 
@@ -197,34 +185,3 @@ def _file_name(item: pytest.Item) -> str:
         return name
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
     return f"{safe[:_LONGEST]}-{digest}"
-
-
-def check_names(tests_by_cassette: Mapping[Path, list[str]]) -> None:
-    """Refuse names of cassettes that differ by case alone."""
-    found: dict[str, Path] = {}
-    for path, tests in tests_by_cassette.items():
-        other = found.setdefault(str(path).casefold(), path)
-        if other != path:
-            raise pytest.UsageError(
-                f"{tests_by_cassette[other][0]} and {tests[0]}: their cassettes {other.name} and {path.name} are one "
-                "file where the file system ignores case; give one of them another name"
-            )
-
-
-def find_orphans(config: pytest.Config, used: Iterable[Path], files: Iterable[Path]) -> list[Path]:
-    """List the cassettes in the folders of the collected test files that no collected test uses.
-
-    Only complete collections count: those of a folder, or of a file without ``::``.
-    """
-    if any("::" in str(one) for one in config.args):
-        return []
-    used, collected = {path.resolve() for path in used}, {file.resolve() for file in files}
-    roots = [path.resolve() for one in config.args if (path := config.invocation_params.dir / str(one)).is_dir()]
-    found: set[Path] = set()
-    for folder in {file.parent / str(config.getini("agent_cassette_dir")) for file in collected}:
-        is_complete = any(folder.is_relative_to(root) for root in roots)
-        for path in folder.glob(f"*/**/*{_SUFFIX}"):  # a file directly in the folder is not ours
-            module = folder.parent / f"{path.relative_to(folder).parts[0]}.py"
-            if (is_complete or module.resolve() in collected) and path.resolve() not in used:
-                found.add(path)
-    return sorted(found)

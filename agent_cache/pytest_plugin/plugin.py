@@ -20,8 +20,6 @@ from agent_cache.pytest_plugin.markers import (
     baseline_paths,
     cassette_markers,
     cassette_path,
-    check_names,
-    find_orphans,
     settings_of,
 )
 
@@ -35,8 +33,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_ON_ORPHANS = ("ignore", "report")
-_OF_WORKERS = ("orphans", "savings", "accepted")
+_OF_WORKERS = ("savings", "accepted")
 
 _RUNS: pytest.StashKey[dict[str, CassetteRun | FixtureRun | BaselineRun]] = pytest.StashKey()
 """Runs of a test that are open, by the title of their section in its report."""
@@ -68,14 +65,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail tests that call a recordable tool or function outside of a recording",
     )
-    group.addoption(
-        "--agent-orphans", choices=_ON_ORPHANS, help="what to do about cassettes that no test uses (default: report)"
-    )
     parser.addini("agent_record_mode", "default of --agent-record-mode", default="none")
     parser.addini("agent_cassette_dir", "folder of cassettes, from that of the test file", default="cassettes")
     parser.addini("agent_baseline_dir", "folder of baselines, from that of the test file", default="baselines")
     parser.addini("agent_cassette_redact", "names of secrets beside the known ones", type="args", default=[])
-    parser.addini("agent_orphans", "default of --agent-orphans", default="report")
     for name, text in (
         ("agent_cassette_strict", "whether calls must come in their recorded order"),
         ("agent_allow_unplayed", "whether recorded calls may be left over"),
@@ -87,9 +80,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for name, allowed in (("agent_record_mode", MODES), ("agent_orphans", _ON_ORPHANS)):
-        if (given := config.getini(name)) not in allowed:
-            raise pytest.UsageError(f"{name} must be one of {', '.join(allowed)}, got {given!r}")
+    if (given := config.getini("agent_record_mode")) not in MODES:
+        raise pytest.UsageError(f"agent_record_mode must be one of {', '.join(MODES)}, got {given!r}")
     options = (
         "mode=None, strict=None, allow_unplayed=None, empty_cache=None, redact=None, policy=None, model=None, http=None"
     )
@@ -119,26 +111,20 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(
-    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
-) -> Generator[None]:
-    cassettes: dict[Path, list[str]] = {}
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     tests = config.stash[_TESTS_BY_PATH]
     for item in items:
+        paths: list[Path] = []
         markers = cassette_markers(item)
         if markers is not None or "agent_cassette" in getattr(item, "fixturenames", ()):
-            cassettes.setdefault(cassette_path(item, markers), []).append(item.nodeid)
+            paths.append(cassette_path(item, markers))
         if (baseline := baseline_markers(item)) is not None:
-            for path in baseline_paths(item, baseline):
-                tests.setdefault(path, []).append(item.nodeid)
+            paths += baseline_paths(item, baseline)
+        for path in paths:
+            tests.setdefault(path, []).append(item.nodeid)
         for live in item.iter_markers("agent_live"):
             if len(live.args) != 1 or live.kwargs or not isinstance(live.args[0], str) or not live.args[0]:
                 raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.agent_live needs a reason, as a text")
-    check_names(cassettes)
-    tests.update(cassettes)
-    if (config.getoption("agent_orphans") or config.getini("agent_orphans")) != "ignore" and not session.testsfailed:
-        orphans = list(map(str, find_orphans(config, cassettes, {item.path for item in items})))
-        config.stash[_FACTS]["orphans"] = orphans
     return (yield)
 
 
@@ -333,10 +319,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take what a worker of pytest-xdist has to tell that ends. Each has collected every test."""
-    facts = node.config.stash[_FACTS]
+    """Take what a worker of pytest-xdist has to tell that ends."""
     for name, found in getattr(node, "workeroutput", {}).get("agent_cache", {}).items():
-        facts[name] = found if name == "orphans" else facts[name] + found
+        node.config.stash[_FACTS][name] += found
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -349,10 +334,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if accepted := facts["accepted"]:
         terminalreporter.section("accepted baselines")
         terminalreporter.line("\n".join(sorted(accepted)))
-    if orphans := facts["orphans"]:
-        terminalreporter.section("cassettes without a test", yellow=True)
-        for path in map(Path, orphans):
-            terminalreporter.line(
-                str(path.relative_to(config.rootpath) if path.is_relative_to(config.rootpath) else path)
-            )
-        terminalreporter.line("No collected test uses them. Delete them, or record them again.")

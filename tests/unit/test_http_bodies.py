@@ -60,7 +60,7 @@ def test_the_spellings_of_usual_servers_are_data(layout, end):
 
 @pytest.mark.parametrize(
     "raw",
-    [b'{"a":1.50}', b'{"a":1,"a":2}', b'{"a":NaN}', b'{"a" :1}', b'{"a":1}\n\n', b'{"a":"\\/"}', b"[" * 300 + b"]" * 300,
+    [b'{"a":1.50}', b'{"a":NaN}', b'{"a" :1}', b'{"a":1}\n\n', b'{"a":"\\/"}', b"[" * 300 + b"]" * 300,
      b"{"],
     ids=lambda raw: repr(raw[:20]),
 )  # fmt: skip

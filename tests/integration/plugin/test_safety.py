@@ -84,68 +84,6 @@ def test_a_test_may_say_that_it_runs_live(suite):
     assert suite.live == ["get_order"]
 
 
-# Orphans
-
-TWO = """
-    import pytest
-    from shop import ask
-
-    pytestmark = pytest.mark.agent_cassette
-
-    def test_one():
-        ask("1")
-
-    def test_two():
-        ask("2")
-"""
-
-
-@pytest.fixture
-def orphaned(suite):
-    """A suite with one cassette too many."""
-    suite.write("test_ask.py", TWO)
-    suite.record("--agent-record-mode=once", passed=2)
-    suite.write("test_ask.py", TWO.replace("test_two", "test_three"))
-    suite.record("--agent-record-mode=once", passed=2)
-    return suite
-
-
-def orphans_of(result: pytest.RunResult) -> list[str]:
-    lines = result.outlines
-    starts = [at for at, line in enumerate(lines) if "cassettes without a test" in line]
-    return [line for line in lines[starts[0] + 1 :] if line.endswith(".jsonl")] if starts else []
-
-
-ORPHAN = "cassettes/test_ask/test_two.jsonl"
-
-
-def test_a_cassette_without_a_test_is_reported(orphaned):
-    result = orphaned.run(passed=2)
-    assert (orphans_of(result), result.ret) == ([ORPHAN], 0)
-
-
-def test_it_can_be_ignored(orphaned):
-    assert orphans_of(orphaned.run("--agent-orphans=ignore", passed=2)) == []
-    assert orphans_of(orphaned.run("-o", "agent_orphans=ignore", passed=2)) == []
-
-
-def test_deselected_tests_keep_their_cassettes(orphaned):
-    assert orphans_of(orphaned.run("-k", "test_one", passed=1, deselected=1)) == [ORPHAN]
-
-
-def test_where_only_a_part_was_collected_nothing_is_said(orphaned):
-    assert orphans_of(orphaned.run("test_ask.py::test_one", passed=1)) == []
-    orphaned.write("test_broken.py", "import nothing_like_that")
-    assert orphans_of(orphaned.run("--continue-on-collection-errors", passed=2, errors=1)) == []
-
-
-def test_a_cassette_somewhere_else_is_its_owners_business(suite):
-    suite.write("test_ask.py", TWO.replace("agent_cassette", "replay('fixtures/x.jsonl', allow_unplayed=True)"))
-    suite.write("fixtures/y.jsonl", "")
-    suite.write("cassettes/z.jsonl", "")
-    assert orphans_of(suite.run("--agent-record-mode=new_episodes", passed=2)) == []
-
-
 ESCAPES = {
     "a pool": "pool.submit(ask, '?').result()",
     "a pool with a loop": "pool.submit(lambda: asyncio.run(get_order('W1'))).result()",

@@ -92,20 +92,8 @@ def test_names_that_differ_by_case_are_two_files_on_every_file_system(suite):
     names = [name.removeprefix("cassettes/test_ask/") for name in suite.cassettes]
     assert len({name.casefold() for name in names}) == 6
     assert {"test_it[a].jsonl", "test_it_.jsonl"} <= set(names)
-    assert "cassettes without a test" not in suite.run(passed=6).stdout.str()
+    suite.run(passed=6)
     assert suite.live == []
-
-
-def test_given_names_that_differ_by_case_alone_are_refused(suite):
-    """Where the file system ignores case, each would be recorded over the other."""
-    text = "import pytest\nfrom shop import ask\n" + "".join(
-        f"\n@pytest.mark.agent_cassette({name!r})\ndef test_{number}():\n    ask({name!r})\n"
-        for number, name in enumerate(("order", "Order"))
-    )
-    suite.write("test_ask.py", text)
-    result = suite.run("--agent-record-mode=once")
-    result.stderr.fnmatch_lines(["*test_ask.py::test_0 and test_ask.py::test_1: *order.jsonl and Order.jsonl are one*"])
-    assert (result.ret, suite.cassettes) == (4, [])
 
 
 def test_the_closest_marker_wins_option_by_option(suite):
@@ -187,10 +175,10 @@ def test_secrets_are_named_in_the_ini_file_in_the_fixture_and_in_the_marker(suit
         ("agent_live", "needs a reason"),
         *slow_rows(
             ("agent_cassette(strict='yes')", "strict must be one of True, False"),
-            ("agent_cassette('a', 'b')", "takes one name"),
-            ("agent_cassette(7)", "name of a cassette must be a text"),
-            ("agent_cassette('')", "name of a cassette must be a text"),
-            ("replay(7)", "path must be the path"),
+            ("agent_cassette('a', 'b')", "takes one name or path"),
+            ("agent_cassette(7)", "must be a text"),
+            ("agent_cassette('')", "must be a text"),
+            ("replay(7)", "must be a text"),
         ),
     ],
 )
@@ -211,12 +199,11 @@ def test_a_fixture_that_cannot_work_is_named(suite, options, message):
     suite.run(errors=1).stdout.fnmatch_lines([f"*fixture agent_cache_config*{message.replace('[', '[[]')}*"])
 
 
-@pytest.mark.parametrize("line", ["agent_record_mode=onec", "agent_orphans=maybe"])
-def test_an_ini_value_that_cannot_work_stops_the_run(suite, line):
+def test_an_ini_value_that_cannot_work_stops_the_run(suite):
     suite.write("test_ask.py", ASK.format(mark="@pytest.mark.agent_cassette"))
-    result = suite.run("-o", line)
+    result = suite.run("-o", "agent_record_mode=onec")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: {line.partition('=')[0]} must be one of *"])
+    result.stderr.fnmatch_lines(["ERROR: agent_record_mode must be one of *"])
 
 
 @pytest.mark.slow
