@@ -85,11 +85,8 @@ def header(headers: Headers, name: bytes) -> str:
 def identity_of(headers: Headers, names: Iterable[str] = (), *, url: str = "") -> str | None:
     """A hash of who asks, and in which revision: requests of one identity share answers. None if nothing tells it.
 
-    Args:
-        headers: those of the request, as they are sent.
-        names: the only headers that tell who asks, beside Authorization, Cookie and the revision. By default all do
-            that are not of the transport: a server may take its key from a header of any name.
-        url: where it is sent to, with query and user; or a part of that.
+    All headers count that are not of the transport, since a server may take its key from a header of any name; if there
+    are `names`, these, Authorization, Cookie and the revision; and of the `url`, query and user, too.
     """
     chosen = {name.lower().encode("latin-1") for name in names}
     told = sorted(
@@ -111,12 +108,6 @@ class Upstream:
 
     Proxies and certificates are those of the environment, as httpx2 reads them. Password and user in the URL are sent
     as Basic authentication. `name` is the address without password and query, for texts.
-
-    Args:
-        url: the endpoint of the server.
-
-    Raises:
-        ConfigurationError: for an address that is none of HTTP.
     """
 
     def __init__(self, url: str) -> None:
@@ -137,11 +128,8 @@ class Upstream:
         self.aclose = self._client.aclose
 
     async def open(self, method: str, url: httpx2.URL, headers: Headers, body: bytes | None) -> httpx2.Response:
-        """Send a request. The body of the response is not read, and the response is to be closed.
-
-        Raises:
-            RpcError: if the server cannot be reached.
-            ConnectionLost: if it breaks off.
+        """Send a request. The body of the response is not read, and the response is to be closed. Raises `RpcError` if
+        the server cannot be reached, `ConnectionLost` if it breaks off.
         """
         sent = [pair for pair in headers if pair[0] != b"accept-encoding"]
         sent.append(self._encodings)  # what this client decodes
@@ -186,11 +174,7 @@ def _broken_off(error: Exception) -> ConnectionLost:
 
 
 async def parts_of(response: httpx2.Response) -> AsyncGenerator[bytes]:
-    """The body, in parts that joined are the body: each event where there are events, else all of it.
-
-    Raises:
-        ConnectionLost: if the server breaks off.
-    """
+    """The body, in parts that joined are the body: each event where there are events, else all of it."""
     rest = b""
     try:
         if not _is_event_stream(response):
@@ -236,14 +220,8 @@ async def answer_in(response: httpx2.Response) -> Response:
 
 
 class _Incoming:
-    """One HTTP request of a host, and the response to it while it is written.
-
-    Attributes:
-        url: where it goes to.
-        headers: as they go to the server, but for those of one connection.
-        who: a hash of who asks; None if nothing tells hosts apart.
-        session: what names the session: its id, else who asks.
-        status: that of the response, once it is begun.
+    """One HTTP request of a host, and the response to it while it is written. `url` and `headers` go to the server;
+    `who` is a hash of who asks, and `session` the id of the session, else who asks.
     """
 
     def __init__(self, request: Request, send: Send, listener: HttpListener) -> None:
@@ -384,7 +362,6 @@ class HttpListener:
 
     Args:
         relay: what answers calls. It must have been entered. It gets the identity of the server.
-        upstream: the client of the server.
         headers: what is added to each request, such as Authorization, where the host has none of the name.
         vary_by: the headers that tell who asks; see `identity_of`.
         is_local: whether only this machine can connect. Then a request must name this machine as its host.
@@ -544,11 +521,7 @@ def _host_in(url: str) -> str:
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Host and port of ``--listen``: `HOST:PORT`, or a port of this machine. Port 0 is a free one.
-
-    Raises:
-        ConfigurationError: for anything else.
-    """
+    """Host and port of ``--listen``: `HOST:PORT`, or a port of this machine. Port 0 is a free one."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if colon else "127.0.0.1"
     if not (port.isascii() and port.isdecimal() and int(port) < 65536 and host):
@@ -557,15 +530,8 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 async def listen(listener: HttpListener, address: tuple[str, int], on_listening: Callable[[str], object]) -> None:
-    """Serve until SIGTERM or SIGINT. Calls that run then have a few seconds to end.
-
-    Args:
-        listener: the application.
-        address: of the socket.
-        on_listening: gets the URL for hosts, when they can connect.
-
-    Raises:
-        OSError: if the address cannot be bound.
+    """Serve until SIGTERM or SIGINT. Calls that run then have a few seconds to end. `on_listening` gets the URL for
+    hosts, when they can connect.
     """
     host, _ = address
     config = uvicorn.Config(

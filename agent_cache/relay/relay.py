@@ -87,16 +87,8 @@ class HostSession:
 class HostRequest(ABC):
     """One request of the host, and the way to the server that is to answer it. A transport implements it.
 
-    Args:
-        message: the request.
-        vary: who asks: a hash of what the host has sent beside the message. None if nothing tells hosts apart.
-        host: the session that it belongs to, where there are several.
-
-    Attributes:
-        asked_host: whether the server has made a request of the host since this one was forwarded; a transport sets it.
-        is_answered: whether the host has got a response.
-        is_sent: whether it was forwarded.
-        response, result: what came of that.
+    `vary` is a hash of what the host has sent beside the message, `host` the session where there are several. A
+    transport sets `asked_host` if the server makes a request of the host while this one is under way.
     """
 
     def __init__(self, message: Message, vary: Any = None, host: HostSession | None = None) -> None:
@@ -135,23 +127,15 @@ class Relay:
     Args:
         box: the rules of the server's tools.
         settings: the other settings of the file.
-        record_to: the cassette to record to, which then has every request of the host.
-        replay_from: the cassette that answers every request; no server is needed.
-        strict: for the replay, as in `agent_cache.recording.replay`.
+        record_to, replay_from: the cassette that has every request of the host, or answers it; then no server is
+            needed. `strict` is for the replay.
 
     Attributes:
         identity: a hash of what this process sends to the server by itself: its address, and credentials that the host
             does not know; or of the command that starts it. A recording is without it, and so replayed without them.
             The transport sets it.
-        is_replay: whether there is no server.
-        is_taped: whether a cassette is recorded or replayed.
         observed: the notifications of the server that have to be shown to `observe` before they are passed on.
-        session: the session in which calls are checked for loops and counted.
         findings: what was wrong at the end, in sentences.
-
-    Raises:
-        ConfigurationError: if a template of the settings is malformed.
-        CassetteError: on entering, if the cassette cannot be read or written.
     """
 
     def __init__(
@@ -247,10 +231,8 @@ class Relay:
         return method in _OF_TASKS and bool(self._task_ends)
 
     def start(self, request: HostRequest) -> asyncio.Task[None]:
-        """Answer a request in a task of its own. To cancel the task is to cancel the request.
-
-        The request has got its response, unless it was cancelled, when the task ends; it may have got it long before,
-        if the server answered by a task of the protocol.
+        """Answer a request in a task of its own; to cancel the task is to cancel the request. It may have its response
+        long before the task ends, if the server answered by a task of the protocol.
         """
         meta = request.params.get("_meta")
         version = requested_version(meta) if isinstance(meta, dict) else None
@@ -438,11 +420,7 @@ class Relay:
     # Tasks
 
     async def _end_of_task(self, task: Mapping[str, Any]) -> None:
-        """Wait until a task of the server has come to its terminal status.
-
-        Raises:
-            TimeoutError: if the server does not keep it any longer, so that nobody can know.
-        """
+        """Wait until a task of the server has come to its terminal status, as long as the server keeps it."""
         name, ttl = task["taskId"], task.get("ttl")
         end = self._task_ends.setdefault(name, asyncio.get_running_loop().create_future())
         try:

@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import os
 import queue
-import select
 import shutil
 import signal
 import sys
@@ -39,10 +38,6 @@ from agent_cache.relay.messages import (
 )
 from agent_cache.relay.relay import HostRequest, Relay
 
-_CHUNK: Final = 1 << 16
-"""Bytes that are read at once: as many as a pipe holds."""
-_ATOMIC: Final = 4096
-"""Bytes that a pipe takes at once if it takes any: POSIX's PIPE_BUF, on Linux."""
 _PATIENCE_FOR_CALLS: Final = 30.0
 """Seconds that calls may take on after the host has closed its side: a script that pipes its requests in has closed it
 before the server has started. A host that does not want to wait sends a signal."""
@@ -51,19 +46,9 @@ _PATIENCE_FOR_SERVER: Final = 2.0
 
 
 async def serve(relay: Relay, command: Sequence[str], *, vary: str) -> int:
-    """Carry the messages between the host and a server until one of them ends, or a signal ends this process.
-
-    Args:
-        relay: what is done with them.
-        command: what starts the server. It is not used for a replay.
-        vary: what distinguishes the entries of this process from those of others: see `Relay.identity`.
-
-    Returns:
-        The exit code of the server; 128 and the number of a signal that has ended the server or this process.
-
-    Raises:
-        ConfigurationError, CassetteError: as on entering the relay; the server was not started.
-        OSError: if the server cannot be started.
+    """Carry the messages between the host and the server of a command until one of them ends, or a signal ends this
+    process. `vary` distinguishes the entries of this process from those of others. Returns the exit code of the server;
+    128 and the number of a signal that has ended the server or this process.
     """
     relay.identity = vary
     link = _Link(relay)
@@ -103,10 +88,8 @@ class _Request(HostRequest):
 
 
 class _Link:
-    """Both ends, and what is under way between them.
-
-    A request that was sent to the server has an entry in `_open`, under its id: what takes its response, or the loss of
-    it. The requests that the relay answers have one in `_tasks`.
+    """Both ends, and what is under way between them, by the ids of requests: `_tasks` are those that the relay answers,
+    `_open` what takes the response, or the loss, of what was sent to the server.
     """
 
     def __init__(self, relay: Relay) -> None:
@@ -292,82 +275,41 @@ def signals(stop: Callable[[int], None]) -> Iterator[None]:
 
 
 async def _input() -> AsyncIterator[bytes]:
-    """The lines of standard input.
-
-    The event loop watches a pipe, a socket or a terminal. It can watch no file, and on Windows nothing of these: there
-    a thread reads.
-    """
+    """The lines of standard input. A thread reads: an event loop can watch no file, and on Windows no pipe."""
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=sys.maxsize)
 
-    def feed(data: bytes) -> None:
-        if data:
-            reader.feed_data(data)
-        else:
-            with contextlib.suppress(NotImplementedError):
-                loop.remove_reader(0)
-            reader.feed_eof()
-
-    def read_in_thread() -> None:
-        data = b"-"
+    def read() -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has ended
-            while data:
-                data = os.read(0, _CHUNK)
-                loop.call_soon_threadsafe(feed, data)
+            while data := os.read(0, 1 << 16):
+                loop.call_soon_threadsafe(reader.feed_data, data)
+            loop.call_soon_threadsafe(reader.feed_eof)
 
-    try:
-        loop.add_reader(0, lambda: feed(os.read(0, _CHUNK)))
-    except (NotImplementedError, OSError):
-        threading.Thread(target=read_in_thread, daemon=True, name="agent-cache mcp: input").start()
-    try:
-        async for line in reader:
-            yield line if line.endswith(b"\n") else line + b"\n"
-    finally:
-        with contextlib.suppress(NotImplementedError):
-            loop.remove_reader(0)
+    threading.Thread(target=read, daemon=True, name="agent-cache mcp: input").start()
+    async for line in reader:
+        yield line if line.endswith(b"\n") else line + b"\n"
 
 
 class _Output:
-    """Writes lines to a descriptor, in order, without waiting for who reads them.
-
-    A short line is written at once where the descriptor takes that much. The others wait in a thread.
-    """
+    """Writes lines to a descriptor, in order, in a thread: nobody waits for who reads them."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._unwritten = self._written = 0  # in the queue; only the event loop adds, and only the thread takes
-        self._thread: threading.Thread | None = None
+        self.write = self._queue.put
+        self._thread = threading.Thread(target=self._write, daemon=True, name="agent-cache mcp: output")
+        self._thread.start()
 
-    def write(self, line: bytes) -> None:
-        """Write a line, now or as soon as it is taken."""
-        if self._unwritten == self._written and len(line) <= _ATOMIC and self._has_room():
-            self._write(line)
-            return
-        self._unwritten += 1
-        self._queue.put(line)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._write_in_thread, daemon=True, name="agent-cache mcp: output")
-            self._thread.start()
-
-    def _has_room(self) -> bool:
-        return hasattr(select, "poll") and bool(select.select([], [self._descriptor], [], 0)[1])
-
-    def _write(self, line: bytes) -> None:
-        rest = memoryview(line)
-        with contextlib.suppress(OSError):  # who reads has gone, and its end of the input closes too
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
-
-    def _write_in_thread(self) -> None:
+    def _write(self) -> None:
         while (line := self._queue.get()) is not None:
-            self._write(line)
-            self._written += 1
+            rest = memoryview(line)
+            with contextlib.suppress(OSError):  # who reads has gone, and the input will end
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
 
     def close(self) -> None:
         """Wait a little until all is written, and close the descriptor."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join(_PATIENCE_FOR_SERVER)
+        self._queue.put(None)
+        self._thread.join(_PATIENCE_FOR_SERVER)
         os.close(self._descriptor)
 
 
@@ -375,11 +317,7 @@ class _Output:
 
 
 async def started(command: Sequence[str]) -> asyncio.subprocess.Process:
-    """Start a server as a child process. Its standard error is this process's own.
-
-    Raises:
-        OSError: if it cannot be started.
-    """
+    """Start a server as a child process. Its standard error is this process's own."""
     program = shutil.which(command[0])  # on Windows also `npx.cmd`
     if program is None:
         raise FileNotFoundError(2, f"there is no command {command[0]!r}; the server is started by what follows --")
@@ -406,28 +344,18 @@ async def ended(server: asyncio.subprocess.Process, *, at_once: bool = False) ->
     return 1
 
 
-_HELLO: Final = {
-    "protocolVersion": "2025-11-25",
-    "capabilities": {},
-    "clientInfo": {"name": "agent-cache", "version": "1"},
-}
+_CLIENT: Final = {"name": "agent-cache", "version": "1"}
+_HELLO: Final = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": _CLIENT}
 _MODERN: Final = {
-    f"{ENVELOPE}protocolVersion": MODERN,
-    f"{ENVELOPE}clientInfo": _HELLO["clientInfo"],
-    f"{ENVELOPE}clientCapabilities": {},
-}
+    f"{ENVELOPE}protocolVersion": MODERN, f"{ENVELOPE}clientInfo": _CLIENT, f"{ENVELOPE}clientCapabilities": {},
+}  # fmt: skip
 
 Ask = Callable[[str, dict[str, Any]], Any]
 """Makes a request of a server; of a notification it awaits no answer."""
 
 
 async def introduced(ask: Ask) -> tuple[str, dict[str, Mapping[str, Any]]]:
-    """The name of a server, and its tools by name.
-
-    Raises:
-        OSError: if it ends, or cannot be reached.
-        RpcError: if it refuses.
-    """
+    """The name of a server, and its tools by name. Raises `OSError` if it ends, `RpcError` if it refuses."""
     more: dict[str, Any] = {}
     try:
         info = (await ask("initialize", _HELLO)).get("serverInfo")

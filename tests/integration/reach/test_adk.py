@@ -15,10 +15,8 @@ pytest.importorskip("google.adk", reason="the adapter of Google ADK needs google
 pytest.importorskip("mcp", reason="toolsets of MCP servers need google-adk[mcp]")
 
 from google.adk.agents import LlmAgent, SequentialAgent
-from google.adk.apps import App
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_response import LlmResponse
-from google.adk.plugins import ReflectAndRetryToolPlugin
 from google.adk.runners import InMemoryRunner
 from google.adk.tools import AgentTool, BaseTool, FunctionTool, LongRunningFunctionTool, ToolContext
 from google.adk.tools.base_toolset import BaseToolset
@@ -29,8 +27,6 @@ from mcp import StdioServerParameters
 from agent_cache import (
     AgentCache,
     AgentCacheSession,
-    AgentLoopDetectedError,
-    ConfigurationError,
     Read,
     Toolbox,
     Watch,
@@ -160,16 +156,6 @@ GET: Turn = [("get_order", {"order_id": "1"})]
 CANCEL: Turn = [("cancel_order", {"order_id": "1"})]
 
 
-async def test_the_model_sees_the_same_tools(shop: Shop):
-    plain, changed = shop.agent(), shop.cached()
-    await run(plain)
-    await run(changed)
-    tools = [agent.model.seen[-1].config.tools for agent in (plain, changed)]
-    assert tools[0] == tools[1]
-    assert [tool.__class__ for tool in changed.tools] == [FunctionTool] * 7
-    assert shop.agent().tools[0] == shop.get_order, "the original is as it was"
-
-
 async def test_errors_are_not_stored_and_the_model_sees_the_usual_text(shop: Shop):
     plain = answers(await run(shop.agent([("fail", {})], [("get_order", {})])))
     found = answers(await run(shop.cached([("fail", {})], [("fail", {})], [("get_order", {})], [("get_order", {})])))
@@ -195,15 +181,6 @@ async def test_an_answer_whose_tool_has_changed_the_state_is_not_stored(shop: Sh
     assert [one.outcome for one in session.get_execution_trace()] == ["ok", "ok"]
 
 
-async def test_a_change_beside_that_of_a_callback_is_seen(shop: Shop):
-    def before(tool: Any, args: Any, tool_context: ToolContext) -> None:
-        tool_context.state["by"] = ["callback"]
-
-    turns: list[Turn] = [GET, GET, [("note", {})], [("note", {})]]
-    await run(shop.cached(*turns, before_tool_callback=before))
-    assert shop.runs == ["get", "note", "note"], "a change by a callback is none of the tool"
-
-
 async def test_a_tool_that_sees_the_context_is_cached_for_each_session_of_adk(shop: Shop):
     turns: list[Turn] = [[("whoami", {})], GET]
     for user, times in (("ann", 1), ("bob", 2)):
@@ -211,19 +188,6 @@ async def test_a_tool_that_sees_the_context_is_cached_for_each_session_of_adk(sh
         assert found[0] == found[2] == {"result": user}
         assert shop.runs.count("whoami") == times
     assert shop.runs.count("get") == 1, "what sees no context is the same for all"
-
-
-async def test_a_loop_is_raised_noticed_or_answered(shop: Shop):
-    with pytest.raises(AgentLoopDetectedError):
-        async with AgentCacheSession(max_tool_repeats=3):
-            await run(shop.cached(*[GET] * 6))
-    async with AgentCacheSession(max_tool_repeats=3, on_loop="notice"):
-        found = answers(await run(shop.cached(*[GET] * 4)))
-    assert "Calling it again will not help" in found[-1]["result"]
-    async with AgentCacheSession(max_tool_repeats=3, on_loop="short_circuit"):
-        found = answers(await run(shop.cached(*[GET] * 4)))
-    assert found[-1] == found[0]
-    assert shop.runs == ["get"]
 
 
 async def test_a_decorated_tool_is_counted_once(shop: Shop):
@@ -358,26 +322,6 @@ async def test_sub_agents_and_agents_that_are_tools_are_copied(shop: Shop):
     assert inner.tools[0] == shop.get_order
 
 
-async def test_a_write_that_is_cancelled_is_in_doubt(shop: Shop):
-    begun = asyncio.Event()
-
-    async def cancel_order(order_id: str) -> str:
-        """Hang."""
-        begun.set()
-        await asyncio.Event().wait()
-        return "never"
-
-    agent = LlmAgent(name="a", model=Script(turns=[CANCEL]), tools=[cancel_order])
-    await run(shop.cached(GET))
-    task = asyncio.create_task(run(cached(agent, shop.box)))
-    await begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await run(shop.cached(GET, GET))
-    assert shop.runs == ["get"] * 3, "nothing is stored while its effect may still come"
-
-
 def test_explain_knows_the_tools_of_an_agent(shop: Shop, capsys: pytest.CaptureFixture[str]):
     table = explain(SequentialAgent(name="team", sub_agents=[shop.agent()]), shop.box)
     rows = {row.tool: row.kind for row in table}
@@ -385,29 +329,6 @@ def test_explain_knows_the_tools_of_an_agent(shop: Shop, capsys: pytest.CaptureF
     assert rows["cancel_order"] == "write"
     assert "now" in table.problems[-1]
     assert capsys.readouterr().out
-
-
-async def test_bad_input_is_refused(shop: Shop):
-    for wrong in (7, "get_order", LlmAgent):
-        with pytest.raises(TypeError, match="cached takes"):
-            cached(wrong, shop.box)
-    box = Toolbox({"get_order": Read("order:{ordr_id}")}, namespace="adk")
-    with pytest.raises(ConfigurationError, match="ordr_id"):
-        await run(cached(shop.agent(GET), box))
-
-
-async def test_a_plugin_that_retries_runs_the_tool_again_and_cannot_hide_a_loop(shop: Shop):
-    def app(*turns: Turn) -> InMemoryRunner:
-        retry = ReflectAndRetryToolPlugin(max_retries=2)
-        return InMemoryRunner(app=App(name="shop", root_agent=shop.cached(*turns), plugins=[retry]))
-
-    found = answers(await run(None, runner=app([("boom", {})], [("boom", {})])))
-    assert shop.runs == ["boom"] * 2
-    assert "no such order" in str(found[-1])
-    with pytest.raises(AgentLoopDetectedError):
-        async with AgentCacheSession(max_tool_repeats=3):
-            found = answers(await run(None, runner=app(*[GET] * 4)))
-    assert "Calling it again will not help" in str(found[-1]), "the plugin gave it to the model"
 
 
 def test_what_is_read_of_adk_beside_its_public_names():

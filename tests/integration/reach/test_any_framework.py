@@ -6,11 +6,8 @@ import asyncio
 import functools
 import inspect
 import sys
-import threading
 import types
 import typing
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +15,6 @@ import pytest
 from agent_cache import (
     AgentCache,
     AgentCacheSession,
-    AgentLoopDetectedError,
     ConfigurationError,
     Pass,
     Read,
@@ -27,7 +23,6 @@ from agent_cache import (
     Write,
 )
 from agent_cache.integrations import explain, wrap
-from agent_cache.recording import record, replay
 from agent_cache.toolbox import ToolInfo
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -203,25 +198,6 @@ def test_a_synchronous_function_stays_one_and_shares_tags_with_the_others(shop: 
         tool()  # type: ignore[call-arg]
 
 
-def test_threads_share_one_run_of_a_synchronous_function(shop: Shop):
-    begun, go = threading.Event(), threading.Event()
-
-    def get_slow(order_id: str) -> str:
-        shop.runs.append("slow")
-        begun.set()
-        go.wait()
-        return order_id
-
-    tool = wrap(get_slow, box=shop.box)
-    with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(tool, "1")
-        begun.wait()
-        others = [pool.submit(tool, "1") for _ in range(3)]
-        go.set()
-        assert [one.result() for one in (first, *others)] == ["1"] * 4
-    assert shop.runs == ["slow"]
-
-
 def stream(order_id: str) -> Any:
     yield order_id
 
@@ -238,28 +214,6 @@ def test_a_template_that_names_no_parameter_is_refused_when_the_function_is_wrap
 
     with pytest.raises(ConfigurationError, match=r"shop:get_user.*order_id"):
         wrap(get_user, box=shop.box)
-
-
-async def test_a_loop_is_raised_or_told(shop: Shop):
-    with pytest.raises(AgentLoopDetectedError):
-        async with AgentCacheSession(max_tool_repeats=3):
-            for _ in range(4):
-                await shop.get_order("1")
-    async with AgentCacheSession(max_tool_repeats=3, on_loop="notice"):
-        answers: list[Any] = [await shop.get_order("1") for _ in range(4)]
-    assert "Calling it again will not help" in answers[-1]
-
-
-async def test_a_recorded_run_replays_without_the_tools(shop: Shop, tmp_path: Path):
-    async def run() -> list[Any]:
-        return [await shop.get_order("1"), await shop.cancel_order("1"), await shop.get_order("1")]
-
-    with record(tmp_path / "run.jsonl"):
-        recorded = await run()
-    shop.runs.clear()
-    with replay(tmp_path / "run.jsonl", strict=True):
-        assert await run() == recorded
-    assert shop.runs == []
 
 
 def test_explain_prints_and_returns_one_row_a_tool(shop: Shop, capsys: pytest.CaptureFixture[str]):

@@ -16,7 +16,6 @@ pytest.importorskip("fastmcp", reason="the FastMCP adapter is tested where FastM
 from fastmcp import Client, Context, FastMCP
 from fastmcp.client.transports import StdioTransport
 from fastmcp.exceptions import ToolError
-from fastmcp.server.middleware import Middleware
 from fastmcp.server.providers.fastmcp_provider import FastMCPProviderTool
 from fastmcp.server.providers.proxy import FastMCPProxy, ProxyClient
 
@@ -31,7 +30,6 @@ from agent_cache import (
     Write,
 )
 from agent_cache.integrations.fastmcp import AgentCacheMiddleware, LoopInTool, describe
-from agent_cache.recording import record, replay
 from tests.harness.page_examples import examples
 from tests.integration.reach.mcp_shop import Shop, new_box, over_http
 
@@ -168,15 +166,6 @@ async def test_a_loop_stops_a_program_that_calls_the_server():
 # Who is told apart
 
 
-async def test_answers_are_kept_apart_by_what_a_function_of_the_request_says():
-    tenants = iter(["a", "b", "a", {"region": 1}, {"region": 1}])
-    shop = Shop(AgentCacheMiddleware(new_box(), vary=lambda context: next(tenants)))
-    async with Client(shop.server) as client:
-        for _ in range(5):
-            await client.call_tool("get_order", ORDER)
-    assert shop.runs == ["get_order"] * 3
-
-
 async def test_answers_are_kept_apart_by_version():
     server = FastMCP("shop", middleware=[AgentCacheMiddleware(new_box())])
     runs = []
@@ -216,55 +205,6 @@ async def test_a_hit_is_only_for_who_may_call_the_tool():
         assert "Unknown tool" in text_of(answer)
         shop.server.enable(names={"get_order"})
         assert (await client.call_tool("get_order", ORDER)).data["run"] == 1
-
-
-class OneSessionForEachClient(Middleware):
-    """Calls of one MCP session are made in one session of this library."""
-
-    def __init__(self) -> None:
-        self.sessions: dict[str, AgentCacheSession] = {}
-        self.ends = asyncio.Event()
-        self.keepers: list[asyncio.Task[None]] = []
-
-    async def keep(self, session: AgentCacheSession, is_open: asyncio.Event) -> None:
-        async with session:
-            is_open.set()
-            await self.ends.wait()
-
-    async def on_call_tool(self, context: Any, call_next: Any) -> Any:
-        name = context.fastmcp_context.session_id
-        if name not in self.sessions:
-            self.sessions[name], is_open = AgentCacheSession(name, on_loop="notice"), asyncio.Event()
-            self.keepers.append(asyncio.create_task(self.keep(self.sessions[name], is_open)))
-            await is_open.wait()
-        async with self.sessions[name].attach():
-            return await call_next(context)
-
-    async def end(self) -> None:
-        self.ends.set()
-        await asyncio.gather(*self.keepers)
-
-
-async def test_each_client_over_http_can_have_its_own_session():
-    each = OneSessionForEachClient()
-
-    @asynccontextmanager
-    async def until_the_server_stops(server: FastMCP[Any]) -> AsyncIterator[None]:
-        yield
-        await each.end()
-
-    box = Toolbox({"get_*": Read("order:{order_id}", scope="session"), "cancel_*": Write("order")}, namespace="shop")
-    shop = Shop(each, AgentCacheMiddleware(box), lifespan=until_the_server_stops)
-    with over_http(shop.server) as url:
-        async with Client(url, mode="legacy") as ann, Client(url, mode="legacy") as bob:
-            for _ in range(12):
-                stopped = await ann.call_tool_mcp("get_order", ORDER)
-            assert stopped.is_error  # a loop of Ann's
-            assert (await bob.call_tool("get_order", ORDER)).data["run"] == 2
-            await bob.call_tool("cancel_order", ORDER)
-            assert (await bob.call_tool("get_order", ORDER)).data["run"] == 4
-        traces = [len(session.get_execution_trace()) for session in each.sessions.values()]
-    assert traces == [12, 3]
 
 
 # What is not stored
@@ -410,19 +350,6 @@ async def test_a_proxied_server_is_cached():
     assert shop.runs == ["get_order", "cancel_order"] * 2 + ["get_error"]
 
 
-async def test_hints_are_those_of_the_servers_own_tools():
-    shop = Shop()
-    box = Toolbox({}, namespace="shop", hints="kind")
-    shop.server.add_middleware(AgentCacheMiddleware(box))
-    table = {row.tool: (row.kind, row.why) for row in box.explain(describe(shop.server) or ())}
-    assert table["get_order"] == ("watch", "hint: it reads")
-    assert table["cancel_order"][0] == "write"
-    async with Client(shop.server) as client:
-        for _ in range(2):
-            await client.call_tool("get_order", ORDER)
-    assert shop.runs == ["get_order"] * 2
-
-
 async def test_a_template_that_names_no_argument_is_refused_before_the_tool_runs():
     box = Toolbox({"look": Read("order:{nobody}")}, namespace="shop")
     server = FastMCP("shop", middleware=[AgentCacheMiddleware(box)])
@@ -456,37 +383,6 @@ async def test_a_replaced_tool_gives_no_old_answers():
         assert (await client.call_tool("get_answer", ORDER)).data == "new"
 
 
-# Recordings
-
-
-async def test_a_recorded_run_is_replayed_without_running_a_tool(tmp_path: Path):
-    path = tmp_path / "run.jsonl"
-
-    async def run(shop: Shop) -> list[Any]:
-        async with Client(shop.server) as client:
-            calls = [
-                ("get_order", ORDER),
-                ("get_order", ORDER),
-                ("cancel_order", ORDER),
-                ("get_order", ORDER),
-                ("get_meta", ORDER),
-                ("get_error", ORDER),
-                ("get_refused", ORDER),
-                ("get_broken", ORDER),
-                ("cancel_slowly", DOUBTED),
-                ("now", {}),
-            ]
-            answers = [await client.call_tool_mcp(*call) for call in calls]
-        return [(answer.content, answer.structured_content, answer.is_error) for answer in answers]
-
-    with record(path):
-        recorded = await run(cached_shop())
-    shop = cached_shop()
-    with replay(path, strict=True):
-        assert await run(shop) == recorded
-    assert shop.runs == []
-
-
 # Explain
 
 
@@ -498,22 +394,6 @@ async def test_a_server_is_described_inside_and_outside_of_an_event_loop():
     assert {tool.name for tool in found} >= {"get_order", "cancel_order"}
     assert describe(object()) is None
     assert new_box().explain(found)[0].kind == "read"
-
-
-async def test_other_middleware_sees_each_call():
-    seen = []
-
-    class Counting(Middleware):
-        async def on_call_tool(self, context: Any, call_next: Any) -> Any:
-            seen.append(context.message.name)
-            return await call_next(context)
-
-    shop = Shop(Counting(), AgentCacheMiddleware(new_box()))
-    async with Client(shop.server) as client:
-        for _ in range(2):
-            await client.call_tool("get_order", ORDER)
-    assert seen == ["get_order"] * 2
-    assert shop.runs == ["get_order"]
 
 
 @pytest.mark.parametrize("number", [0, 1])

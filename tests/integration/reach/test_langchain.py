@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("langchain", reason='needs pip install "agent-cache[langchain]"')
 
 from langchain.agents import AgentState, create_agent
-from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
+from langchain.agents.middleware import ToolRetryMiddleware
 from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, InjectedToolCallId, StructuredTool, ToolException, tool
@@ -22,21 +22,17 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
-from pydantic import SecretStr
 
 from agent_cache import (
     AgentCache,
     AgentCacheSession,
     AgentLoopDetectedError,
     ConfigurationError,
-    Pass,
     Read,
     Toolbox,
     Watch,
     Write,
-    get_metrics,
 )
-from agent_cache.errors import CassetteError
 from agent_cache.integrations.langchain import AgentCacheMiddleware, LoopInGraph, describe
 from agent_cache.recording import Cassette, record, replay
 from tests.harness.page_examples import examples
@@ -189,20 +185,6 @@ async def test_a_hit_is_a_message_of_its_own_under_the_id_of_its_call(run, shop)
     assert (first.name, first.status) == (second.name, second.status) == ("get_order", "success")
 
 
-async def test_the_model_sees_the_same_tools_and_messages_as_without(run, shop):
-    def plain(model: Model) -> Any:
-        ids = ("id", "response_metadata")
-        return [[one.model_dump(exclude=ids) for one in messages] for messages in model.seen], [
-            [one.tool_call_schema.model_json_schema() for one in tools] for tools in model.shown
-        ]
-
-    turns = (get(), CANCEL, [get(), get("2")], ("get_order", {}), ("no_such_tool", {"a": 1}))
-    ours, theirs = model_of(*turns), model_of(*turns)
-    await run(agent_of(ours, shop.tools))
-    await run(create_agent(theirs, Shop().tools))
-    assert plain(ours) == plain(theirs)
-
-
 async def test_equal_calls_in_the_threads_of_one_turn_wait_for_one_run(shop):
     asked = [threading.Event(), threading.Event()]
 
@@ -230,33 +212,6 @@ async def test_a_write_in_a_thread_ends_what_an_async_agent_has_read_and_the_oth
         await Way(writer)(agent_of(model_of(CANCEL), shop.tools, box))
         await Way(reader)(agent_of(model_of(get()), shop.tools, box))
         assert shop.runs == ["get 1", "cancel 1", "get 1"]
-
-
-async def test_two_agents_share_a_toolbox(run, shop):
-    box = box_of()
-    await run(agent_of(model_of(get()), shop.tools, box))
-    await run(agent_of(model_of(get(), CANCEL), Shop().tools, box))
-    assert shop.runs == ["get 1"]
-    await run(agent_of(model_of(get()), shop.tools, box))
-    assert shop.runs == ["get 1", "get 1"]
-
-
-async def test_the_steps_of_a_stream_are_the_same_as_without(run, shop):
-    async def steps(agent: Any) -> list[Any]:
-        def plain(part: Any) -> Any:
-            return [one.model_dump(exclude={"id"}) for one in part["messages"]]
-
-        if run.name == "ainvoke":
-            found = [step async for step in agent.astream(ASK, stream_mode="updates")]
-        else:
-            found = await asyncio.to_thread(lambda: list(agent.stream(ASK, stream_mode="updates")))
-        # Tools of one turn run in threads: any of them may end first.
-        return sorted([{node: plain(part) for node, part in step.items()} for step in found], key=repr)
-
-    turns = (get(), get(), [get(), get("2")])
-    ours = await steps(agent_of(model_of(*turns), shop.tools))
-    assert ours == await steps(create_agent(model_of(*turns), Shop().tools))
-    assert sorted(shop.runs) == ["get 1", "get 2"]
 
 
 # Arguments
@@ -287,41 +242,6 @@ async def test_arguments_that_the_tool_reads_as_equal_are_one_call_with_its_tags
     again = ("get_page", {"order_id": "0007"})
     await run(agent_of(model_of(write, again), [get_page, *shop.tools], box))
     assert shop.runs == ["page 7 1 10", "cancel 7", "page 7 1 10"]
-
-
-NO_KEY = SecretStr("a")
-
-
-async def test_a_tool_with_a_json_schema_is_keyed_with_its_defaults(run, shop):
-    """So are tools of MCP servers described."""
-    schema = {
-        "type": "object",
-        "properties": {"order_id": {"type": "string"}, "from": {"type": "integer", "default": 0}},
-        "required": ["order_id"],
-    }
-
-    @tool(args_schema=schema)
-    def get_history(**arguments: Any) -> str:
-        """Give the history."""
-        shop.runs.append("history")
-        return "long"
-
-    turns = [("get_history", {"order_id": "1"}), ("get_history", {"order_id": "1", "from": 0})]
-    await run(agent_of(model_of(*turns, ("get_history", {"order_id": "1", "from": 9})), [get_history]))
-    assert shop.runs == ["history", "history"]
-
-
-async def test_a_call_may_vary_by_the_state(run, shop):
-    class State(AgentState):
-        language: str
-
-    box = box_of()
-    for language in ("en", "it", "en"):
-        agent = agent_of(
-            model_of(get()), shop.tools, box, vary=lambda request: request.state["language"], state_schema=State
-        )
-        await run.state(agent, {**ASK, "language": language})
-    assert shop.runs == ["get 1", "get 1"]
 
 
 async def test_a_template_that_names_no_argument_is_refused_before_the_tool_runs(run, shop):
@@ -372,44 +292,12 @@ async def test_a_retried_call_is_one_call(run, shop):
     assert [record.source for record in session.get_execution_trace()] == ["miss", "hit"]
 
 
-async def test_an_error_of_the_tool_s_own_is_not_stored(run, shop):
-    given = failing(shop, ToolException("sold out"))
-    given.handle_tool_error = True
-    messages = await run(agent_of(model_of(get(), get()), [given]))
-    assert texts(messages) == ["sold out"] * 2
-    assert {one.status for one in messages} == {"error"}
-    assert shop.runs == ["failed"] * 2
-
-
-async def test_arguments_that_the_tool_refuses_are_not_stored_and_the_model_reads_why(run, shop):
-    turns = (("get_order", {}), ("get_order", {}), get(["1"]))
-    ours = await run(agent_of(model_of(*turns), shop.tools))
-    theirs = await run(create_agent(model_of(*turns), Shop().tools))
-    assert texts(ours) == texts(theirs)
-    assert {one.status for one in ours} == {"error"}
-    assert shop.runs == []
-    assert get_metrics()["resources"]["order"]["hits"] == 0
-
-
 async def test_a_tool_that_the_model_has_invented_is_answered_as_without(run, shop):
     turns = (("no_such_tool", {"a": 1}), ("no_such_tool", {"a": 1}))
     ours = await run(agent_of(model_of(*turns), shop.tools))
     theirs = await run(create_agent(model_of(*turns), Shop().tools))
     assert texts(ours) == texts(theirs)
     assert {one.status for one in ours} == {"error"}
-
-
-async def test_a_tool_that_another_middleware_adds_at_run_time_is_cached(run, shop):
-    class Adding(AgentMiddleware):
-        def wrap_tool_call(self, request: Any, handler: Any) -> Any:
-            return handler(request.override(tool=shop.tools[0]))
-
-        async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
-            return await handler(request.override(tool=shop.tools[0]))
-
-    agent = agent_of(model_of(get(), get()), shop.tools[1:], behind=[Adding()])
-    assert texts(await run(agent)) == ["pending", "pending"]
-    assert shop.runs == ["get 1"]
 
 
 async def test_a_write_that_the_graph_has_timed_out_is_in_doubt(shop):
@@ -442,44 +330,6 @@ async def test_a_loop_leaves_the_agent_as_an_error(run, shop):
     assert (caught.value.tool, caught.value.kind, caught.value.count) == ("shop:get_order", "repeat", 3)
     assert isinstance(caught.value.__cause__, AgentLoopDetectedError)
     assert shop.runs == ["get 1"]
-
-
-@pytest.mark.parametrize("is_outermost", [True, False])
-async def test_a_loop_leaves_the_agent_also_when_failures_are_retried(run, shop, is_outermost):
-    ours, retry = AgentCacheMiddleware(box_of()), ToolRetryMiddleware(max_retries=2, initial_delay=0)
-    middleware = [ours, retry] if is_outermost else [retry, ours]
-    with pytest.raises(LoopInGraph):
-        async with AgentCacheSession(max_tool_repeats=3):
-            await run(create_agent(model_of(*[get()] * 6), shop.tools, middleware=middleware))
-    assert shop.runs == ["get 1"]
-
-
-async def test_a_loop_of_an_agent_inside_of_a_tool_leaves_both(run, shop):
-    box = box_of({**RULES, "ask_clerk": Pass()})
-
-    def ask_clerk(question: str) -> str:
-        """Ask."""
-        return str(agent_of(model_of(*[get()] * 6), shop.tools, box).invoke(ASK))
-
-    async def ask_clerk_async(question: str) -> str:
-        return str(await agent_of(model_of(*[get()] * 6), shop.tools, box).ainvoke(ASK))
-
-    clerk = StructuredTool.from_function(ask_clerk, ask_clerk_async)
-
-    with pytest.raises(LoopInGraph) as caught:
-        async with AgentCacheSession(max_tool_repeats=3):
-            await run(agent_of(model_of(("ask_clerk", {"question": "?"})), [clerk], box))
-    assert caught.value.tool == "shop:get_order"
-
-
-async def test_a_tool_that_fails_again_and_again_is_a_loop(run, shop):
-    given = failing(shop, ToolException("sold out"))
-    given.handle_tool_error = True
-    with pytest.raises(LoopInGraph) as caught:
-        async with AgentCacheSession(max_tool_repeats=3):
-            await run(agent_of(model_of(*[get()] * 6), [given]))
-    assert caught.value.count == 3
-    assert shop.runs == ["failed"] * 3
 
 
 # Commands, interrupts, artifacts
@@ -541,22 +391,6 @@ async def test_equal_reads_that_interrupt_ask_each_for_itself(run, shop):
     assert texts(tool_messages(state)) == ["secret for anna"] * 2
 
 
-async def test_the_artifact_of_a_tool_comes_with_every_hit(run, shop):
-    @tool(response_format="content_and_artifact")
-    def get_chart(order_id: str) -> Any:
-        """Draw a chart."""
-        shop.runs.append("chart")
-        return "a chart", {"points": [1, 2]}
-
-    chart = get(name="get_chart")
-    first, second, third = await run(agent_of(model_of([chart, chart], chart), [get_chart]))
-    assert first.artifact == second.artifact == third.artifact == {"points": [1, 2]}
-    assert texts([first, second, third]) == ["a chart"] * 3
-    assert shop.runs == ["chart"]
-    second.artifact["points"].append(3)  # each has its own
-    assert first.artifact == third.artifact == {"points": [1, 2]}
-
-
 async def test_a_message_that_the_tool_makes_itself_comes_with_its_parts(run, shop):
     @tool
     def get_picture(order_id: str, ident: Annotated[str, InjectedToolCallId]) -> Any:
@@ -614,25 +448,6 @@ async def test_a_node_of_tools_is_cached(run, shop):
         [message] = await run(graph, {"messages": [turn(get(), number=number)]})
         assert (message.content, message.tool_call_id) == ("pending", f"call-{number}-0")
     assert shop.runs == ["get 1"]
-
-
-@pytest.mark.parametrize("handling", [True, "that failed", (ZeroDivisionError,)], ids=["true", "text", "classes"])
-async def test_the_texts_of_errors_are_those_of_the_node(run, shop, handling):
-    given, ask = failing(shop, ZeroDivisionError("no such")), {"messages": [turn(get())]}
-    plain = ToolNode([given], handle_tool_errors=handling)
-    graph = StateGraph(MessagesState).add_node("tools", plain).add_edge(START, "tools").add_edge("tools", END)
-    ours, theirs = node_of([given], handle_tool_errors=handling), graph.compile()
-    assert texts(await run(ours, ask)) == texts(await run(theirs, ask))
-    assert texts(await run(ours, ask)) == texts(await run(theirs, ask))
-    assert shop.runs == ["failed"] * 4
-
-
-async def test_a_loop_leaves_a_node_that_makes_texts_of_all_errors(run, shop):
-    graph = node_of(shop.tools, handle_tool_errors=True)
-    with pytest.raises(LoopInGraph):
-        async with AgentCacheSession(max_tool_repeats=3):
-            for number in range(6):
-                await run(graph, {"messages": [turn(get(), number=number)]})
 
 
 # Recordings
@@ -705,26 +520,6 @@ async def test_an_interrupted_run_is_replayed(run, shop, path):
     async with replay(path):
         assert await whole() == ["cancelled: yes"]
     assert shop.runs == ["asked", "asked"]
-
-
-async def test_a_command_that_cannot_be_written_is_named_by_the_recording_and_not_replayed(run, shop, path, caplog):
-    class Mood:
-        pass
-
-    @tool
-    def get_greeting(order_id: str, ident: Annotated[str, InjectedToolCallId]) -> Any:
-        """Greet."""
-        shop.runs.append("greet")
-        return Command(update={"mood": Mood(), "messages": [ToolMessage("hello", tool_call_id=ident)]})
-
-    greet = get(name="get_greeting")
-    async with record(path):
-        await run.state(agent_of(model_of(greet), [get_greeting], state_schema=Moody))
-    assert "which cannot be replayed" in caplog.text
-    with pytest.raises(CassetteError, match="could not be written"):
-        async with replay(path):
-            await run.state(agent_of(model_of(greet), [get_greeting], state_schema=Moody))
-    assert shop.runs == ["greet"]
 
 
 # Describing

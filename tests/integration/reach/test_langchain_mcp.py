@@ -21,9 +21,8 @@ from langchain_mcp_adapters.sessions import create_session
 from langchain_mcp_adapters.tools import load_mcp_tools
 
 from agent_cache import AgentCacheSession, AgentLoopDetectedError, Pass, Read, Toolbox, Write
-from agent_cache.integrations.langchain import AgentCacheMiddleware, describe
-from agent_cache.recording import record, replay
-from tests.integration.reach.test_langchain import ASK, CANCEL, get, model_of, texts, tool_messages
+from agent_cache.integrations.langchain import AgentCacheMiddleware
+from tests.integration.reach.test_langchain import ASK, CANCEL, get, model_of, tool_messages
 from tests.integration.reach.user_servers import WhoAmI
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -77,30 +76,6 @@ async def test_answers_that_differ_by_the_ids_of_their_parts_alone_are_a_loop():
             async with AgentCacheSession(max_tool_repeats=3):
                 await run(tools, *[("say_again", {})] * 6, hints="kind")
     assert (caught.value.tool, caught.value.kind) == ("adapters:say_again", "repeat")
-
-
-async def test_the_annotations_of_the_server_tell_reads_from_writes():
-    async with tools_of_server() as tools:
-        found = describe(agent_of(tools))
-        await run(tools, get(), ("say_again", {}), get(), hints="kind")
-        assert await runs_of(tools) == ["get 1 1"]
-    assert found is not None
-    rows = {row.tool: row.kind for row in Toolbox(RULES, namespace="adapters", hints="kind").explain(found)}
-    assert rows == {"get_order": "read", "cancel_order": "write", "say_again": "watch", "list_runs": "pass"}
-
-
-async def test_a_recorded_run_is_replayed_when_the_server_has_gone(tmp_path):
-    turns = (get(), CANCEL, get(), get("lost"))
-    async with tools_of_server() as tools, record(tmp_path / "run.jsonl"):
-        recorded = await run(tools, *turns)
-    async with replay(tmp_path / "run.jsonl"):
-        replayed = await run(tools, *turns)
-
-    def parts(messages: list[ToolMessage]) -> Any:
-        return [(one.tool_call_id, one.status, one.artifact) for one in messages]
-
-    assert parts(replayed) == parts(recorded)
-    assert [one[0]["text"] for one in texts(replayed)] == [one[0]["text"] for one in texts(recorded)]
 
 
 async def test_two_accounts_at_one_server_share_nothing_and_one_has_her_hits():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 
@@ -95,49 +94,6 @@ async def test_spans_of_pydantic_ai(tmp_path, exports, how, version):
     assert (refund_call.result, refund_call.error) == (UNKNOWN, "ValueError: too much")
     assert order.run == refund_call.run == "talk-1"
     assert order.started <= order.ended
-
-
-@pytest.mark.parametrize("how", FORMS)
-async def test_a_tool_that_was_cancelled_because_another_failed_shows_nothing(tmp_path, exports, how):
-    Agent.instrument_all(InstrumentationSettings(tracer_provider=exports.provider))
-    try:
-        agent = Agent(TestModel())
-
-        @agent.tool_plain
-        async def refund(amount: int) -> str:
-            await asyncio.Event().wait()
-
-        @agent.tool_plain
-        async def refuse(amount: int) -> str:
-            raise ValueError("too much")
-
-        with pytest.raises(ValueError, match="too much"):
-            await agent.run("hello")
-    finally:
-        Agent.instrument_all(False)
-    calls = {call.tool: (call.result, call.error) for call in read(tmp_path, exports.written(how))}
-    assert calls == {"refund": (UNKNOWN, None), "refuse": (UNKNOWN, "ValueError: too much")}
-
-
-@pytest.mark.parametrize("how", FORMS)
-async def test_spans_without_content(tmp_path, exports, how):
-    Agent.instrument_all(InstrumentationSettings(tracer_provider=exports.provider, include_content=False))
-    try:
-        agent = Agent(TestModel())
-
-        @agent.tool_plain
-        def get_order(order_id: str) -> str:
-            return "a secret"
-
-        await agent.run("hello")
-    finally:
-        Agent.instrument_all(False)
-    problems = (
-        "calls without an answer",
-        "calls without arguments, or with some that are cut off, are equal to no other",
-    )
-    [call] = read(tmp_path, exports.written(how), *problems)
-    assert (call.tool, call.arguments, call.is_keyed, call.result) == ("get_order", {}, False, UNKNOWN)
 
 
 @tool

@@ -23,15 +23,13 @@ from mcp.client.client import Client as SdkClient
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
-from agent_cache import AgentCacheSession, AgentLoopDetectedError, ConfigurationError, Pass, Read, Toolbox
+from agent_cache import ConfigurationError, Pass, Read, Toolbox
 from agent_cache.integrations.mcp_client import CachedClient, describe
-from agent_cache.recording import record, replay
 from tests.integration.reach.mcp_shop import Shop, new_box, over_http
 
 pytestmark = pytest.mark.usefixtures("clock")  # an empty library, whose clock stands still
 
 ORDER = {"order_id": "1"}
-DOUBTED = {"order_id": "doubted by a client"}
 SCRIPT = Path(__file__).with_name("mcp_shop.py")
 ENVIRONMENT = {"PYTHONPATH": ":".join(sys.path)}
 
@@ -151,43 +149,6 @@ async def test_errors_are_not_stored_and_have_the_usual_text(tool: str, argument
     assert shop.runs == plain.runs * 2
 
 
-@BOTH
-async def test_a_write_without_an_answer_in_time_is_in_doubt(wrapped: Wrapped):
-    shop = Shop()
-    shop.gate.clear()
-    name = {"order_id": DOUBTED["order_id"] + str(wrapped is OF_FASTMCP)}
-    limit = {"timeout": 0.05} if wrapped is OF_FASTMCP else {"read_timeout_seconds": 0.05}
-    async with Client(shop.server) as client:
-        cached = CachedClient(wrapped(client), new_box())
-        await cached.call_tool("get_order", name)
-        with pytest.raises(mcp.MCPError, match="timed out"):
-            await cached.call_tool("cancel_slow", name, **limit)
-        for _ in range(2):  # it may take effect now, so nothing under its tags is stored
-            await cached.call_tool("get_order", name)
-    assert shop.runs == ["get_order", "cancel_slow", "get_order", "get_order"]
-
-
-# Loops
-
-
-async def test_a_loop_is_raised_and_a_notice_is_an_error_result():
-    shop = Shop()
-    async with Client(shop.server) as client:
-        cached = CachedClient(client, new_box())
-        with pytest.raises(AgentLoopDetectedError):
-            async with AgentCacheSession():
-                for _ in range(40):
-                    await cached.call_tool("get_order", ORDER)
-        async with AgentCacheSession(on_loop="notice"):
-            answers = [await cached.call_tool_mcp("get_order", ORDER) for _ in range(12)]
-        assert answers[-1].is_error
-        assert "get_order" in answers[-1].content[0].text
-        async with AgentCacheSession(on_loop="short_circuit"):
-            answers = [await cached.call_tool_mcp("get_order", ORDER) for _ in range(12)]
-        assert not answers[-1].is_error
-    assert shop.runs == ["get_order"]
-
-
 # Who is told apart
 
 
@@ -287,14 +248,6 @@ async def test_tools_are_listed_once_and_again_when_they_have_changed():
     assert len(listings) == 2
 
 
-async def test_pages_of_tools_are_all_read():
-    server = Shop(list_page_size=3).server
-    async with Client(server) as client:
-        assert {tool.name for tool in await CachedClient(client.session, new_box()).tools()} == {
-            tool.name for tool in await client.list_tools()
-        }
-
-
 async def test_a_client_is_described_once_it_has_listed_the_tools():
     async with Client(Shop().server) as client:
         cached = CachedClient(client, new_box())
@@ -305,42 +258,4 @@ async def test_a_client_is_described_once_it_has_listed_the_tools():
     assert describe(object()) is None
 
 
-async def test_the_private_names_of_a_session_are_those_that_are_used():
-    async with Client(Shop().server) as client:
-        for name in ("_message_handler", "_elicitation_callback", "_sampling_callback", "_list_roots_callback"):
-            assert callable(getattr(client.session, name))
-        assert vars(client.session)["_elicitation_callback"].__module__ == "mcp.client.session"
-
-
 # Recordings
-
-
-async def test_a_recorded_run_is_replayed_without_a_call(tmp_path: Path):
-    path = tmp_path / "run.jsonl"
-
-    async def run(shop: Shop) -> list[Any]:
-        async with Client(shop.server) as client:
-            cached = CachedClient(client.session, new_box("recorded"))
-            calls = [
-                ("get_order", ORDER),
-                ("get_order", ORDER),
-                ("cancel_order", ORDER),
-                ("get_order", ORDER),
-                ("get_meta", ORDER),
-                ("get_error", ORDER),
-                ("no_such_tool", ORDER),
-                ("now", {}),
-            ]
-            answers: list[Any] = [await cached.call_tool(*call) for call in calls]
-            with pytest.raises(mcp.MCPError, match="timed out") as raised:
-                await cached.call_tool("cancel_slow", DOUBTED, read_timeout_seconds=0.05)
-            return [*answers, raised.value.error]
-
-    shop = Shop()
-    shop.gate.clear()
-    with record(path):
-        recorded = await run(shop)
-    shop = Shop()
-    with replay(path, strict=True):
-        assert await run(shop) == recorded
-    assert shop.runs == []

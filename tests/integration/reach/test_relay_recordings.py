@@ -104,14 +104,6 @@ async def test_a_strict_replay_wants_all_of_the_recording(rules, tape):
         assert await host.end() == 0
 
 
-async def test_an_error_of_the_server_is_replayed_with_its_code_and_data(rules, tape):
-    async with relayed("--config", rules, "--record", tape) as host:
-        recorded = await host.start("no/such/method", {"x": 1})
-        assert "error" in recorded
-    async with replayed(tape, "--config", rules) as host:
-        assert await host.start("no/such/method", {"x": 1}) == recorded
-
-
 async def test_the_tools_are_those_of_the_recording_after_their_list_has_changed(rules, tape):
     rules.write_text(RULES + '[tools.change_list]\nkind = "pass"\n')
     async with relayed("--config", rules, "--record", tape) as host:

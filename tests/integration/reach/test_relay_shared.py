@@ -155,13 +155,6 @@ async def test_a_write_whose_rule_does_not_fit_touches_every_root_of_the_file(ru
     assert "set_value was not cached" in host.errors
 
 
-async def test_a_result_that_is_no_json_passes_as_it_is_and_is_not_stored(rules, server):
-    async with relayed("--config", rules, server=server) as host:
-        for number in (1, 2):
-            assert await host.call("odd_number") == f"odd_number ({number})"
-        assert b"NaN" in host.lines[-1]
-
-
 async def test_a_batch_without_a_tool_call_is_passed_on_as_a_batch(rules, server):
     async with relayed("--config", rules, server=server) as host:
         found = await host.batch(
@@ -172,15 +165,6 @@ async def test_a_batch_without_a_tool_call_is_passed_on_as_a_batch(rules, server
         )
         assert [each["id"] for each in found] == [11, 12]
         assert len(found[0]["result"]["tools"]) == 2
-
-
-async def test_noise_of_a_server_goes_to_standard_error(rules, server):
-    script = 'echo "starting..."; echo "[INFO] 12"; exec "$@"'
-    async with relayed("--config", rules, server=("bash", "-c", script, "x", *server)) as host:
-        assert await host.call("get_value", key="a") == "get_value (1)"
-    assert b"INFO" not in b"".join(host.lines)
-    assert "starting..." in host.errors
-    assert "[INFO] 12" in host.errors
 
 
 # --explain
@@ -238,12 +222,6 @@ async def test_explain_escapes_what_a_server_refuses_with():
     assert found.returncode == 2
     assert "\x1b" not in found.stderr
     assert "no\\x1b[31m" in found.stderr
-
-
-async def test_explain_ends_with_two_if_the_server_does_not_answer():
-    found = await explained(server=(sys.executable, "-c", "pass"))
-    assert found.returncode == 2
-    assert "Traceback" not in found.stderr
 
 
 async def test_a_server_that_lists_no_tools_is_no_mistake():

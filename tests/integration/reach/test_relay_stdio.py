@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -160,13 +158,6 @@ async def test_what_is_no_tool_call_passes_byte_for_byte(rules):
         assert len(host.lines) > len(requests)
 
 
-async def test_a_miss_passes_byte_for_byte_too(rules):
-    async with relayed("--config", rules) as host, started(SERVER) as direct:
-        for one in (host, direct):
-            await one.request("tools/call", {"name": "get_value", "arguments": {"key": "ä\u2028"}}, id="7")
-        assert host.lines == direct.lines
-
-
 async def test_progress_and_logs_reach_the_host_during_the_call(rules):
     async with relayed("--config", rules) as host:
         call = host.start("tools/call", {"name": "hold", "arguments": {"key": "a"}, "_meta": {"progressToken": 5}})
@@ -230,65 +221,6 @@ async def test_a_notification_invalidates_the_tags_of_its_template(tmp_path):
         await host.until(lambda: host.notifications)
         assert await host.call("get_value", key="text://two") == "nothing (2)"
         assert await host.call("get_value", key="text://one") == "nothing (3)"
-
-
-# The SDK's own client
-
-
-async def test_the_client_of_the_sdk_sees_no_difference(rules):
-    import mcp.types as types
-
-    asked, steps = [], []
-
-    async def elicit(context, params):
-        asked.append(params.message)
-        return types.ElicitResult(action="accept", content={"color": "green"})
-
-    async def progress(number, total, message):
-        steps.append(number)
-
-    async def run(command):
-        async with client_of(command, elicit) as client:
-            tools = await client.list_tools()
-            found = [[each.model_dump(mode="json") for each in tools.tools]]
-            for tool, arguments in (
-                ("get_value", {"key": "a"}),
-                ("get_value", {"key": "a"}),
-                ("ask_host", {"key": "a"}),
-                ("fail", {}),
-                ("large", {"size": 200_000}),
-                ("release", {}),
-            ):
-                found.append((await client.call_tool(tool, arguments)).model_dump(mode="json"))
-            result = await client.call_tool("hold", {"key": "a"}, progress_callback=progress)
-            return [*found, result.model_dump(mode="json")]
-
-    direct, through = await run(SERVER), await run((*RELAY, "--config", str(rules), "--", *SERVER))
-    assert through[2] == through[1]
-    through[2] = direct[2]
-    assert through == direct
-    assert asked == ["Which color?"] * 2
-    assert steps == [1, 1]
-
-
-@asynccontextmanager
-async def client_of(command, elicit):
-    """A client of either version of the SDK."""
-    from mcp import StdioServerParameters
-    from mcp.client.stdio import stdio_client
-
-    transport = stdio_client(StdioServerParameters(command=command[0], args=list(command[1:]), env=dict(os.environ)))
-    try:
-        from mcp import Client
-    except ImportError:
-        from mcp import ClientSession
-
-        async with transport as (read, write), ClientSession(read, write, elicitation_callback=elicit) as client:
-            await client.initialize()
-            yield client
-    else:
-        async with Client(transport, elicitation_callback=elicit, mode="legacy") as client:
-            yield client
 
 
 # Loops
@@ -405,7 +337,7 @@ async def test_standard_output_carries_the_protocol_alone(rules):
         ('namespace = "n"\non_loop = "stop"', "at `$.on_loop`"),
         ('namespace = "n"\nmax_tool_repeats = 1', ">= 2 - at `$.max_tool_repeats`"),
         ('namespace = "n"\nnew_turn_after = "soon"', "at `$.new_turn_after`"),
-        ('namespace = "n"\nvary = ["GITHUB_TOKEN"]', "write 'GITHUB_TOKEN' as \"env:NAME\""),
+        ('namespace = "n"\nvary = ["GITHUB_TOKEN"]', "env:GITHUB_TOKEN"),
         ('namespace = "n"\n[on.updated]\ninvalidate = ["a"]', "'^notifications/'"),
         ('namespace = "n"\n[on."notifications/x"]\ntags = ["a"]', "unknown field `tags`"),
         ('namespace = "n"\n[on."notifications/x"]\ninvalidate = ["a:{b}"]', "notifications/x"),
@@ -442,20 +374,6 @@ def test_a_mistake_in_the_arguments_ends_with_two(arguments, expected):
     assert expected in found.stderr
     assert not found.stdout
     assert "Traceback" not in found.stderr
-
-
-async def test_the_command_of_the_server_may_have_options_and_a_separator_of_its_own():
-    server = (
-        "bash",
-        "-c",
-        'printf \'{"jsonrpc":"2.0","method":"said","params":["%s"]}\\n\' "$*" >&1; cat',
-        "x",
-        "--",
-        "--config",
-    )
-    async with started((*RELAY, "--", *server), greets=False) as host:
-        await host.until(lambda: host.notifications)
-        assert host.notifications[0]["params"] == ["-- --config"]
 
 
 def run(*arguments):

@@ -21,7 +21,6 @@ from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool, InjectedToolArg, StructuredTool
 from langgraph.config import get_config
 from langgraph.prebuilt import InjectedState, ToolRuntime
-from langgraph.runtime import get_runtime
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent_cache import AgentCache, Read, Toolbox, get_metrics
@@ -35,11 +34,6 @@ pytestmark = pytest.mark.usefixtures("clock")
 class Context:
     user: str
     client: Any = field(default_factory=object)
-
-
-class Nested(BaseModel):
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-    session: dict[str, Any]
 
 
 class ContextDict(TypedDict, total=False):
@@ -75,29 +69,9 @@ def by_config(config: RunnableConfig) -> str:
     return str(next(RUNS))
 
 
-def by_get_runtime() -> str:
-    """Tickets of the current user."""
-    get_runtime()
-    return str(next(RUNS))
-
-
 def by_get_config() -> str:
     """Tickets of the current user."""
     get_config()
-    return str(next(RUNS))
-
-
-def current_user() -> Any:
-    return _of_run()
-
-
-def _of_run() -> Any:
-    return get_config()["configurable"].get("user_id")
-
-
-def by_helper() -> str:
-    """Tickets of the current user."""
-    current_user()
     return str(next(RUNS))
 
 
@@ -151,7 +125,6 @@ DOORS = ["invoke", "ainvoke"]
 CONTEXTS: dict[str, Callable[[str], Any]] = {
     "dataclass": Context,
     "dict": lambda name: {"user": name},
-    "pydantic model": lambda name: Nested(session={"user": {"id": name}}),
     "dict with a client": lambda name: {"user_name": name, "client": object()},
 }
 
@@ -169,27 +142,13 @@ async def test_users_by_the_context_of_a_run(door: str, kind: str, decorated: bo
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize(
-    "function", [my_tickets, by_config, by_get_config, by_get_runtime, by_helper], ids=lambda one: one.__name__
-)
-@pytest.mark.parametrize("name", ["user_id", "customer", "langgraph_user_id", "langgraph_auth_user"])
+@pytest.mark.parametrize("function", [my_tickets, by_config, by_get_config], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("name", ["user_id", "langgraph_auth_user"])
 async def test_users_by_what_is_configurable(door: str, function: Any, name: str):
     agent, _ = agent_of(function)
     users = ("ada", "bob", "ada")
     given = [{name: user if name != "langgraph_auth_user" else {"identity": user}} for user in users]
     assert [await ask(agent, door, **configurable) for configurable in given] == ["0", "1", "0"]
-
-
-@pytest.mark.parametrize(
-    "function", [by_get_config, by_get_runtime, by_config, by_helper, my_tickets], ids=lambda one: one.__name__
-)
-async def test_users_of_decorated_tools_by_what_is_configurable(function: Any):
-    agent, _ = agent_of(function, decorated=True)
-    if function is by_get_runtime:
-        answers = [await ask(agent, "invoke", {"user": user}) for user in ("ada", "bob", "ada")]
-    else:
-        answers = [await ask(agent, "invoke", user_id=user) for user in ("ada", "bob", "ada")]
-    assert answers == ["0", "1", "0"]
 
 
 @pytest.mark.parametrize("decorated", [False, True], ids=["middleware", "decorated"])
@@ -202,9 +161,7 @@ async def test_users_by_the_state_of_a_graph(decorated: bool):
 
 
 @pytest.mark.parametrize("decorated", [False, True], ids=["middleware", "decorated"])
-@pytest.mark.parametrize(
-    "function", [my_tickets, by_config, by_get_config, by_get_runtime, by_state, of_all], ids=lambda one: one.__name__
-)
+@pytest.mark.parametrize("function", [my_tickets, by_config, by_state, of_all], ids=lambda one: one.__name__)
 async def test_one_user_without_a_context_has_her_hits_in_every_thread_and_step(function: Any, decorated: bool):
     agent, _ = agent_of(function, decorated=decorated)
     answers = [await ask(agent, "invoke", state={"turns": turn}) for turn in range(3)]
@@ -241,18 +198,6 @@ class Lookup(BaseTool):
     description: str = "Tickets of the current user."
 
     def _run(self, config: RunnableConfig) -> str:
-        return str(next(RUNS))
-
-
-class OfItsOwn(BaseTool):
-    name: str = "my_tickets"
-    description: str = "Tickets of the current user."
-
-    def who(self) -> Any:
-        return get_config()
-
-    def _run(self) -> str:
-        self.who()
         return str(next(RUNS))
 
 
@@ -311,9 +256,7 @@ def of_runnable() -> BaseTool:
 
 
 @pytest.mark.filterwarnings("ignore:This API is in beta")
-@pytest.mark.parametrize(
-    "made", [Lookup, OfItsOwn, BySchema, of_runnable], ids=["a class", "a method of a class", "a schema", "a runnable"]
-)
+@pytest.mark.parametrize("made", [Lookup, BySchema, of_runnable], ids=["a class", "a schema", "a runnable"])
 async def test_tools_that_are_no_functions(made: Callable[[], BaseTool]):
     agent, _ = agent_of(made())
     users = ("ada", "bob", "ada")

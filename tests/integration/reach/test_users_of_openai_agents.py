@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -150,27 +149,12 @@ async def test_shared_and_vary_say_what_counts():
         assert [await desk.ask(context) for context in contexts] == [str(number)] * 3
 
 
-async def test_the_agent_that_is_handed_off_to_keeps_users_apart_too():
-    box = Toolbox({"my_*": Read("ticket")}, namespace="desk")
-    seen = []
-    for user in ("ada", "bob", "ada"):
-        asking = ScriptedModel([[function_call("my_tickets", {}, call_id="c1")], [assistant_message("done")]])
-        clerk = Agent("clerk", tools=[named(by_wrapper)], model=asking)
-        handing_off = ScriptedModel([[function_call("transfer_to_clerk", {}, call_id="c0")]])
-        seen.append(await answer(cached(Agent("front", handoffs=[clerk], model=handing_off), box), Context(user)))
-    assert seen == ["0", "1", "0"]
-
-
 class Invoker:
     def __init__(self, user: str) -> None:
         self.user = user
 
     async def __call__(self, ctx: ToolContext[Any], raw: str) -> str:
         return self.user
-
-
-async def _tickets_of(user: str, ctx: ToolContext[Any], raw: str) -> str:
-    return user
 
 
 def _closure(user: str) -> Callable[..., Any]:
@@ -182,7 +166,6 @@ def _closure(user: str) -> Callable[..., Any]:
 
 INVOKERS: dict[str, Callable[[str], Any]] = {
     "an object": Invoker,
-    "a partial function": lambda user: functools.partial(_tickets_of, user),
     "a closure": _closure,
 }
 
@@ -230,16 +213,12 @@ class Own(MCPServerStreamableHttp):
 
 ACCOUNTS: dict[str, Callable[[str, str], Any]] = {
     "headers": lambda url, name: MCPServerStreamableHttp({"url": url, "headers": {"Authorization": name}}),
-    "a custom header": lambda url, name: MCPServerStreamableHttp({"url": url, "headers": {"X-User": name}}),
     "a factory of clients": lambda url, name: MCPServerStreamableHttp(
         {"url": url, "httpx_client_factory": factory(name)}
     ),
     "an auth object": lambda url, name: MCPServerStreamableHttp({"url": url, "auth": httpx2.BasicAuth(name, "x")}),
     "the query of the url, under one name": lambda url, name: MCPServerStreamableHttp(
         {"url": f"{url}?user={name}"}, name="crm"
-    ),
-    "the user of the url, under one name": lambda url, name: MCPServerStreamableHttp(
-        {"url": url.replace("//", f"//{name}:x@")}, name="crm"
     ),
     "a class of one's own": Own,
 }
