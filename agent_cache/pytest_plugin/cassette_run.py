@@ -260,33 +260,27 @@ def check_live_calls(guard: LiveCallBlocker) -> None:
 
 @contextmanager
 def same_context(item: pytest.Item) -> Iterator[None]:
-    """Let a test's coroutine run in the recording that is open here, and raise a divergence that has ended it."""
+    """Let a test's coroutine run in the recording that is open here."""
     scope = PLACE.get().scope
-    tapes = tapes_of(scope)
     function, instance = getattr(item, "obj", None), getattr(item, "instance", None)
     context = getattr(instance, "_asyncioTestContext", None)
     if context is not None:
         context.run(scope.enter)
-        for tape in tapes:
+        for tape in tapes_of(scope):
             context.run(tape.lanes.enter_context)
+    if not inspect.iscoroutinefunction(function):
+        yield
+        return
+    assert isinstance(item, pytest.Function)
+    item.obj = within = _within(scope, function)
+    if context is not None:  # unittest asks the instance
+        setattr(instance, item.name, within)
     try:
-        if not inspect.iscoroutinefunction(function):
-            yield
-            return
-        assert isinstance(item, pytest.Function)
-        item.obj = within = _within(scope, function)
-        if context is not None:  # unittest asks the instance
-            setattr(instance, item.name, within)
-        try:
-            yield
-        finally:
-            item.obj = function
-            if context is not None:
-                delattr(instance, item.name)
-    except BaseException as error:
-        for tape in tapes:
-            tape.raise_divergence(error)
-        raise
+        yield
+    finally:
+        item.obj = function
+        if context is not None:
+            delattr(instance, item.name)
 
 
 @contextmanager
@@ -321,7 +315,7 @@ def _within(scope: Scope, function: Callable[..., Coroutine[Any, Any, Any]]) -> 
         try:
             with ExitStack() as blocks:
                 for tape in reversed(tapes_of(scope)):
-                    blocks.enter_context(tape.in_this_task())
+                    blocks.enter_context(tape.lanes.continued())
                 return await function(*args, **kwargs)
         finally:
             PLACE.reset(token)

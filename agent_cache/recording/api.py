@@ -89,7 +89,7 @@ class Block(Generic[H]):
             SEAMS.enter()
             if self._tape.http.guard:
                 install_guard()
-        self._tape.lanes.begin()
+        self._tape.lanes.current()  # this is lane 0
         around = _without_blocker(scope) if self.ends_refusal else scope
         if self._bypasses:
             around = around.variant(bypasses=True)
@@ -123,14 +123,8 @@ class Block(Generic[H]):
             raise CassetteError("is not entered", self._path or "")
         INTERCEPTORS.pop(tape, None)
         try:
-            try:
-                tape.raise_divergence(error)
-            except CassetteError as divergence:
-                error = divergence
-                raise
-            finally:
-                if not self._has_ended:
-                    tape.finish(error)
+            if not self._has_ended:
+                tape.finish(error)
         finally:
             tape.lanes.leave()
             if tape.http is not None:
@@ -243,8 +237,7 @@ class replay(Block[Tape]):  # noqa: N801 - as `record`
 
     Each call gets the recorded outcome of the same call. Calls are the same by name, arguments, the calls that enclose
     them, and how often they were made there; their order does not matter. Nothing runs: a call that is not recorded
-    raises, and the error is raised again at the end if something has swallowed it. If it ends another task than that of
-    the block, it ends the block.
+    raises, and the error is raised again at the end if something has swallowed it.
 
     Args:
         path: a cassette, of agent_cache or agentcassette.

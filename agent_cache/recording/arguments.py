@@ -127,6 +127,8 @@ class _Walk:
             if (text := text_of(value)) is None:
                 raise Uncacheable(f"a value of type {full_name(kind)} was made without the name it would be known by")
             return {f"${kind.__name__}": text}
+        if hasattr(kind, "get_secret_value"):  # of pydantic
+            return {"$object": [_name_of(kind), {"_secret_value": self.plain(value.get_secret_value())}]}
         if kind.__name__ == "URL" and kind.__module__.partition(".")[0] in ("httpx", "starlette", "yarl"):
             return {"$URL": [_name_of(kind), str(value)]}
         if isinstance(getattr(value, "__qualname__", None), str) or typing.get_origin(value) is not None:
@@ -184,6 +186,7 @@ _FORMS: Final[dict[type, Callable[[_Walk, Any], Any]]] = {
     frozenset: lambda walk, value: {"$frozenset": sorted(walk.each(value), key=encode_sorted)},
     dict: _Walk.mapping,
     bytes: lambda _, value: {"$bytes": _bytes(value)},
+    bytearray: lambda _, value: {"$bytearray": _bytes(bytes(value))},
     datetime: _Walk.clock,
     time: _Walk.clock,
     date: lambda _, value: {"$date": value.isoformat()},

@@ -17,9 +17,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-_CYCLES = 20
-"""Cycles of the event loop for which an error may travel from a task that it has ended to those that wait for it: two a
-task. It ends the block itself if it arrives there meanwhile, with the traceback of the whole way."""
 _SETTLING = 6
 """Cycles of the event loop between the answers of two calls: the body of a response takes three, and each task that
 waits for another one takes two."""
@@ -56,7 +53,7 @@ _LANES: ContextVar[tuple[Lane, ...]] = ContextVar("agent_cache_lanes", default=(
 
 
 class Lanes:
-    """The lanes of one recording, and the task that ends when a divergence has ended another one.
+    """The lanes of one recording.
 
     Not thread-safe: the tape asks for lanes under its lock.
 
@@ -69,9 +66,6 @@ class Lanes:
         self._next = 0
         self._first = Lane(self, 0, 0)
         self._of_task: MutableMapping[Any, Lane] = weakref.WeakKeyDictionary()
-        self._thread = threading.get_ident()
-        self._owner = _Owner(None)
-        self._watched: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     def current(self) -> Lane:
         """The lane of the running task, or, outside of tasks, of the running thread in its context."""
@@ -90,23 +84,16 @@ class Lanes:
         lane.enter(task)
         return lane
 
-    def begin(self) -> None:
-        """Make what runs here lane 0: the block is entered."""
-        self.current()
-        self._owner = _Owner(_running_task())
-
     @contextmanager
     def continued(self) -> Iterator[None]:
         """Make the running task lane 0 for a while: it does what the block was entered for."""
         task = _running_task()
-        outer, self._owner = self._owner, _Owner(task)
         self._first.enter(task)
         if task is not None:
             self._of_task[task] = self._first
         try:
             yield
         finally:
-            self._owner = outer
             self.leave()
 
     def enter_context(self) -> None:
@@ -117,69 +104,6 @@ class Lanes:
     def leave(self) -> None:
         """Forget the lane of the running context."""
         _LANES.set(tuple(lane for lane in _LANES.get() if lane.lanes is not self))
-
-    # Divergences in other tasks
-
-    def has_ended(self, error: BaseException | None) -> bool:
-        """Whether an error that leaves the block is the cancellation by which a divergence has ended it."""
-        return self._owner.release(error)
-
-    def watch(self) -> None:
-        """End the block when the running task has ended by an error, which was just made, unless that ends it first.
-
-        Otherwise, what waits for the work that this task will not do any more, as `Queue.join` does, would wait for
-        ever.
-        """
-        task = _running_task()
-        if task is not None and task is not self._owner.task and task not in self._watched:
-            self._watched.add(task)
-            task.add_done_callback(self._note_end)
-
-    def _note_end(self, task: asyncio.Task[Any]) -> None:
-        if not (self.is_over or task.cancelled() or task.exception() is None):
-            loop = task.get_loop() if self._owner.task is None else self._owner.task.get_loop()
-            loop.call_soon_threadsafe(self._end_block, loop, _CYCLES)
-
-    def _end_block(self, loop: asyncio.AbstractEventLoop, cycles: int) -> None:
-        if self.is_over:
-            return
-        if cycles:
-            loop.call_soon(self._end_block, loop, cycles - 1)
-        elif self._owner.task is not None:
-            self._owner.cancel([self._owner.task])
-        elif threading.get_ident() == self._thread:  # the block waits for this loop, and all of its tasks end with it
-            self._owner.cancel([task for task in asyncio.all_tasks(loop) if not _is_of_asyncio(task)])
-
-
-def _is_of_asyncio(task: asyncio.Task[Any]) -> bool:
-    """Whether it is one of the tasks by which `asyncio.run` ends its loop."""
-    code = getattr(task.get_coro(), "cr_code", None)
-    return code is not None and code.co_filename == asyncio.base_events.__file__
-
-
-class _Owner:
-    """What a divergence in another task cancels: a task, or, in a block outside of tasks, those that it waits for."""
-
-    __slots__ = ("_cancelling", "_is_cancelled", "task")
-
-    def __init__(self, task: asyncio.Task[Any] | None) -> None:
-        self.task = task
-        self._cancelling = 0 if self.task is None else self.task.cancelling()
-        self._is_cancelled = False
-
-    def cancel(self, tasks: list[asyncio.Task[Any]]) -> None:
-        if not self._is_cancelled:
-            self._is_cancelled = True
-            for task in tasks:
-                task.cancel("a replay has diverged in another task")
-
-    def release(self, error: BaseException | None) -> bool:
-        """Take the cancellation back. Whether it is this one, and no other, that `error` is."""
-        if not self._is_cancelled:
-            return False
-        self._is_cancelled = False
-        is_only_one = self.task is None or self.task.uncancel() <= self._cancelling
-        return is_only_one and isinstance(error, asyncio.CancelledError)
 
 
 # Tasks

@@ -1,4 +1,4 @@
-"""Which recorded call is which: places of calls, the order that a strict replay demands, and the nearest call.
+"""Which recorded call is which: places of calls, and the nearest call.
 
 A call is answered by the recorded call in the same *place*: the place of the enclosing call, the digest of name and
 arguments after redaction with the asker, and how many calls of that digest were made there before. The order in which
@@ -7,7 +7,9 @@ calls come does not matter, unless the replay is strict.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator
+from difflib import SequenceMatcher
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -20,7 +22,7 @@ from agent_cache.recording.cassette import Cassette, redacted_identity
 from agent_cache.recording.differences import changes
 from agent_cache.recording.file import RecordedCall, digest_of
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
-from agent_cache.recording.outcomes import common_length, encode_sorted
+from agent_cache.recording.outcomes import encode_sorted
 from agent_cache.recording.redaction import Redaction
 
 ROOT_PLACE = b""
@@ -83,10 +85,6 @@ class Matcher:
             found, occurrence = index, occurrence + 1
         return found
 
-    def is_foreign(self, index: int) -> bool:
-        """Whether another package has recorded a call."""
-        return bool(self.cassette.steps[index].form)
-
     def cover(self, index: int) -> None:
         """Mark a call, and all that it encloses, as played or made again."""
         self.cover_alone(index)
@@ -107,6 +105,10 @@ class Matcher:
     def rank_of_end(self, index: int) -> int:
         """The position of a call among all calls, by their ends."""
         return self._places[~index]
+
+    def rank_of_start(self, index: int) -> int:
+        """The position of a call among all calls, by their starts."""
+        return self._places[index]
 
     def has_made_all_before(self, rank: int) -> bool:
         """Whether all calls that had ended before this position were made, or are enclosed by one that was."""
@@ -129,10 +131,6 @@ class Matcher:
     def forget_inside(self, index: int) -> None:
         """Forget the calls that a call encloses: it has another outcome now, which is not theirs."""
         self._children.pop(index, None)
-
-    def events_of(self, indices: Sequence[int]) -> list[int]:
-        """The index of each of these calls where it started, and ``~index`` where it ended, in their order."""
-        return sorted((event for index in indices for event in (index, ~index)), key=self._places.__getitem__)
 
     @cached_property
     def _places(self) -> list[int]:
@@ -184,58 +182,15 @@ class Matcher:
         return None
 
 
-class Order:
-    """Judges the order of calls in a strict replay: what one task of this run makes of what one task had made then.
-
-    The order between tasks does not count, nor that of tasks which share their work in another way than when they were
-    recorded, as workers on a queue do: if one makes calls of two recorded tasks, or two make calls of one. That is
-    known at the end. Calls that several tasks have made with equal arguments are not judged, since each of them may get
-    the outcome of any other.
-    """
-
-    def __init__(self, matcher: Matcher) -> None:
-        outline = matcher.outline
-        self._lanes = outline.lanes
-        self._places = {index: place for place, index in enumerate(outline.starts())}
-        keys = [(matcher.parent(index), digest) for index, digest in enumerate(outline.digests)]
-        lanes: dict[tuple[int, bytes], set[int]] = {}
-        for key, lane in zip(keys, self._lanes, strict=True):
-            lanes.setdefault(key, set()).add(lane)
-        self._parents = [key[0] for key in keys]
-        self._is_ambiguous = [len(lanes[key]) > 1 for key in keys]
-        self._last: dict[tuple[int, int, int], int] = {}  # by parent, lane of the run and lane of the recording
-        self._others: dict[tuple[str, int], set[int]] = {}  # lanes of the recording by those of the run, and conversely
-        self._reversed: list[tuple[int, int, int]] = []
-
-    def start(self, index: int, lane: int) -> int | None:
-        """Note that this lane makes a recorded call. Returns a later call that the block's own task has made before."""
-        if self._is_ambiguous[index]:
-            return None
-        recorded = self._lanes[index]
-        self._others.setdefault(("run", lane), set()).add(recorded)
-        self._others.setdefault(("recording", recorded), set()).add(lane)
-        key = self._parents[index], lane, recorded
-        later = self._last.setdefault(key, index)
-        if self._places[later] <= self._places[index]:
-            self._last[key] = index
-            return None
-        self._reversed.append((later, index, lane))
-        return None if lane or recorded else later
-
-    def first_reversal(self) -> tuple[int, int] | None:
-        """The first call that its task made before one that came before it when it was recorded, and that one."""
-        for later, index, lane in self._reversed:
-            if len(self._others["run", lane]) == len(self._others["recording", self._lanes[index]]) == 1:
-                return later, index
-        return None
-
-
 # The nearest recorded call, for errors
 
 _MAX_CANDIDATES = 200
 _MAX_TEXT = 400
 _SHORT = 60
+_MAX_WORDS = 500
 _ABSENT = object()
+_WORD = re.compile(r"\w+|\W")
+_REQUEST = re.compile(r"[A-Z]+ https?://(?P<server>(?P<host>[^/]*?)(:\d+)?)(?P<rest>/.*)?")
 ADVICE = 'If the run has changed on purpose, record it again, or record what is new with mode="new_episodes".'
 _ANOTHER_ASKER = (
     "the same arguments of another asker: vary=, key=, the tenant or the user of a context is not what it was"
@@ -254,36 +209,26 @@ def described(name: str, arguments: dict[str, Any]) -> str:
 
 
 def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
-    """Index of the recorded call of the same name with the most equal arguments, preferably one that was not played.
+    """Index of the recorded call of the same name with the most similar arguments, preferably one that was not played.
 
     None if no call of that name was recorded. Of many calls, only the first ones are compared.
     """
     names = matcher.outline.names
-    candidates = names.get(call.function.name)
-    if candidates is None:
-        candidates = [index for name in call.function.names for index in names.get(name, ())]
+    candidates = names.get(call.function.name) or [i for name in call.function.names for i in names.get(name, ())]
     if len(candidates) > _MAX_CANDIDATES:
-        unplayed = [index for index in candidates if not matcher.is_covered(index)]
-        candidates = (unplayed or candidates)[:_MAX_CANDIDATES]
-    texts = {name: encode_sorted(value) for name, value in call.arguments.items()}
+        candidates = [i for i in candidates if not matcher.is_covered(i)] or candidates
+    compared = SequenceMatcher(autojunk=False, b=_text_of(call.arguments))
 
     def similarity(index: int) -> tuple[float, bool]:
-        was = {name: encode_sorted(value) for name, value in matcher.cassette.steps[index].arguments.items()}
-        return _similarity(was, texts), not matcher.is_covered(index)
+        compared.set_seq1(_text_of(matcher.cassette.steps[index].arguments))
+        return compared.ratio(), not matcher.is_covered(index)
 
-    return max(candidates, key=similarity, default=None)
+    return max(candidates[:_MAX_CANDIDATES], key=similarity, default=None)
 
 
-def _similarity(was: dict[str, bytes], now: dict[str, bytes]) -> float:
-    """The part of two calls' arguments that is the same, from 0 to 1: equal ones, and the ends of the others."""
-    names = was.keys() | now.keys()
-    total = 0.0
-    for name in was.keys() & now.keys():
-        one, other = was[name], now[name]
-        begin = common_length(one, other)
-        end = common_length(one[begin:][::-1], other[begin:][::-1])
-        total += 1.0 if one == other else 0.9 * (begin + end) / max(len(one), len(other))
-    return total / len(names) if names else 1.0
+def _text_of(arguments: dict[str, Any]) -> list[str]:
+    """The words of arguments, the last ones of many: of a conversation the end is new."""
+    return _WORD.findall(encode_sorted(arguments).decode())[-_MAX_WORDS:]
 
 
 def differences(recorded: RecordedCall, call: ActiveCall) -> str:
@@ -346,27 +291,15 @@ def by_nobody(call: ActiveCall) -> str:
     )
 
 
-def _at_other_servers(name: str, names: Mapping[str, Any]) -> str:
+def _at_other_servers(name: str, names: Iterable[str]) -> str:
     """Where the same request was recorded, and what to do if these servers are one; empty for other calls."""
-    server = _server_in(name)
-    if not server:
+    if (asked := _REQUEST.fullmatch(name)) is None:
         return ""
-    request = name.replace(f"://{server}", "://", 1)
-    others = [
-        other for known in names if (other := _server_in(known)) and known.replace(f"://{other}", "://", 1) == request
-    ]
-    if not others:
+    found = [one for each in names if (one := _REQUEST.fullmatch(each)) and one["rest"] == asked["rest"]]
+    if not found:
         return ""
-    host = server.rpartition(":")[0] if server.rpartition(":")[2].isdecimal() else server
     return (
-        f". It was recorded at {', '.join(others[:3])}, which is another server. If that is this one, say so when "
-        f"it is recorded and when it is replayed: Http(aliases={{{server!r}: {others[0]!r}}}), or, for all ports, "
-        f"Http(aliases={{{host!r}: 'NAME'}})"
+        f". It was recorded at {', '.join(one['server'] for one in found[:3])}, which is another server. If that is "
+        f"this one, say so when it is recorded and when it is replayed: Http(aliases={{{asked['server']!r}: "
+        f"{found[0]['server']!r}}}), or, for all ports, Http(aliases={{{asked['host']!r}: 'NAME'}})"
     )
-
-
-def _server_in(name: str) -> str:
-    """The host and port in the name of a request, ``POST https://host:port/path``; empty in any other name."""
-    method, space, url = name.partition(" ")
-    scheme, separator, rest = url.partition("://")
-    return rest.partition("/")[0] if space and separator and method.isupper() and scheme in ("http", "https") else ""

@@ -12,7 +12,7 @@ import msgspec
 from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted
 from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.lanes import Lanes, Turns, checkpoint, wait_for_cancellation
-from agent_cache.recording.match import ADVICE, Matcher, Order, call_data, described, missing
+from agent_cache.recording.match import ADVICE, Matcher, call_data, described, missing
 from agent_cache.recording.outcomes import check_outcome, read_value
 from agent_cache.recording.prices import Savings, model_calls, savings_of
 
@@ -49,7 +49,7 @@ class Replaying:
         self.cursor = 0
         self.divergences: list[dict[str, Any]] = []
         self.error: CassetteError | None = None
-        self._order = Order(answers) if strict and answers is not None else None
+        self._last: dict[tuple[int, int, int], int] = {}  # call, by parent, lane of the run and of the recording
         self._turns = Turns()
         self._answered: set[int] = set()
         self._began = time.perf_counter()
@@ -93,8 +93,8 @@ class Replaying:
             raise self.latch(error) from error.__cause__
         except msgspec.ValidationError as error:
             raise self.broken(index, f"has a malformed outcome: {error}") from error
-        if self._order is not None and (later := self._order.start(index, call.lane)) is not None:
-            raise self._too_early(answers, later, index)
+        if self.is_strict:
+            self._check_order(call, index, answers)
         answers.cover(index)
         self._answered.add(index)
         self.cursor += 1
@@ -150,9 +150,8 @@ class Replaying:
         return "" if self.answers is None else self.answers.cassette.path
 
     def latch(self, error: CassetteError) -> CassetteError:
-        """Keep the first error, to raise it again at the end, or when the running task has ended by it."""
+        """Keep the first error, to raise it again at the end."""
         self.error = self.error or error
-        self.lanes.watch()
         return error
 
     def broken(self, index: int | None, reason: str) -> CassetteError:
@@ -180,27 +179,29 @@ class Replaying:
         index, text, kind = missing(answers, call, rule)
         return self.diverged(index, call_data(call), text, kind)
 
-    def _too_early(self, answers: Matcher, index: int, other: int) -> CassetteError:
-        call, first = answers.shown(index), answers.shown(other)
+    def _check_order(self, call: ActiveCall, index: int, answers: Matcher) -> None:
+        """Calls of one task come in the order in which one task had made them.
+
+        The order between tasks does not count, nor which of them takes which work of a queue.
+        """
+        key = answers.parent(index), call.lane, answers.outline.lanes[index]
+        last = self._last.setdefault(key, index)
+        if answers.rank_of_start(last) <= answers.rank_of_start(index):
+            self._last[key] = index
+            return
+        later, first = answers.shown(last), answers.shown(index)
         text = (
-            f"{described(call.name, call.arguments)} was called too early: call {first.id}, "
+            f"{described(later.name, later.arguments)} was called too early: call {first.id}, "
             f"{described(first.name, first.arguments)}, came before it in the same task when this was recorded"
         )
-        return self.diverged(other, {"name": call.name, "arguments": call.arguments}, text)
+        raise self.diverged(index, {"name": later.name, "arguments": later.arguments}, text)
 
     # The end
-
-    def raise_divergence(self, error: BaseException | None) -> None:
-        """Raise the divergence in another task that has ended the block, if that is why this error leaves it."""
-        if self.lanes.has_ended(error) and self.error is not None:
-            raise self.error from self.error.__cause__
 
     def check_finished(self, answers: Matcher) -> None:
         """Check the replay at its end."""
         if self.error is not None:
             raise self.error.with_traceback(None)
-        if self._order is not None and (found := self._order.first_reversal()) is not None:
-            raise self._too_early(answers, *found)
         if self.is_strict and answers.remaining:
             index = next(answers.left_over())
             call = answers.shown(index)

@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -276,13 +275,6 @@ class Tape(Replaying, Receiver):
         if answers.has_foreign:
             answers.adopt(call.function)
         index = answers.find(call.place)
-        if index is None and not occurrence and call.asker and answers.has_foreign:  # its package knew no askers
-            occurrence = counts.get(call.digest, 0)
-            found = answers.find(place_of(enclosing, call.digest, occurrence))
-            if found is not None and answers.is_foreign(found):
-                index, call.matched, call.place = found, call.digest, place_of(enclosing, call.digest, occurrence)
-            else:
-                occurrence = 0
         call.occurrence = occurrence
         counts[call.matched] = occurrence + 1
         return index
@@ -496,18 +488,6 @@ class Tape(Replaying, Receiver):
                 self.file.repeat(call, self.answers)
 
     # The end
-
-    @contextmanager
-    def in_this_task(self) -> Iterator[None]:
-        """Make the running task the block's own for a while: lane 0, and what ends by a divergence in another task."""
-        with self.lanes.continued():
-            try:
-                yield
-            except BaseException as error:
-                self.raise_divergence(error)
-                raise
-            else:
-                self.lanes.has_ended(None)
 
     def discard(self) -> None:
         """Leave the file as it was."""

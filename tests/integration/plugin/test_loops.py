@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.slow import slow
-
 pytest_plugins = ["pytester"]
 
 UNITTEST = """
@@ -79,91 +77,6 @@ GATHERED = """
         answers = await asyncio.gather(get_order("W1"), get_order("W2"), asyncio.to_thread(ask, "?"))
         assert answers == ["pending", "pending", "pending?"]
 """
-POOL = """
-    import asyncio
-    import unittest
-    import pytest
-    from shop import get_order
-
-    async def run_pool(count):
-        queue = asyncio.Queue()
-
-        async def worker():
-            while True:
-                await get_order(await queue.get())
-                queue.task_done()
-
-        workers = [asyncio.create_task(worker()) for _ in range(2)]
-        for number in range(count):
-            queue.put_nowait(f"W{number}")
-        await queue.join()
-        for one in workers:
-            one.cancel()
-
-    """
-POOLS = {
-    "asyncio": """
-    @pytest.mark.agent_cassette
-    async def test_it():
-        await run_pool(COUNT)
-    """,
-    "a loop of the module": """
-    import pytest_asyncio
-
-    @pytest_asyncio.fixture(scope="module", loop_scope="module")
-    async def server():
-        async def serve():
-            await asyncio.Event().wait()
-
-        task = asyncio.create_task(serve())
-        await asyncio.sleep(0)
-        yield task
-        task.cancel()
-
-    @pytest.mark.asyncio(loop_scope="module")
-    @pytest.mark.agent_cassette
-    async def test_it(server):
-        await run_pool(COUNT)
-
-    @pytest.mark.asyncio(loop_scope="module")
-    async def test_what_others_have_started_goes_on(server):
-        assert not server.done() and not server.cancelling()
-    """,
-    "a fixture": """
-    @pytest.fixture
-    async def orders(agent_cassette):
-        await run_pool(COUNT)
-        yield
-
-    async def test_it(orders):
-        pass
-    """,
-    "a loop in the test": """
-    @pytest.mark.agent_cassette
-    def test_it():
-        asyncio.run(run_pool(COUNT))
-    """,
-    "unittest": """
-    @pytest.mark.agent_cassette
-    class TestLoop(unittest.IsolatedAsyncioTestCase):
-        async def test_it(self):
-            await run_pool(COUNT)
-    """,
-    "anyio": """
-    @pytest.fixture(scope="module")
-    def anyio_backend():
-        return "asyncio"
-
-    @pytest.fixture(scope="module")
-    async def runner_of_the_module():
-        yield
-
-    @pytest.mark.anyio
-    @pytest.mark.agent_cassette
-    async def test_it(runner_of_the_module):
-        await run_pool(COUNT)
-    """,
-}
 
 
 @pytest.mark.parametrize(
@@ -197,27 +110,6 @@ def test_what_is_blocked_is_blocked_there(suite, text):
     outcome = suite.run("--agent-block-live", "-o", "asyncio_mode=strict").parseoutcomes()
     assert outcome.get("failed", 0) + outcome.get("errors", 0) == 2
     assert "passed" not in outcome
-    assert suite.live == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["asyncio", "a loop of the module", "a fixture", *slow("a loop in the test", "unittest", "anyio")]
-)
-def test_a_divergence_in_a_worker_fails_the_test_and_hangs_nobody(suite, kind):
-    if kind == "anyio":
-        pytest.importorskip("anyio")
-    arguments = ("-o", f"asyncio_mode={'strict' if kind == 'anyio' else 'auto'}")
-    suite.write("test_loop.py", POOL + POOLS[kind].replace("COUNT", "4"))
-    count = 2 if "module" in kind else 1
-    suite.run("--agent-record-mode=once", *arguments, passed=count)
-    suite.run(*arguments, passed=count)
-    suite.write("test_loop.py", POOL + POOLS[kind].replace("COUNT", "5"))
-    result = suite.run(*arguments)
-    outcomes = result.parseoutcomes()
-    assert outcomes.get("failed", 0) + outcomes.get("errors", 0) == 1
-    assert outcomes.get("passed", 0) == count - 1
-    result.stdout.fnmatch_lines(["*DivergenceError: *get_order(order_id='W4') was not recorded*"])
     assert suite.live == []
 
 

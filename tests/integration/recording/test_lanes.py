@@ -149,26 +149,6 @@ async def test_workers_may_share_the_work_of_a_queue_in_another_way(slow, path):
     assert player.divergences == []
 
 
-async def test_workers_may_find_work_in_another_order(path):
-    """A crawler: which pages it knows first depends on which page was loaded first."""
-    gate = Gate()
-
-    @intercept(name="load")
-    async def load(number: int) -> int:
-        return await gate.pass_through(number)
-
-    def links(number: int) -> range:
-        return range(3 * number + 1, 3 * number + 4) if number < 13 else range(0)
-
-    gate.waits_for.update({1: 12, 4: 30, 7: 33})
-    with record(path):
-        await run_pool(load, [0], workers=3, follow=links)
-    off()
-    async with asyncio.timeout(100):
-        with replay(path, strict=True):
-            await run_pool(load, [0], workers=3, follow=links)
-
-
 async def test_equal_calls_of_several_tasks_may_get_each_others_outcomes(path):
     """Which of them is the first, and so which outcome is whose, is up to the event loop."""
     gate = Gate()
@@ -210,32 +190,6 @@ async def test_agents_at_once_are_judged_each_by_its_own_order(path):
     with pytest.raises(DivergenceError, match=early), replay(path, strict=True):
         await asyncio.gather(agent(1, 2, 3), agent(4, 6, 5))
         await fetch(7)
-
-
-async def in_tasks(*shares: tuple[int, ...]) -> None:
-    """Each share of the numbers in a task of its own, one task after the other."""
-
-    async def work(share: tuple[int, ...]) -> None:
-        for number in share:
-            await fetch(number)
-
-    for share in shares:
-        await asyncio.create_task(work(share))
-
-
-@pytest.mark.parametrize(
-    ("recorded", "replayed"),
-    [
-        (((1, 2), (3, 4)), ((2, 1, 3, 4),)),  # one task does what two did
-        (((1, 2, 3),), ((2, 1), (3,))),  # two tasks do what one did
-    ],
-)
-async def test_the_order_of_tasks_that_share_their_work_in_another_way_is_not_judged(recorded, replayed, path):
-    with record(path):
-        await in_tasks(*recorded)
-    off()
-    with replay(path, strict=True):
-        await in_tasks(*replayed)
 
 
 async def test_the_blocks_own_order_is_judged_beside_workers_that_share_their_work(path):
@@ -300,72 +254,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_holds_up_no_other(path):
             assert await tasks[0] == 2
 
 
-# A divergence in a task that nobody waits for
-
-
-async def pool_with_one_new_item() -> None:
-    await run_pool(fetch, range(5))
-
-
-@pytest.fixture
-def shorter(path):
-    """A recording that lacks the last item."""
-
-    async def run() -> None:
-        async with record(path):
-            await run_pool(fetch, range(4))
-
-    asyncio.run(run())
-    off()
-    return path
-
-
-async def pool_in_pool() -> None:
-    """The error travels through two tasks, and ends in a third that nobody waits for."""
-
-    async def step(item: int) -> None:
-        await asyncio.gather(asyncio.create_task(fetch(item)))
-
-    await run_pool(step, range(5))
-
-
-async def pool_of_wrapped_errors() -> None:
-    async def step(item: int) -> None:
-        try:
-            await fetch(item)
-        except DivergenceError as error:
-            raise RuntimeError("the tool failed") from error
-
-    await run_pool(step, range(5))
-
-
-POOLS = [pool_with_one_new_item, pool_in_pool, pool_of_wrapped_errors]
-
-
-@pytest.mark.parametrize("is_strict", [False, True], ids=["", "strict"])
-@pytest.mark.parametrize("pool", POOLS, ids=lambda pool: pool.__name__)
-def test_a_divergence_in_a_background_task_ends_the_block(pool, is_strict, shorter):
-    async def run() -> None:
-        async with asyncio.timeout(100):
-            with pytest.raises(DivergenceError, match=r"fetch\(number=4\) was not recorded") as caught:
-                async with replay(shorter, strict=is_strict):
-                    await pool()
-            task = asyncio.current_task()
-            assert task is not None
-            assert task.cancelling() == 0
-            await asyncio.sleep(0)
-        assert {"worker", "step"} & {entry.name for entry in caught.traceback}
-
-    asyncio.run(run())
-
-
-def test_it_ends_a_block_around_the_event_loop(shorter):
-    async def run() -> None:
-        async with asyncio.timeout(100):
-            await pool_with_one_new_item()
-
-    with pytest.raises(DivergenceError, match=r"fetch\(number=4\) was not recorded"), replay(shorter):
-        asyncio.run(run())
+# A divergence in another task
 
 
 async def through_a_task(number: int) -> None:
@@ -411,20 +300,3 @@ async def test_a_task_that_goes_on_after_a_divergence_ends_nothing_before_the_en
             await fetch(1)
             has_come_to_its_end = True
     assert has_come_to_its_end
-
-
-async def test_a_cancellation_from_outside_stays_one(shorter):
-    """Both come at once; who has cancelled the task from outside must not wait for ever."""
-
-    async def run() -> None:
-        async with replay(shorter):
-            try:
-                await pool_with_one_new_item()
-            except asyncio.CancelledError:
-                task.cancel()
-                raise
-
-    task = asyncio.create_task(run())
-    async with asyncio.timeout(100):
-        await asyncio.wait([task])
-    assert task.cancelled()
