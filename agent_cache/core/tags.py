@@ -360,7 +360,7 @@ def _computed(computed: ComputedTags, tool: str) -> TagRule:
 
 
 def _tags_of(root: str, ids: Any) -> tuple[Tag, ...]:
-    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+    if type(ids) is not list and (isinstance(ids, str | bytes) or not isinstance(ids, Iterable)):
         ids = (ids,)
     return tuple(dict.fromkeys([f"{root}:{escape(str(one))}" for one in ids if one is not None])) or (root,)
 
