@@ -48,7 +48,11 @@ def read(write, tmp_path):
         (f"oops\n{LINE}\n", 1, "what is no JSON was left out: 1 (first: log, line 1)"),
         (f'{LINE}\n{{"tool": "ge', 1, "what is no JSON was left out: 1 (first: log, line 2)"),
         ('{"some": "thing"}\n{"other": 1}\n', 0, "records of no known form were left out: 2 (first: log, line 1)"),
-        (gzip.compress(LINE.encode())[:-9], 0, "files that cannot be read (its content breaks off) were left out: 1"),
+        (
+            gzip.compress(LINE.encode(), mtime=0)[:-9],
+            0,
+            "files that cannot be read (its content breaks off) were left out: 1",
+        ),
         ('{"agent_cache_cassette": 99}\n', 0, "recordings that cannot be read were left out: it has format version 99"),
     ],
 )
@@ -65,7 +69,7 @@ def test_what_is_broken_is_left_out_and_said_with_its_place(read, content, calls
         f"[\n{LINE},\n{LINE}\n]\n",
         json.dumps([GET, GET], indent=1),
         json.dumps({"id": "run", "calls": [GET, GET]}),
-        gzip.compress(f"{LINE}\n{LINE}\n".encode()),
+        gzip.compress(f"{LINE}\n{LINE}\n".encode(), mtime=0),
         f"\ufeff{LINE}\n\n{LINE}",
         LINE.replace("1}", "NaN}") + "\n" + LINE,
     ],
