@@ -16,7 +16,7 @@ from typing import Any, Self
 import msgspec
 
 from agent_cache.errors import CassetteError
-from agent_cache.recording.encryption import is_encrypted
+from agent_cache.recording.encryption import decrypted, is_encrypted
 from agent_cache.recording.file import (
     NO_TIME,
     VERSION,
@@ -79,7 +79,8 @@ class Cassette:
             CassetteNotFound: if there is no such file.
             CassetteError: if it is broken, in conflict, of another version, or another file, with the line.
         """
-        text = read_bytes(Path(path))
+        data = read_bytes(Path(path))
+        text = decrypted(Path(path), data)
         content = read_lines(Path(path), text)
         if content is not None:
             found = cls.of(content, path)
@@ -88,7 +89,7 @@ class Cassette:
                 found = cls._converted(msgspec.json.decode(text), path)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise CassetteError(f"is no cassette, and no JSON document either: {error}", path, 1) from error
-        if is_encrypted(path):  # it is as the run has seen it
+        if is_encrypted(data):  # it is as the run has seen it
             apply_rules(found, Redaction().joined(recorded_rules(found)))
         return found
 

@@ -24,7 +24,6 @@ import msgspec
 
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.arguments import plain_arguments
-from agent_cache.recording.encryption import cipher_of, decrypted
 from agent_cache.recording.outcomes import encode, encode_sorted
 from agent_cache.recording.redaction import Redaction
 
@@ -248,13 +247,11 @@ class Content(NamedTuple):
 
 
 def read_bytes(path: Path) -> bytes:
-    """The text of a file, decrypted if it is an encrypted journal."""
+    """What is in a file."""
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
             raise CassetteError("cannot be read: it is not a regular file", path)
-        cipher = cipher_of(path)
-        with path.open("rb") as file:
-            return decrypted(path, file, cipher).read()
+        return path.read_bytes()
     except FileNotFoundError:
         reason, partial = "there is no cassette", partial_of(path)
         if partial.exists():

@@ -18,7 +18,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from hashlib import blake2b
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -69,6 +68,7 @@ from agent_cache.resume.journal import (
     NotingRedaction,
     StoredJournal,
     is_answer,
+    is_lost,
     journal_path,
 )
 from agent_cache.tools import invalidate_sync
@@ -143,14 +143,6 @@ class Journal:
         if not isinstance(directory, str | os.PathLike) or not os.fspath(directory) or "\0" in str(directory):
             raise ConfigurationError(f"Journal: directory must be the path of a directory, got {directory!r}")
         self.directory = Path(directory)
-        try:
-            is_there = self.directory.exists()
-        except OSError as error:
-            raise ConfigurationError(f"Journal: {str(self.directory)!r} cannot be used: {error.strerror}") from error
-        if is_there and not self.directory.is_dir():
-            raise ConfigurationError(f"Journal: {str(self.directory)!r} is no directory")
-        if is_there and not os.access(self.directory, os.W_OK | os.X_OK):
-            raise ConfigurationError(f"Journal: {str(self.directory)!r} is a directory that cannot be written to")
         self._default, self._choices = _choices(on_doubt)
         self.is_durable = checked_choice(durability, ("process", "machine"), "Journal: durability") == "machine"
         if key is not None:
@@ -169,10 +161,6 @@ class Journal:
 
     def attach(self, session_id: str) -> AbstractContextManager[Any]:
         """The block in which the calls of a session are written down. `AgentCacheSession` enters it."""
-        try:
-            session_id.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigurationError(f"Journal: the session id {session_id!r} has a part of a character") from error
         return _Attached(self, session_id)
 
     def choice(self, *names: str) -> str | Check:
@@ -188,10 +176,7 @@ def _choices(given: Any) -> tuple[str, dict[str, str | Check]]:
     for tool, choice in given.items():
         function = None if isinstance(tool, str) else recorded_function(tool)
         if function is None and not isinstance(tool, str):
-            raise ConfigurationError(
-                "Journal: on_doubt maps tools to what is done, and a tool is a function that was decorated "
-                f"with AgentCacheInvalidator or intercept, or its name; got {tool!r}"
-            )
+            raise ConfigurationError(f"Journal: on_doubt maps tools, or their names, to what is done; got {tool!r}")
         name = tool if function is None else function.name
         if not callable(choice) or isinstance(choice, type):
             checked_choice(choice, _WORDS, f"Journal: on_doubt of {name}")
@@ -228,16 +213,16 @@ class _JournalTape(Tape):
         self._root = blake2b(key=self._secret, digest_size=12, person=b"places").digest()
         self._earlier = list(stored.checkpoints)
         self._sequence = len(self._earlier)
-        self._lines, self._parents = stored.lines, stored.parents
-        self._index_of = {line.place: index for index, line in enumerate(self._lines)}
+        self._calls, self._parents = stored.calls, stored.parents
+        self._index_of = {bytes.fromhex(call.place): index for index, call in enumerate(self._calls)}
         self._doubts = {one.place: one for one in stored.in_doubt}
         # Writes that this process has not come to: lane and name, by id.
-        self._left = {line.id: (line.lane, line.name) for line in self._lines if line.is_write}
+        self._left = {call.id: (call.lane, call.name) for call in self._calls if call.is_write}
         self._left |= {one.id: (one.lane, one.name) for one in self._doubts.values()}
         self._new_writes: dict[str, str] = {}  # that may be others of the journal with other arguments, by name
         self._reruns: dict[str, str] = {}  # keys, by place
         self._paused: dict[tuple[bytes, bytes], list[int]] = {}  # numbers of calls that LangGraph makes again
-        lanes = *(line.lane for line in self._lines), *(one.lane for one in stored.begun.values())
+        lanes = *(call.lane for call in self._calls), *(one.lane for one in stored.begun.values())
         self._lanes_before = max(lanes, default=0)
         self.noted = threading.local()
         # In an encrypted journal all is as the run has seen it; whoever reads it redacts it.
@@ -277,7 +262,7 @@ class _JournalTape(Tape):
             self.take(call, index, answers)
             if self._left:
                 for one in (index, *answers.inside(index)):
-                    self._left.pop(self._lines[one].id, None)
+                    self._left.pop(self._calls[one].id, None)
         elif self.error is not None and not self.file.is_over:
             self._refuse(call, self.error)
 
@@ -357,8 +342,7 @@ class _JournalTape(Tape):
             text = (
                 f"{shown} is a new write, but when this run was made before, it made {self._left[first][1]} (call "
                 f"{first}), and has not come to it now. The write was not made, because it may be that one with other "
-                "arguments. What varies from run to run, such as the date in a prompt, must come from a recorded call, "
-                "as agent_cache.recording.now()"
+                "arguments. What varies, such as the date in a prompt, must be recorded, as agent_cache.recording.now()"
             )
             actual = {"name": name, "arguments": self._without_secrets(call.arguments)}
             self._refuse(call, DivergenceError(None, None, actual, text, self.path or ""))
@@ -394,8 +378,8 @@ class _JournalTape(Tape):
         if check == "notice":
             name = doubt.name if doubt.kind == "http" else doubt.name.rpartition(":")[2]  # as the model knows it
             return (
-                f"It is not known whether {self._shown(name, call.arguments)} took effect: the process ended while it "
-                "was running. Do not repeat it before you know; look at what it would have changed."
+                f"It is not known whether {self._shown(name, call.arguments)} took effect: the process ended "
+                "while it was running. Do not repeat it before you know; look at what it would have changed."
             )
         if check == "raise":
             self._in_doubt(call, f"{_began(doubt)}. {_FIND_OUT}")
@@ -483,10 +467,10 @@ class _JournalTape(Tape):
         enclosing = self._root if call.parent is None else call.parent.place
         self._paused.setdefault((enclosing, call.matched), []).append(call.occurrence)
         parents = self._parents = stored.parents
-        self.answers, self._lines = Matcher(stored.cassette, self.redaction), stored.lines
-        for index, line in enumerate(stored.lines):
-            if is_inside(line.id, {call.id}, parents):
-                self._index_of[line.place] = index
+        self.answers, self._calls = Matcher(stored.cassette, self.redaction), stored.calls
+        for index, one in enumerate(stored.calls):
+            if is_inside(one.id, {call.id}, parents):
+                self._index_of[bytes.fromhex(one.place)] = index
         self._doubts |= {one.place: one for one in stored.in_doubt if is_inside(one.id, {call.id}, parents)}
 
     async def checkpoint(self, label: str, state: Any, importance: float) -> Checkpoint:
@@ -596,15 +580,15 @@ class _JournalLog(CallLog):
         self.path = file.path
         self._tape = tape
         self._file = file
-        ended, begun = {line.id for line in stored.lines}, stored.begun
+        ended, begun = {call.id for call in stored.calls}, stored.begun
         self._begun = {one.place: one for number, one in begun.items() if number not in ended}  # and not answered
         self._known = set(begun)  # ids of calls whose place is in the journal
         self._void: set[int] = set()  # of calls in which the run was stopped: they will be made again
         self._cut: list[bytes] = []
         self._written = len(ended)
         self._next_id = 1 + max((*ended, *begun), default=0)
-        self._last_id = stored.lines[-1].id if stored.lines else 0
-        self._began -= max((line.until_ms for line in stored.lines), default=0.0) / 1000
+        self._last_id = stored.calls[-1].id if stored.calls else 0
+        self._began -= max((one.started_ms + one.duration_ms for one in stored.calls), default=0.0) / 1000
 
     @property
     def is_over(self) -> bool:
@@ -651,8 +635,8 @@ class _JournalLog(CallLog):
             more += b',"hidden":true'
             if call.function.name not in _hidden:
                 _hidden.add(call.function.name)
-                text = "%s: redaction has changed an outcome of %s, so this run cannot be resumed behind it; give the "
-                _LOG.warning(text + "journal a key=", self.path, call.function.name)
+                text = "%s: redaction has changed an outcome of %s, so this run can only be resumed with a key="
+                _LOG.warning(text, self.path, call.function.name)
         line = b"%b%b}\n" % (call_line(recorded)[:-2], more)
         is_needed = recorded.is_write or recorded.kind == "llm"
         if not is_answer(outcome) or (not is_needed and ("unencodable" in outcome or "class" in outcome)):
@@ -738,10 +722,8 @@ class _Attached(Block[_JournalTape]):
         scope = PLACE.get().scope
         while scope.outside is not None:
             if isinstance(scope.interceptor, _JournalTape):
-                raise ConfigurationError(
-                    f"the session {self._session_id!r} is inside of one that has a journal, which has its calls; give "
-                    "only the outer one a journal"
-                )
+                text = "is inside of one that has a journal, which has its calls; give only the outer one a journal"
+                raise ConfigurationError(f"the session {self._session_id!r} {text}")
             scope = scope.outside
         while True:
             file = JournalFile(self._path, is_durable=self._journal.is_durable, key=self._journal.key)
@@ -752,11 +734,11 @@ class _Attached(Block[_JournalTape]):
                     if stored.is_sealed:
                         file.set_aside(stored.run)
                         continue
-                    line = encode({"resumed": {"at": now_text(), "calls": len(stored.lines)}}) + b"\n"
+                    line = encode({"resumed": {"at": now_text(), "calls": len(stored.calls)}}) + b"\n"
                 else:
                     header = JournalHeader(session_id=self._session_id, **self._settings())
                     line = encode(header) + b"\n"
-                    stored = StoredJournal(self._path, header, BytesIO(line))
+                    stored = StoredJournal(self._path, line)
                 tape = _JournalTape(self._journal, stored, file)
                 file.append(line, is_urgent=True)
             except BaseException as error:
@@ -780,7 +762,7 @@ class _Attached(Block[_JournalTape]):
             _LOG.warning("%s: its last line was not written as a whole, and is dropped", self._path)
         if stored.is_sealed:
             if not self._journal.restarts:
-                raise JournalEnded(self._session_id, stored.header.recorded_at, len(stored.lines), self._path)
+                raise JournalEnded(self._session_id, stored.header.recorded_at, len(stored.calls), self._path)
             return
         for name, setting in self._settings().items():
             if getattr(stored.header, name) != setting:
@@ -788,11 +770,11 @@ class _Attached(Block[_JournalTape]):
                     f"Journal: the run in {self._path} was begun with another {name}= and can only be resumed with "
                     "the same"
                 )
-        ended = {line.id for line in stored.lines}
-        for line in stored.lines:
-            if line.is_lost and line.parent not in ended:
+        ended = {call.id for call in stored.calls}
+        for call in stored.calls:
+            if is_lost(call) and call.parent not in ended:
                 raise JournalError(
-                    f"cannot be resumed: the outcome of {line.name} (call {line.id}) cannot be given back, because "
+                    f"cannot be resumed: the outcome of {call.name} (call {call.id}) cannot be given back, because "
                     "redaction has changed it or it could not be written. A journal with a key= keeps what redaction "
                     "changes. Nothing was run",
                     self._path,

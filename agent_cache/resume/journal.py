@@ -23,13 +23,14 @@ import threading
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
+from weakref import WeakSet
 
 import msgspec
 
 from agent_cache.errors import CassetteError, CassetteNotFound, JournalError
 from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules
-from agent_cache.recording.encryption import LineCipher, cipher_of, decrypted, is_encrypted
+from agent_cache.recording.encryption import LineCipher, decrypted, is_encrypted, key_of
 from agent_cache.recording.file import (
     JOURNAL_VERSION,
     Intent,
@@ -87,36 +88,9 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
     restored: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
-class JournalLine(NamedTuple):
-    """What a resume needs to know of a call: fields of `RecordedCall` and `OpenCall`, and
-
-    ``until_ms``: when it ended, from the beginning of the run. ``is_cut``: whether it has not ended by itself.
-    ``is_lost``: whether its outcome cannot be given back, because redaction has changed it or it could not be written.
-    """
-
-    id: int
-    parent: int | None
-    name: str
-    lane: int
-    is_write: bool
-    place: bytes
-    until_ms: float
-    is_cut: bool
-    is_lost: bool
-
-
-def _line_of(call: RecordedCall) -> JournalLine:
-    return JournalLine(
-        call.id,
-        call.parent,
-        call.name,
-        call.lane,
-        call.is_write,
-        bytes.fromhex(call.place),
-        call.started_ms + call.duration_ms,
-        is_cut=not is_answer(call.outcome),
-        is_lost=call.hidden or "unencodable" in call.outcome or "redacted" in call.outcome,
-    )
+def is_lost(call: RecordedCall) -> bool:
+    """Whether the outcome cannot be given back, because redaction has changed it or it could not be written."""
+    return call.hidden or "unencodable" in call.outcome or "redacted" in call.outcome
 
 
 _SINGLE = ("BaseException", "BaseExceptionGroup", "GeneratorExit", "KeyboardInterrupt", "SystemExit")
@@ -177,28 +151,24 @@ class StoredJournal:
         path: the file.
         header: the first line.
         cassette: its calls, to be answered from.
-        lines: those of the calls that have ended, in the order in which they ended.
         intents, opened: of all writes that have begun, and of other calls that enclose some, by id.
         trailer: the last line of a sealed journal; None for one that can be resumed.
         is_torn: whether a line without its end follows, of a process that was killed while it wrote it.
     """
 
-    def __init__(self, path: Path, header: JournalHeader, file: BinaryIO) -> None:
-        self.path = path
-        self.header = header
-        self.intents: dict[int, Intent] = {}
-        self.opened: dict[int, OpenCall] = {}
-        self._checkpoints: list[tuple[int, msgspec.Raw]] = []
-
-        content = read_lines(path, file.read())
+    def __init__(self, path: Path, text: bytes, *, is_torn: bool = False) -> None:
+        self.path, self.is_torn = path, is_torn
+        self.header = _header_of(path, text.partition(b"\n")[0])
+        content = read_lines(path, text)
         assert content is not None
-        self.lines = list(map(_line_of, content.calls))
-        if not all(line.place for line in self.lines):
+        if not all(call.place for call in content.calls):
             raise JournalError("has a call without a place", path)
         self.cassette = Cassette.of(content, path)
         self.trailer = self.cassette.trailer
         self.cassette.is_partial = False  # it is resumed, and not replayed as it is
-        self.is_torn = content.is_torn
+        self.intents: dict[int, Intent] = {}
+        self.opened: dict[int, OpenCall] = {}
+        self._checkpoints: list[tuple[int, msgspec.Raw]] = []
         for number, line in content.others:
             if line.intent is not None:
                 self.intents[line.intent.id] = line.intent
@@ -241,7 +211,7 @@ class StoredJournal:
     @property
     def in_doubt(self) -> list[Intent]:
         """The writes that had begun and may or may not have taken effect, in the order in which they began."""
-        ended = {line.id for line in self.lines if not line.is_cut}
+        ended = {call.id for call in self.calls if is_answer(call.outcome)}
         return [one for number, one in sorted(self.intents.items()) if not is_inside(number, ended, self.parents)]
 
     @property
@@ -252,7 +222,7 @@ class StoredJournal:
     @cached_property
     def parents(self) -> dict[int, int | None]:
         """The calls that enclose calls, by id."""
-        return {number: one.parent for number, one in self.begun.items()} | {one.id: one.parent for one in self.lines}
+        return {number: one.parent for number, one in self.begun.items()} | {one.id: one.parent for one in self.calls}
 
 
 def read_journal(path: str | os.PathLike[str], *, key: bytes | None = None) -> StoredJournal:
@@ -268,48 +238,12 @@ def read_journal(path: str | os.PathLike[str], *, key: bytes | None = None) -> S
         JournalError: if it cannot be read or decrypted, is no journal, or one of a newer version; with the line.
     """
     path = Path(path)
+    data, text = _content(path, key)
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
-            found = _read(path, file, cipher_of(path, key))
-    except FileNotFoundError:
-        raise CassetteNotFound("there is no journal", path) from None
-    except (OSError, CassetteError) as error:
-        raise _unreadable(path, error) from error
-    if found is None:
-        raise JournalError("is empty: its run was killed before it made a call", path)
-    return found
-
-
-def open_regular(path: Path, *, follows: bool = True) -> int:
-    """Open a regular file for reading, without waiting for the writer of a pipe; links only if it `follows` them."""
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-    descriptor = os.open(path, flags if follows else flags | getattr(os, "O_NOFOLLOW", 0))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(0, "it is not a regular file")
-    return descriptor
-
-
-def _unreadable(path: Path, error: OSError | CassetteError) -> JournalError:
-    if isinstance(error, OSError):
-        return JournalError(f"cannot be read: {error.strerror or error}", path)
-    return error if isinstance(error, JournalError) else JournalError(error.reason, error.path, error.line)
-
-
-def _read(path: Path, file: BinaryIO, cipher: LineCipher | None, *, is_resumed: bool = False) -> StoredJournal | None:
-    """Read a journal; None if not even its header was written. Of an encrypted one, a resumed run gets what it saw."""
-    text = decrypted(path, file, cipher)
-    header = _header_of(path, text.readline())
-    if header is None:
-        return None
-    text.seek(0)
-    return stored_journal(path, header, text, redacts=text is not file and not is_resumed)
-
-
-def stored_journal(path: Path, header: JournalHeader, text: BinaryIO, *, redacts: bool) -> StoredJournal:
-    """The journal that a text is, redacted by the rules in its header."""
-    found = StoredJournal(path, header, text)
-    if redacts:
+        found = StoredJournal(path, text, is_torn=not data.endswith(b"\n"))
+    except CassetteError as error:
+        raise _as_journal_error(error) from error
+    if is_encrypted(data):  # it is as the run has seen it
         rules = Redaction().joined(recorded_rules(found.cassette))
         apply_rules(found.cassette, rules)
         for number, one in found.intents.items():
@@ -317,10 +251,40 @@ def stored_journal(path: Path, header: JournalHeader, text: BinaryIO, *, redacts
     return found
 
 
-def _header_of(path: Path, line: bytes) -> JournalHeader | None:
-    """The header; None if it is not written as a whole."""
-    if not line.endswith(b"\n") and b'{"agent_cache_journal":'.startswith(line[:23]):
-        return None
+def read_regular(path: Path, *, follows: bool = True) -> bytes:
+    """Read a regular file, without waiting for the writer of a pipe; a link only if it `follows` them."""
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    with os.fdopen(os.open(path, flags if follows else flags | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(0, "it is not a regular file")
+        return file.read()
+
+
+def _content(path: Path, key: bytes | None) -> tuple[bytes, bytes]:
+    """What is in a journal, and its whole lines, decrypted."""
+    try:
+        data = read_regular(path)
+        text = decrypted(path, data[: data.rfind(b"\n") + 1], key)
+    except FileNotFoundError:
+        raise CassetteNotFound("there is no journal", path) from None
+    except OSError as error:
+        raise JournalError(f"cannot be read: {error.strerror or error}", path) from error
+    except CassetteError as error:
+        raise _as_journal_error(error) from error
+    if not text and _is_torn_header(data):
+        raise JournalError("is empty: its run was killed before it made a call", path)
+    return data, text
+
+
+def _as_journal_error(error: CassetteError) -> JournalError:
+    return error if isinstance(error, JournalError) else JournalError(error.reason, error.path, error.line)
+
+
+def _is_torn_header(data: bytes) -> bool:
+    return b'{"agent_cache_journal":'.startswith(data[:23])
+
+
+def _header_of(path: Path, line: bytes) -> JournalHeader:
     try:
         version = msgspec.json.decode(line)["agent_cache_journal"]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
@@ -334,8 +298,7 @@ def _header_of(path: Path, line: bytes) -> JournalHeader | None:
 
 # Writing
 
-_open_files: dict[str, JournalFile] = {}
-_lock = threading.Lock()
+_open_files: WeakSet[JournalFile] = WeakSet()
 
 
 class JournalFile:
@@ -349,42 +312,37 @@ class JournalFile:
         self.is_closed = False
         self.is_of_parent = False
         self._is_durable = is_durable
+        self._key = key
         self._cipher = None if key is None else LineCipher(key)
-        self._name = os.path.realpath(path)
         self._size = self._lines = 0
-        with _lock:
-            if self._name in _open_files:
-                raise _taken(path)
-            _open_files[self._name] = self
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = self._open()
-        except BaseException as error:
-            _open_files.pop(self._name, None)
-            if isinstance(error, BlockingIOError):
-                raise _taken(path) from None
-            if isinstance(error, OSError):
-                raise JournalError(f"cannot be written: {error.strerror}", path) from error
-            raise
+        except BlockingIOError:
+            text = "is being written by another session of this id; only one at a time can make its run"
+            raise JournalError(text, path) from None
+        except OSError as error:
+            raise JournalError(f"cannot be written: {error.strerror}", path) from error
+        _open_files.add(self)
 
     def read(self) -> StoredJournal | None:
         """What is in it; None if not even a header. A torn line at the end is taken off."""
-        # A file of its own, which the answers may keep: the lock is held as long as any copy of its descriptor is.
         try:
-            with self.path.open("rb") as file:
-                if not os.path.samestat(os.fstat(file.fileno()), os.fstat(self._descriptor)):
-                    raise JournalError("was changed while it was read", self.path)
-                if file.readline().endswith(b"\n") and is_encrypted(self.path) != (self._cipher is not None):
-                    how = "without a key=" if self._cipher is not None else "with a key=, which encrypts it"
-                    raise JournalError(f"was begun {how}, and can only be resumed as it was begun", self.path)
-                file.seek(0)
-                found = _read(self.path, file, self._cipher, is_resumed=True)
-                file.seek(0)
-                sizes = [len(line) for line in file if line.endswith(b"\n")] if found is not None else []
-            self._size, self._lines = sum(sizes), len(sizes)
+            data = read_regular(self.path)
+            whole = data[: data.rfind(b"\n") + 1]
+            if whole and is_encrypted(whole) != (self._cipher is not None):
+                how = "without a key=" if self._cipher is not None else "with a key=, which encrypts it"
+                raise JournalError(f"was begun {how}, and can only be resumed as it was begun", self.path)
+            found = None
+            if whole or not _is_torn_header(data):
+                text = decrypted(self.path, whole, self._key)
+                found = StoredJournal(self.path, text, is_torn=len(whole) < len(data))
+            self._size, self._lines = len(whole), whole.count(b"\n")
             self._take_back()
-        except (OSError, CassetteError) as error:
-            raise _unreadable(self.path, error) from error
+        except OSError as error:
+            raise JournalError(f"cannot be read: {error.strerror or error}", self.path) from error
+        except CassetteError as error:
+            raise _as_journal_error(error) from error
         return found
 
     def append(self, *lines: bytes, is_urgent: bool = False) -> None:
@@ -393,7 +351,7 @@ class JournalFile:
             raise OSError(0, "an earlier line was not written")
         if self._cipher is not None:
             lines = tuple(self._cipher.encrypt(line, self._lines + at) for at, line in enumerate(lines, 1))
-        data = lines[0] if len(lines) == 1 else b"".join(lines)
+        data = b"".join(lines)
         try:
             write_whole(self._descriptor, data)
             if is_urgent and self._is_durable:
@@ -422,15 +380,7 @@ class JournalFile:
         """Let another process have it."""
         if not self.is_closed:
             self.is_closed = True
-            try:
-                os.close(self._descriptor)
-            finally:
-                _open_files.pop(self._name, None)
-
-    def abandon(self) -> None:
-        """Forget it in a forked child. The lock remains with the parent."""
-        self.is_closed = self.is_of_parent = True
-        os.close(self._descriptor)
+            os.close(self._descriptor)
 
     def _take_back(self) -> None:
         """Remove what does not belong to a whole line."""
@@ -442,18 +392,15 @@ class JournalFile:
             raise
 
     def _open(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        flags |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
         while True:
-            if self.path.is_symlink():
-                raise JournalError("cannot be written: it is a symbolic link; remove it", self.path)
             is_new = not self.path.exists()
-            descriptor = os.open(self.path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+            descriptor = os.open(self.path, flags, 0o600)
             try:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise JournalError("cannot be written: it is not a regular file", self.path)  # noqa: TRY301 - it is closed below
                 if lock_file(descriptor, self.path):
                     if is_new and self._is_durable:
-                        sync_directory(self.path.parent)
+                        _sync_directory(self.path.parent)
                     return descriptor
             except BaseException:
                 os.close(descriptor)
@@ -461,11 +408,7 @@ class JournalFile:
             os.close(descriptor)
 
 
-def _taken(path: Path) -> JournalError:
-    return JournalError("is being written by another session of this id; only one at a time can make its run", path)
-
-
-def sync_directory(directory: Path) -> None:
+def _sync_directory(directory: Path) -> None:
     """Wait until the names in a directory are on the disk."""
     if os.name != "nt":
         descriptor = os.open(directory, os.O_RDONLY)
@@ -476,11 +419,11 @@ def sync_directory(directory: Path) -> None:
 
 
 def _leave_files_to_parent() -> None:
-    global _lock  # noqa: PLW0603 - another thread of the parent may hold it
-    _lock = threading.Lock()
-    for file in list(_open_files.values()):
-        file.abandon()
-    _open_files.clear()
+    """Close what a forked child has of its parent's journals: the lock is held as long as any copy of it is open."""
+    for file in list(_open_files):
+        if not file.is_closed:
+            file.is_of_parent = True
+            file.close()
 
 
 if hasattr(os, "register_at_fork"):
@@ -523,7 +466,7 @@ def branch_journal(
     path, target = Path(source), journal_path(Path(directory), to_session_id)
     lines = branched_lines(path, to_session_id, until.id, events=events, key=key)
     try:
-        write_new(target, lines, cipher_of(path, key))
+        write_new(target, lines, path, key)
     except FileExistsError:
         raise JournalError(f"there is a journal of the session {to_session_id!r} already", target) from None
     except OSError as error:
@@ -538,34 +481,25 @@ def branched_lines(
 
     Its checkpoints have ids of their own, and the last one this label, unless that is None.
     """
-    lines, has_found = list[bytes](), False
-    try:
-        with path.open("rb") as file:
-            text = decrypted(path, file, cipher_of(path, key))
-            old = _header_of(path, text.readline())
-            if old is None:
-                raise JournalError("is empty: its run was killed before it made a call", path)
-            new = JournalHeader(session_id=session_id, secret=old.secret, redact=old.redact, http=old.http)
-            lines.append(encode(new) + b"\n")
-            for line in text:
-                if not line.endswith(b"\n") or (has_found and not events):
-                    break
-                if line.startswith(b'{"checkpoint":'):
-                    data = msgspec.json.decode(line)
-                    checkpoint = data["checkpoint"]
-                    if checkpoint["id"] == until:
-                        has_found = True
-                        checkpoint["label"] = checkpoint["label"] if label is None else label
-                    checkpoint["id"] = os.urandom(16).hex()
-                    lines.append(encode(data) + b"\n")
-                elif not line.startswith((b'{"trailer":', b'{"resumed":')) and _is_kept(line):
-                    lines.append(line)
-    except FileNotFoundError:
-        raise CassetteNotFound("there is no journal", path) from None
-    except (OSError, CassetteError) as error:
-        raise _unreadable(path, error) from error
-    except (msgspec.DecodeError, ValueError, LookupError, TypeError) as error:
-        raise JournalError(f"has a broken line: {error}", path) from error
+    first, *text = _content(path, key)[1].splitlines(keepends=True)
+    old, has_found = _header_of(path, first), False
+    new = JournalHeader(session_id=session_id, secret=old.secret, redact=old.redact, http=old.http)
+    lines = [encode(new) + b"\n"]
+    for number, line in enumerate(text, 2):
+        if has_found and not events:
+            break
+        try:
+            if line.startswith(b'{"checkpoint":'):
+                checkpoint = msgspec.json.decode(line)["checkpoint"]
+                if checkpoint["id"] == until:
+                    has_found = True
+                    checkpoint["label"] = checkpoint["label"] if label is None else label
+                checkpoint["id"] = os.urandom(16).hex()
+                lines.append(encode({"checkpoint": checkpoint}) + b"\n")
+            elif not line.startswith((b'{"trailer":', b'{"resumed":')) and _is_kept(line):
+                lines.append(line)
+        except (msgspec.DecodeError, ValueError, LookupError, TypeError) as error:
+            raise JournalError(f"this line is broken: {error}", path, number) from error
     if not has_found:
         raise JournalError(f"has no checkpoint {until!r}", path)
     return lines
@@ -573,12 +507,13 @@ def branched_lines(
 
 def _is_kept(line: bytes) -> bool:
     """Whether a line belongs to a journal that can be resumed: calls that were cut off have none there."""
-    return not line.startswith(b'{"id":') or is_answer(msgspec.json.decode(line)["outcome"])
+    return not line.startswith(b'{"id":') or is_answer(msgspec.json.decode(line, type=RecordedCall).outcome)
 
 
-def write_new(target: Path, lines: list[bytes], cipher: LineCipher | None) -> None:
-    """Write a journal in one step, which only its owner may read. It replaces none."""
-    if cipher is not None:
+def write_new(target: Path, lines: list[bytes], source: Path, key: bytes | None) -> None:
+    """Write a journal in one step, encrypted as its source is. Only its owner may read it. It replaces none."""
+    if is_encrypted(read_regular(source)):
+        cipher = LineCipher(key_of(source, key))
         lines = [cipher.encrypt(line, number) for number, line in enumerate(lines, 1)]
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
@@ -590,4 +525,4 @@ def write_new(target: Path, lines: list[bytes], cipher: LineCipher | None) -> No
         os.link(scratch, target)  # which never replaces a file
     finally:
         scratch.unlink(missing_ok=True)
-    sync_directory(target.parent)
+    _sync_directory(target.parent)

@@ -18,7 +18,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from hmac import compare_digest
-from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -27,7 +26,7 @@ import msgspec
 from agent_cache.errors import AgentCacheError, CassetteError, CheckpointError, ConfigurationError
 from agent_cache.recording.drift import Baseline
 from agent_cache.recording.drift_events import DriftEvent, DriftReport, Tolerance
-from agent_cache.recording.encryption import cipher_of, decrypted
+from agent_cache.recording.encryption import decrypted
 from agent_cache.recording.file import RecordedCall
 from agent_cache.recording.outcomes import encode
 from agent_cache.recording.redaction import Redaction
@@ -38,9 +37,8 @@ from agent_cache.resume.journal import (
     StoredJournal,
     branched_lines,
     journal_path,
-    open_regular,
     read_journal,
-    stored_journal,
+    read_regular,
     write_new,
 )
 
@@ -248,10 +246,9 @@ class CheckpointStore:
                 self._by_id = {one.id: (one, path) for path, journal in found.items() for one in journal.entries}
 
     def _listed_in(self, path: Path, stamp: tuple[int, int, int]) -> _Journal:
-        with os.fdopen(open_regular(path, follows=False), "rb") as file:
-            text = decrypted(path, file, cipher_of(path, self._key, file.peek(64)))
-            header = msgspec.json.decode(text.readline(), type=JournalHeader)
-            lines = [line for line in text if line.startswith(b'{"checkpoint"') and line.endswith(b"\n")]
+        first, *text = decrypted(path, read_regular(path, follows=False), self._key).splitlines(keepends=True)
+        header = msgspec.json.decode(first, type=JournalHeader)
+        lines = [line for line in text if line.startswith(b'{"checkpoint"') and line.endswith(b"\n")]
         fields = [msgspec.json.decode(line)["checkpoint"] | {"session_id": header.session_id} for line in lines]
         return _Journal(stamp, header, msgspec.convert(fields, list[CheckpointEntry]))
 
@@ -287,7 +284,7 @@ class CheckpointStore:
                 header = msgspec.json.decode(lines[0], type=JournalHeader)
                 lines[0] = encode(msgspec.structs.replace(header, restored=msgspec.to_builtins(made))) + b"\n"
                 try:
-                    write_new(journal_path(self._directory, session_id), lines, cipher_of(source.path, self._key))
+                    write_new(journal_path(self._directory, session_id), lines, source.path, self._key)
                 except FileExistsError:  # another request was faster
                     made = self._made_with(hashed)
                     if made is None:
@@ -316,10 +313,9 @@ class CheckpointStore:
             source.path, session_id, checkpoint.id, events=request.replay_events,
             label=label or f"restored from {checkpoint.id[:8]}", key=self._key,
         )  # fmt: skip
-        header = msgspec.json.decode(lines[0], type=JournalHeader)
-        new = stored_journal(source.path, header, BytesIO(b"".join(lines)), redacts=False)
+        new = StoredJournal(source.path, b"".join(lines))
         until = next(one for one in source.checkpoints if one.id == checkpoint.id)
-        copied, doubts = {line.id for line in new.lines}, {one.id: one for one in source.in_doubt}
+        copied, doubts = {call.id for call in new.calls}, {one.id: one for one in source.in_doubt}
         later = [one for one in events_after(source, until) if isinstance(one, RecordedCall)]
         replayed = sum(call.id in copied for call in later)
         drifts = self._drifts(source, new) if request.track_drift else []
@@ -362,7 +358,7 @@ class CheckpointStore:
             new = self._journal(answer.new_session_id, run)
             original = self._journal(answer.original_session_id, restored.original_run)
             drifts = self._drifts(original, new)
-        about = DriftReport(tuple(drifts), len(new.lines)).to_dict()
+        about = DriftReport(tuple(drifts), len(new.calls)).to_dict()
         return DriftOfSession(
             session_id=answer.new_session_id,
             original_session_id=answer.original_session_id,

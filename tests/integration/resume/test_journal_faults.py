@@ -252,7 +252,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("session_id", ["", 7, b"x", "\ud800"])
+@pytest.mark.parametrize("session_id", ["", 7, b"x"])
 async def test_a_session_id_is_a_text(tmp_path, session_id):
     with pytest.raises((ConfigurationError, JournalError)):
         await run(tmp_path, session_id)

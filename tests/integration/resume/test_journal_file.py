@@ -153,7 +153,7 @@ def test_there_may_be_no_journal(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(JournalError, match="is empty"):
         read_journal(tmp_path / "empty.jsonl")
-    with pytest.raises(JournalError, match="not a regular file"):
+    with pytest.raises(JournalError, match="cannot be read"):
         read_journal(tmp_path)
 
 
@@ -172,13 +172,12 @@ def test_a_cassette_is_a_journal_of_a_known_version(tmp_path):
 
 def test_a_directory_that_cannot_be_one_is_refused_at_once(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="is no directory"):
-        Journal(tmp_path / "file")
     for given in ("", None, "a\0b"):
         with pytest.raises(ConfigurationError):
             Journal(given)
-    with pytest.raises(JournalError, match="cannot be written"):
-        asyncio.run(make(tmp_path / "file" / "below", "1"))
+    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(JournalError, match="cannot be written"):
+            asyncio.run(make(directory, "1"))
     assert MADE == []
 
 

@@ -685,7 +685,7 @@ def test_a_run_that_needs_what_redaction_has_removed_is_not_resumed(world, direc
     world.dies_in = {"pay 1"}
     with caplog.at_level(logging.WARNING, "agent_cache"):
         dies(Journal(directory), uses_token)
-    assert "so this run cannot be resumed behind it; give the journal a key=" in caplog.text
+    assert "so this run can only be resumed with a key=" in caplog.text
     before = (directory / "run.jsonl").read_bytes()
     with pytest.raises(JournalError, match=r"the outcome of resumed:token \(call 1\) cannot be given back"):
         journaled(Journal(directory, on_doubt="rerun"), uses_token)
@@ -838,7 +838,7 @@ def test_checkpoints_are_written_once(world, directory):
     [
         ({"on_doubt": "retry"}, "on_doubt"),
         ({"on_doubt": {"pay": "retry"}}, "on_doubt of pay"),
-        ({"on_doubt": {len: "rerun"}}, "a tool is a function that was decorated"),
+        ({"on_doubt": {len: "rerun"}}, "maps tools, or their names"),
         ({"durability": "disk"}, "durability"),
         ({"key": "secret"}, "key must be"),
         ({"http": "yes"}, "http"),
