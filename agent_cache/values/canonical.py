@@ -17,14 +17,12 @@ import struct
 import sys
 import types
 import weakref
-from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum, Flag
 from functools import partial
 from operator import attrgetter
-from re import Pattern
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
@@ -86,32 +84,8 @@ def text_of_standard_value(kind: type) -> Callable[[Any], str | None] | None:
         return None
     if getattr(sys.modules.get(module), name, None) is not kind:  # a class of the user's own that bears such a name
         return None
-    text = _text_functions[kind] = _TEXTS.get(name, str)
+    text = _text_functions[kind] = attrgetter("key") if name == "ZoneInfo" else str
     return text
-
-
-def _text_of_ipv6(address: Any) -> str:
-    """The text as Python wrote it before 3.13, so that processes of all versions agree on it."""
-    number = int(address)
-    if number >> 32 != 0xFFFF:
-        return str(address)
-    scope = "" if address.scope_id is None else f"%{address.scope_id}"
-    return f"::ffff:{number >> 16 & 0xFFFF:x}:{number & 0xFFFF:x}{scope}"
-
-
-def _text_of_zone(zone: Any) -> str | None:
-    """The key, unless the rules were read from a file of the caller's: then the key is a mere label."""
-    try:
-        return zone.key if type(zone)(zone.key) is zone else None
-    except Exception:  # noqa: BLE001 - there is no key, or no such zone
-        return None
-
-
-_TEXTS: dict[str, Callable[[Any], str | None]] = {  # for the types whose `str` does not give it
-    "IPv6Address": _text_of_ipv6,
-    "IPv6Network": lambda network: f"{_text_of_ipv6(network.network_address)}/{network.prefixlen}",
-    "ZoneInfo": _text_of_zone,
-}
 
 
 # Fields that a class declares
@@ -122,7 +96,7 @@ PYDANTIC_STATE = ("__pydantic_extra__", "__pydantic_private__")
 PYDANTIC_FIELDS_SET = "__pydantic_fields_set__"
 """Attribute of a pydantic model: the names of the fields that were given, and not left at their defaults."""
 
-_CONTAINERS = (dict, list, set, frozenset, str, bytes, bytearray, int, float, complex, deque, Enum)
+_CONTAINERS = (dict, list, set, frozenset, str, bytes, bytearray, int, float, complex, Enum)
 
 
 def is_model(kind: Any) -> bool:
@@ -185,13 +159,9 @@ def _fields_of_model(value: Any, kind: Any) -> list[tuple[str, Any]]:
     return found
 
 
-_CACHED_HASHES = frozenset({"_attrs_cached_hash", "__msgspec_cached_hash__"})
-"""Where attrs and msgspec keep a hash that they have calculated from the fields, with ``cache_hash=True``."""
-
-
 def _is_computed(kind: type, name: str) -> bool:
     """Whether an attribute of an object holds what was computed from its fields, by a cached property."""
-    return name in _CACHED_HASHES or isinstance(getattr(kind, name, None), functools.cached_property)
+    return isinstance(getattr(kind, name, None), functools.cached_property)
 
 
 def has_native_state(kind: type) -> bool:
@@ -211,7 +181,7 @@ def _slots_beside(kind: type, names: Container[str]) -> tuple[types.MemberDescri
         slot
         for base in kind.__mro__
         for name, slot in vars(base).items()
-        if isinstance(slot, types.MemberDescriptorType) and name not in _CACHED_HASHES
+        if isinstance(slot, types.MemberDescriptorType)
         if name not in names or getattr(kind, name, None) is not slot
     )
 
@@ -351,17 +321,15 @@ class Encoder:
             self.depth -= 1
 
     def _compound(self, value: Any, kind: type) -> bytes:
+        if kind is dict:
+            return _sized(b"{", b"".join(sorted(self._pairs(value.items()))))
         if kind in _MEMBERS:
             tag, is_ordered, members_of = _MEMBERS[kind]
-            parts: Iterable[bytes] = map(self.encode, members_of(value))
-        elif kind in _ITEMS and not (kind is OrderedDict and vars(value)):
-            tag, is_ordered, items_of = _ITEMS[kind]
-            parts = self._pairs(items_of(value))
-        elif issubclass(kind, type):
+            parts = [*map(self.encode, members_of(value))]
+            return _sized(tag, b"".join(parts if is_ordered else sorted(parts)))
+        if issubclass(kind, type):
             return b"Y%b;" % self.class_code(value)
-        else:
-            tag, is_ordered, parts = b"o", True, [self.class_code(kind), *self._pairs(self.fields_of(value, kind))]
-        return _sized(tag, b"".join(parts if is_ordered else sorted(parts)))
+        return _sized(b"o", b"".join([self.class_code(kind), *self._pairs(self.fields_of(value, kind))]))
 
     def _pairs(self, items: Iterable[tuple[Any, Any]]) -> list[bytes]:
         return [self.encode(key) + self.encode(item) for key, item in items]
@@ -389,10 +357,6 @@ def _text(tag: bytes, text: str) -> bytes:
     return _sized(tag, text.encode("utf-8", "surrogatepass"))
 
 
-def _float(value: float) -> bytes:
-    return b"f" + struct.pack(">d", value)
-
-
 def _clock(value: Any) -> tuple[Any, ...]:
     return value.replace(tzinfo=None).isoformat(), value.fold, value.tzinfo
 
@@ -402,37 +366,24 @@ _MEMBERS: Final[dict[type, tuple[bytes, bool, Callable[[Any], Iterable[Any]]]]] 
     tuple: (b"(", True, iter),
     set: (b"<", False, iter),
     frozenset: (b"=", False, iter),
-    deque: (b"q", True, lambda value: (value.maxlen, *value)),
-    types.MappingProxyType: (b"m", True, lambda value: (value | {},)),
-    slice: (b":", True, lambda value: (value.start, value.stop, value.step)),
     datetime: (b"D", True, _clock),
     time: (b"t", True, _clock),
-}
-_ITEMS: Final[dict[type, tuple[bytes, bool, Callable[[Any], Iterable[tuple[Any, Any]]]]]] = {
-    dict: (b"{", False, dict.items),
-    OrderedDict: (b"O", True, OrderedDict.items),
-    types.SimpleNamespace: (b"v", False, lambda value: vars(value).items()),
 }
 """The mark of each compound type, whether order counts, and what is in its values."""
 
 _SCALARS: Final = frozenset({str, int, float, bool, type(None), bytes})
-_PLAIN_TREE: Final = frozenset({*_SCALARS, complex, dict, list, tuple, set, frozenset}) - {bytes}
+_PLAIN_TREE: Final = frozenset({*_SCALARS, dict, list, tuple, set, frozenset}) - {bytes}
 
 Encoder.leaves = {
     type(None): lambda _: b"N",
     bool: lambda value: b"T" if value else b"F",
     int: lambda value: _sized(b"i", b"%x" % value),
-    float: _float,
-    complex: lambda value: b"c" + _float(value.real) + _float(value.imag),
+    float: lambda value: b"f" + struct.pack(">d", value),
     str: lambda value: _text(b"s", value),
     bytes: lambda value: _sized(b"b", value),
-    bytearray: lambda value: _sized(b"B", bytes(value)),
-    type(Ellipsis): lambda _: b".",
-    range: lambda value: _text(b"r", f"{value.start},{value.stop},{value.step}"),
     date: lambda value: _text(b"d", value.isoformat()),
     timedelta: lambda value: _text(b"P", f"{value.days},{value.seconds},{value.microseconds}"),
     timezone: lambda value: _text(b"Z", repr(value)),
-    Pattern: lambda value: _sized(b"R", Encoder().encode((value.pattern, value.flags))),
     types.FunctionType: lambda value: b"L%d;" % serial_of(value),
     type: lambda value: b"Y%d;" % serial_of(value),
 }

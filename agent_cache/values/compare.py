@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reprlib import Repr
 from typing import Any, Final
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
@@ -10,10 +11,14 @@ from agent_cache.values.canonical import MISSING, blake2b, canonical
 __all__ = ["escaped", "fingerprint", "is_empty", "shortened", "shown", "signature_of", "utf8_text"]
 
 _MAX_SHOWN: Final = 80
+_REPR: Final = Repr()
+_REPR.maxlevel = _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = _REPR.maxfrozenset = _REPR.maxdict = 20
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 2 * _MAX_SHOWN
+
 _MAX_LEAVES: Final = 1_000
 """Parts of a nested result that `is_empty` reads."""
 
-_BRACKETS: Final[dict[type, tuple[str, str]]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), dict: ("{", "}")}
+_CONTAINERS: Final = frozenset({list, tuple, set, frozenset, dict})
 _SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
@@ -47,7 +52,7 @@ def shown(value: object) -> str:
     if value is MISSING:
         return ""
     try:
-        return shortened(_text(value, _MAX_SHOWN + 1), _MAX_SHOWN)
+        return shortened(_REPR.repr(value), _MAX_SHOWN)
     except Exception:  # noqa: BLE001 - the repr of any class; the text is only for a message
         return f"<{type(value).__qualname__}>"
 
@@ -70,28 +75,6 @@ def utf8_text(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def _text(value: Any, room: int) -> str:
-    """The `repr` of a value if it has at most `room` characters, else at least so many of them."""
-    kind = type(value)
-    if kind is str or kind is bytes:  # which quotes stand around it depends on those in all of it
-        quotes = ("'", '"') if kind is str else (b"'", b'"')
-        return repr(value[:room] + value[:0].join(quote for quote in quotes if value.find(quote, room) >= 0))
-    if isinstance(value, BaseException) and kind.__repr__ is BaseException.__repr__:  # type: ignore[comparison-overlap]
-        only = len(value.args) == 1
-        return kind.__name__ + (f"({_text(value.args[0], room)})" if only else _text(value.args, room))
-    if kind not in _BRACKETS or not value:
-        return repr(value)
-    text, end = _BRACKETS[kind]
-    for number, part in enumerate(value):
-        text += ", " if number else ""
-        for each, before in ((part, ""), (value[part], ": ")) if kind is dict else ((part, ""),):
-            text += before
-            if len(text) >= room:
-                return text
-            text += _text(each, room - len(text))
-    return text + (",)" if kind is tuple and len(value) == 1 else end)
-
-
 def is_empty(value: object) -> bool:
     """Whether a result has no content: None, False, 0, an empty text or collection, or a collection of such."""
     pending: list[Any] = [value]
@@ -100,7 +83,7 @@ def is_empty(value: object) -> bool:
         if kind in _SCALARS:
             if found:
                 return False
-        elif (kind not in _BRACKETS and kind is not frozenset) or len(pending) + len(found) > _MAX_LEAVES:
+        elif kind not in _CONTAINERS or len(pending) + len(found) > _MAX_LEAVES:
             return False
         else:
             pending.extend(found.values() if kind is dict else found)

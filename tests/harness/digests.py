@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import re
 import sys
 import uuid
-from collections import OrderedDict, deque
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from ipaddress import ip_address, ip_network
 from pathlib import PurePosixPath
-from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -67,17 +64,15 @@ class Outer:
 
 WORDS = [f"word-{number}" for number in range(30)]
 CORPUS: list[Any] = [
-    *(None, True, False, 0, 1, -1, 2**70, 0.0, -0.0, 1.0, float("inf"), 1e300, 1j, ...),
+    *(None, True, False, 0, 1, -1, 2**70, 0.0, -0.0, 1.0, float("inf"), 1e300),
     *("", "0", "1", "a", "ä", "\ud800"),
-    *(b"", b"1", b"a", bytearray(b"a"), [], (), {}, set(), frozenset(), [1], (1,), [True], [1.0], ["1"], [[1]], [(1,)]),
+    *(b"", b"1", b"a", [], (), {}, set(), frozenset(), [1], (1,), [True], [1.0], ["1"], [[1]], [(1,)]),
     *({1}, frozenset({1}), {1: 1}, {"1": 1}, {True: 1}, {1: True}, {"a": {"b": [1, {2}]}}, [None], [1, 2], [2, 1]),
     *(set(WORDS), frozenset(WORDS), dict.fromkeys(WORDS, 1), {word: {word} for word in WORDS}, [*WORDS], (*WORDS,)),
-    *({(1, word) for word in WORDS}, OrderedDict(a=1), deque([1]), deque([1], 5), MappingProxyType({"a": 1}), range(3)),
-    *(SimpleNamespace(a=1, b=2), slice(1, 2), re.compile("a"), re.compile("a", re.IGNORECASE), Fraction(1, 3)),
+    *({(1, word) for word in WORDS}, Fraction(1, 3)),
     *(Colour.RED, Colour.GREEN, Paint.RED, Level.LOW, Word.LOW, Access(0), Access.READ, Access.READ | Access.WRITE),
     *(Pair(1, 2), Point(1, 2), Place(1, 2), Point(2, 1), Point(Colour.RED, {Colour.RED, Colour.GREEN}), Outer.Inner()),
     *(Decimal(1), Decimal("1.0"), uuid.UUID(int=1), PurePosixPath("a"), ip_address("::1"), ip_network("10.0.0.0/8")),
-    *(ip_address("::ffff:1.2.3.4"), ip_address("::ffff:1.2.3.4%a"), ip_network("::ffff:0:0/96")),
     *(date(2026, 1, 1), time(1), time(1, fold=1), timedelta(1), datetime(2026, 1, 1), datetime(2026, 1, 1, tzinfo=UTC)),  # noqa: DTZ001
     *(timezone(timedelta(hours=2)), datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))),
     *(int, Colour, Outer.Inner, ValueError),

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import array
 import copy
 import dataclasses
 import enum
 import struct
 import types
 import uuid
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from fractions import Fraction
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
@@ -80,12 +78,8 @@ def same(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, float):
         return struct.pack("<d", one) == struct.pack("<d", other)
-    if isinstance(one, complex):
-        return same(one.real, other.real) and same(one.imag, other.imag)
     if isinstance(one, (dict, types.SimpleNamespace)):
         first, second = (value.items() if isinstance(value, dict) else vars(value).items() for value in (one, other))
-        if isinstance(one, OrderedDict):
-            return len(first) == len(second) and all(map(same, first, second))
         return len(first) == len(second) and all(any(same(pair, match) for match in second) for pair in first)
     if isinstance(one, (set, frozenset)):
         return len(one) == len(other) and all(any(same(member, match) for match in other) for member in one)
@@ -97,10 +91,6 @@ def same(one: Any, other: Any) -> bool:
         )
     if dataclasses.is_dataclass(one):
         return all(same(getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(one))
-    if isinstance(one, array.array):
-        return one.typecode == other.typecode and one == other
-    if isinstance(one, range):
-        return (one.start, one.stop, one.step) == (other.start, other.stop, other.step)
     if isinstance(one, Decimal):
         return one.as_tuple() == other.as_tuple()
     if isinstance(one, datetime):
@@ -113,17 +103,15 @@ def same(one: Any, other: Any) -> bool:
 # Few values, and many that compare equal: two draws are the same often enough, and nearly the same more often.
 SCALARS = st.sampled_from(
     [
-        *(None, True, False, 0, 1, -1, 2**70, 0.0, -0.0, 1.0, float("nan"), 1j, "", "0", "1", "a", "a:1", "\ud800"),
-        *(b"", b"1", b"x", b"T", Colour.RED, Paint.RED, Level.LOW, Word.LOW, Access(0), Access(3), ...),
+        *(None, True, False, 0, 1, -1, 2**70, 0.0, -0.0, 1.0, float("nan"), "", "0", "1", "a", "a:1", "\ud800"),
+        *(b"", b"1", b"x", b"T", Colour.RED, Paint.RED, Level.LOW, Word.LOW, Access(0), Access(3)),
         *(
             Decimal(1),
             Decimal("1.0"),
-            Fraction(1),
             date(2026, 1, 1),
             WHEN,
             WHEN.replace(fold=1),
             timedelta(1),
-            range(1),
         ),
         *(WHEN.replace(tzinfo=UTC), uuid.UUID(int=1), PurePosixPath("a"), PureWindowsPath("a"), int, Raw.X),
     ]
@@ -145,20 +133,16 @@ def of_values(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(
         st.lists(inner, max_size=3),
         st.lists(inner, max_size=3).map(tuple),
-        st.lists(inner, max_size=2).map(deque),
         st.dictionaries(HASHABLE, inner, max_size=3),
-        st.dictionaries(st.sampled_from("ab"), inner, max_size=2).map(OrderedDict),
-        st.dictionaries(st.sampled_from("ab"), inner, max_size=2).map(lambda fields: types.SimpleNamespace(**fields)),
         st.sets(HASHABLE, max_size=3),
         st.builds(Point, inner, inner),
         st.builds(Pair, inner, inner),
         st.builds(Couple, inner, inner),
         inner.map(lambda part: [part, part]),
-        st.binary(max_size=1).map(bytearray),
     )
 
 
-VALUES = st.recursive(st.one_of(SCALARS, st.binary(max_size=1).map(bytearray)), of_values, max_leaves=8)
+VALUES = st.recursive(SCALARS, of_values, max_leaves=8)
 
 TWINS: dict[type, Callable[[Any], Any]] = {
     bool: int,
@@ -170,8 +154,6 @@ TWINS: dict[type, Callable[[Any], Any]] = {
     set: frozenset,
     frozenset: lambda value: frozenset(reversed(list(value))),
     str: lambda value: value.encode("utf-8", "surrogatepass"),
-    bytes: bytearray,
-    bytearray: bytes,
     Raw: lambda value: bytes(value.value),
     Point: lambda value: Pair(value.x, value.y),
     Pair: lambda value: Couple(*value),

@@ -101,8 +101,6 @@ KINDS: dict[Any, st.SearchStrategy[Any]] = {
     **HASHABLE,
     Any: _builtin,
     float: FLOATS | st.integers(),
-    complex: st.complex_numbers(allow_nan=False),
-    bytearray: st.binary(max_size=5).map(bytearray),
     Rights: st.sampled_from([Rights(0), Rights.READ, Rights.READ | Rights.WRITE]),
     Spot: SPOTS,
     Line: LINES,

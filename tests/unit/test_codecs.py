@@ -266,7 +266,6 @@ KINDS = [
 ]
 TAGS = st.sampled_from([
     *("$tuple", "$set", "$frozenset", "$dict", "$object", "$enum", "$model", "$int", "$float", "$str", "$bytes"),
-    *("$complex",),
     *("$datetime", "$time", "$date", "$timedelta", "$Decimal", "$UUID", "$IPv4Network", "$PosixPath", "$", "$x"),
 ])  # fmt: skip
 NAMES = st.sampled_from(

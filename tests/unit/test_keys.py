@@ -9,20 +9,16 @@ import dataclasses
 import enum
 import functools
 import gc
-import io
-import struct
 import sys
 import threading
 import time
 import types
 import uuid
-import weakref
-from collections import ChainMap, Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections import defaultdict, deque, namedtuple
 from collections.abc import Callable, Coroutine, Iterator
-from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
-from fractions import Fraction
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -131,21 +127,12 @@ class Whole(int):
     pass
 
 
-class Chars(bytearray):
-    pass
-
-
 class Octets(bytes):
     pass
 
 
 @dataclasses.dataclass
 class Bag(dict):
-    x: int
-
-
-@dataclasses.dataclass
-class Buffer(bytearray):
     x: int
 
 
@@ -181,79 +168,6 @@ class Moment(datetime):
         self.x = x
 
 
-@dataclasses.dataclass
-class Price(Decimal):
-    x: int
-
-    def __new__(cls, amount: str, x: int = 1) -> Any:
-        return Decimal.__new__(cls, amount)
-
-    def __init__(self, amount: str, x: int = 1) -> None:
-        self.x = x
-
-
-@dataclasses.dataclass
-class Bound(functools.partial):  # type: ignore[type-arg]
-    x: int
-
-    def __new__(cls, function: Any, x: int = 1) -> Any:
-        return functools.partial.__new__(cls, function)
-
-    def __init__(self, function: Any, x: int = 1) -> None:
-        self.x = x
-
-
-@dataclasses.dataclass(eq=False)
-class Refused(Exception):
-    """A dataclass whose `args` are beside its fields."""
-
-    x: int = 1
-
-    def __new__(cls, *args: Any, **fields: Any) -> Any:
-        return super().__new__(cls, *args)
-
-
-def refused(*args: Any) -> Refused:
-    error = Refused(1)
-    error.args = args
-    return error
-
-
-class Secret:
-    """A slot of a private name is stored under another one."""
-
-    __slots__ = ("__secret",)
-
-    def hide(self, secret: int) -> Any:
-        self.__secret = secret
-        return self
-
-
-@dataclasses.dataclass
-class Keeper(Secret):
-    __slots__ = ("x",)
-    x: int
-
-
-class Shadowed:
-    __slots__ = ("x",)
-
-
-@dataclasses.dataclass
-class Shadowing(Shadowed):
-    __slots__ = ("x",)
-    x: int
-
-    def hide(self, secret: int) -> Any:
-        Shadowed.x.__set__(self, secret)  # type: ignore[attr-defined]
-        return self
-
-
-class Posing(Open):
-    def __iter__(self) -> Iterator[Any]:
-        return iter([0])
-
-
 class Unlisted(enum.Enum):
     """Makes members of one name for values that it does not know, as clients of an API do."""
 
@@ -266,33 +180,11 @@ class Unlisted(enum.Enum):
         return member
 
 
-class Masked:
-    """A transparent proxy: its class is what it stands for."""
-
-    def __init__(self, behind: Any) -> None:
-        self.behind = behind
-
-    @property
-    def __class__(self) -> Any:  # type: ignore[override]
-        return type(self.behind)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.behind, name)
-
-
 class Slotted:
     __slots__ = ("x",)
 
     def __init__(self, x: int) -> None:
         self.x = x
-
-
-class Everywhere(tzinfo):
-    def __init__(self, hours: int) -> None:
-        self.hours = hours
-
-    def utcoffset(self, when: datetime | None) -> timedelta:
-        return timedelta(hours=self.hours)
 
 
 def with_attributes(value: Any, **attributes: Any) -> Any:
@@ -306,55 +198,30 @@ def filled(value: Any, **items: Any) -> Any:
     return value
 
 
-def own_zone() -> ZoneInfo:
-    """A zone of rules of one's own, under the name of another: one that has no changes, two hours east."""
-    header = b"TZif2" + bytes(15) + struct.pack(">6l", 0, 0, 0, 0, 1, 4)
-    rules = struct.pack(">lbb", 7200, 0, 0) + b"OWN\0"
-    return ZoneInfo.from_file(io.BytesIO((header + rules) * 2 + b"\nOWN-2\n"), key="UTC")
-
-
 BERLIN = ZoneInfo("Europe/Berlin")
 _one_id = uuid.UUID(int=1)
 
 DIFFERENT: dict[str, tuple[Any, Any]] = {
     "1 and True": (1, True),
     "1 and 1.0": (1, 1.0),
-    "True and 1.0": (True, 1.0),
     "0 and False": (0, False),
-    "0 and None": (0, None),
     "0.0 and -0.0": (0.0, -0.0),
-    "1 and 1j": (1.0, 1 + 0j),
-    "complex zeros": (complex(0.0, 0.0), complex(0.0, -0.0)),
     "digit and number": ("1", 1),
     "'True' and True": ("True", True),
-    "'None' and None": ("None", None),
     "empty text and None": ("", None),
     "bytes and text": (b"x", "x"),
-    "bytes and bytearray": (b"x", bytearray(b"x")),
     "text and one-character list": ("x", ["x"]),
     "composed and decomposed": ("\u00e9", "e\u0301"),
     "list and tuple": ([1], (1,)),
     "dict and pairs": ({"a": 1}, (("a", 1),)),
-    "dict and list of pairs": ({"a": 1}, [("a", 1)]),
     "set and list": ({1}, [1]),
     "set and frozenset": ({1}, frozenset({1})),
     "empties": ([], ()),
     "empty dict and set": ({}, set()),
-    "list and deque": ([1], deque([1])),
-    "deques of two bounds": (deque([1]), deque([1], maxlen=3)),
-    "dict and OrderedDict": ({"a": 1}, OrderedDict(a=1)),
-    "OrderedDicts of two orders": (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
-    "dict and mapping proxy": ({"a": 1}, types.MappingProxyType({"a": 1})),
-    "dict and namespace": ({"a": 1}, types.SimpleNamespace(a=1)),
     "dict keys of two types": ({1: "a"}, {True: "a"}),
-    "dict keys of two types, floats": ({1: "a"}, {1.0: "a"}),
     "None as a key and as a value": ({None: 1}, {1: None}),
     "absent and None": ({"a": None}, {}),
-    "range and list": (range(3), [0, 1, 2]),
-    "ranges of one content": (range(0, 3, 2), range(0, 4, 2)),
-    "slices": (slice(1), slice(1, None, 1)),
     "splits of one text": (["ab", "c"], ["a", "bc"]),
-    "splits of nesting": ([[1], 2], [[1, 2]]),
     "lengths that look like content": (["1:a"], ["1", "a"]),
     "enum member and value": (Colour.RED, 1),
     "enum member and name": (Colour.RED, "RED"),
@@ -384,52 +251,21 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "naive and aware": (WHEN, WHEN.replace(tzinfo=UTC)),
     "one instant in two zones": (WHEN.replace(tzinfo=UTC), WHEN.replace(tzinfo=BERLIN)),
     "UTC under two names": (WHEN.replace(tzinfo=UTC), WHEN.replace(tzinfo=ZoneInfo("UTC"))),
-    "offsets of two names": (WHEN.replace(tzinfo=timezone(timedelta(0), "A")), WHEN.replace(tzinfo=UTC)),
     "folds": (WHEN.replace(tzinfo=BERLIN), WHEN.replace(tzinfo=BERLIN, fold=1)),
     "date and midnight": (date(2026, 1, 1), WHEN.replace(month=1, day=1, hour=0, minute=0)),
     "datetime and its text": (WHEN, WHEN.isoformat()),
-    "custom zones": (WHEN.replace(tzinfo=Everywhere(1)), WHEN.replace(tzinfo=Everywhere(2))),
     "Decimal and float": (Decimal("1.5"), 1.5),
     "Decimal and int": (Decimal(1), 1),
     "Decimals of two scales": (Decimal("1.0"), Decimal("1.00")),
     "Decimal zeros": (Decimal(0), Decimal("-0")),
-    "Fraction and int": (Fraction(1), 1),
-    "zone of one's own rules": (WHEN.replace(tzinfo=ZoneInfo("UTC")), WHEN.replace(tzinfo=own_zone())),
     "dataclass that is a datetime": (Moment(2025), Moment(2026)),
-    "dataclass that is a Decimal": (Price("1"), Price("2")),
-    "dataclass that is a partial": (Bound(int), Bound(str)),
-    "dataclass that is an exception": (refused("a"), refused("b")),
-    "cause of a dataclass that is an exception": (refused(), with_attributes(refused(), __cause__=refused("a"))),
-    "slot of a private name": (Keeper(1).hide(1), Keeper(1).hide(2)),
-    "slot behind a field": (Shadowing(1).hide(1), Shadowing(1).hide(2)),
-    "NamedTuple that iterates over something else": (Posing(1), Posing(2)),
     "members that no Enum lists": (Unlisted("a"), Unlisted("b")),
-    "OrderedDict with attributes": (with_attributes(OrderedDict(), x=1), with_attributes(OrderedDict(), x=2)),
-    "proxies of OrderedDicts of two orders": (
-        types.MappingProxyType(OrderedDict(a=1, b=2)),
-        types.MappingProxyType(OrderedDict(b=2, a=1)),
-    ),
-    "proxies of a dict and a defaultdict": (types.MappingProxyType({}), types.MappingProxyType(defaultdict(int))),
-    "weak proxies of members": (weakref.proxy(Colour.RED), weakref.proxy(Paint.RED)),
-    "what poses as a member": (Masked(Colour.RED), Masked(Paint.RED)),
     "UUID and text": (_one_id, str(_one_id)),
-    "UUID and bytes": (_one_id, _one_id.bytes),
-    "UUID and int": (_one_id, 1),
     "Path and text": (Path("a"), "a"),
     "paths of two systems": (PurePosixPath("a"), PureWindowsPath("a")),
-    "addresses": (ip_address("127.0.0.1"), ip_address(2130706433 + 1)),
-    "address and network": (ip_address("127.0.0.1"), ip_network("127.0.0.1")),
     "address and text": (ip_address("127.0.0.1"), "127.0.0.1"),
-    "array and bytes": (array.array("b", b"x"), b"x"),
-    "memoryview and bytes": (memoryview(b"x"), b"x"),
-    "dataclass that is a buffer": (Buffer(1), Buffer(2)),
     "subclass of str": (Text("x"), "x"),
     "subclass of bytes": (Octets(b"x"), b"x"),
-    "subclass of bytearray": (Chars(b"x"), bytearray(b"x")),
-    "subclass of bytearray and bytes": (Chars(b"x"), b"x"),
-    "array and bytearray": (array.array("b", b"x"), bytearray(b"x")),
-    "memoryview and bytearray": (memoryview(b"x"), bytearray(b"x")),
-    "arrays of two types": (array.array("b", b"xxxx"), array.array("B", b"xxxx")),
     "subclass of int": (Whole(1), 1),
     "instances": (Plain(1), Plain(1)),
     "slotted instances": (Slotted(1), Slotted(2)),
@@ -438,7 +274,6 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "canonical text": (canonical("x"), "x"),
     "canonical bytes twice": (canonical(b"x"), b"x"),
     "large integers": (10**5000, 10**5000 + 1),
-    "large integer and its negative": (10**5000, -(10**5000)),
     "lone surrogates": ("\ud800", "\ud801"),
     "surrogate and its escape": ("\ud800", "\\ud800"),
 }
@@ -492,18 +327,6 @@ async def test_different_arguments_are_different_calls(clock: library.Clock, hin
     assert shared == []
 
 
-def test_no_two_cache_keys_of_different_arguments_are_equal(clock: library.Clock):
-    tool = Probe().tool
-    equal = []
-    for name, (one, other) in DIFFERENT.items():
-        try:
-            if tool.cache_key(one) == tool.cache_key(other):
-                equal.append(name)
-        except UncacheableArgumentsError:
-            pass
-    assert equal == []
-
-
 # -- Values that are the same --------------------------------------------------------------------------------
 
 SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
@@ -522,7 +345,6 @@ SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
     "frozenset in a tuple": lambda: ((frozenset("ab"),), (frozenset("ba"),)),
     "shared and repeated parts": lambda: ((lambda part: [part, part])(["x"]), [["x"], ["x"]]),
     "bytes": lambda: (b"ab", bytes([97, 98])),
-    "bytearray": lambda: (bytearray(b"ab"), bytearray(b"ab")),
     "enum": lambda: (Colour.RED, Colour(1)),
     "flag": lambda: (Access.READ | Access.WRITE, Access(3)),
     "dataclass": lambda: (Point(1, [2]), Point(1, [2])),
@@ -536,18 +358,11 @@ SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
     ),
     "timedelta": lambda: (timedelta(days=1), timedelta(hours=24)),
     "Decimal": lambda: (Decimal("1.10"), Decimal("1.10")),
-    "Fraction": lambda: (Fraction(2, 4), Fraction(1, 2)),
     "UUID": lambda: (uuid.UUID(int=7), uuid.UUID(int=7)),
     "Path": lambda: (Path("a/b"), Path("a") / "b"),
-    "OrderedDict": lambda: (OrderedDict(a=1), OrderedDict(a=1)),
-    "deque": lambda: (deque([1]), deque([1])),
-    "range": lambda: (range(3), range(3)),
-    "namespace": lambda: (types.SimpleNamespace(a=1, b=2), types.SimpleNamespace(b=2, a=1)),
-    "mapping proxy": lambda: (types.MappingProxyType({"a": 1}), types.MappingProxyType({"a": 1})),
     "a function": lambda: (two_functions_of_one_name, two_functions_of_one_name),
     "a class": lambda: (Point, Point),
     "lone surrogate": lambda: ("\ud800", "\ud800"),
-    "address": lambda: (ip_address("::1"), ip_address("0:0:0:0:0:0:0:1")),
 }
 
 
@@ -629,17 +444,6 @@ async def test_functions_of_one_name_in_two_modules_share_nothing(clock: library
         vars(module)["get"].__module__ = name
         answers.append(await AgentCache("r")(vars(module)["get"])(1))
     assert answers == ["one", "other"]
-
-
-async def test_tools_of_one_module_and_name_share_nothing(clock: library.Clock):
-    def make(answer: str) -> Callable[[int], Coroutine[Any, Any, str]]:
-        @AgentCache("r")
-        async def get(x: int) -> str:
-            return answer
-
-        return get
-
-    assert [await make("one")(1), await make("other")(1)] == ["one", "other"]
 
 
 # -- Objects and their addresses -----------------------------------------------------------------------------
@@ -812,28 +616,23 @@ STRANGE: dict[str, Callable[[], Any]] = {
     "slotted instance": lambda: Slotted(1),
     "str subclass": lambda: Text("x"),
     "dict subclass": lambda: defaultdict(int, a=1),
-    "Counter": lambda: Counter("a"),
-    "ChainMap": lambda: ChainMap({"a": 1}),
+    "bytearray": lambda: bytearray(b"x"),
+    "deque": lambda: deque([1]),
+    "namespace": lambda: types.SimpleNamespace(a=1),
+    "complex": lambda: 1j,
+    "range": lambda: range(3),
     "generator": lambda: (x for x in [1]),
-    "iterator": lambda: iter([1]),
     "bound method": lambda: Plain(1).__init__,
     "partial": lambda: functools.partial(print),
     "builtin": lambda: print,
     "lock": threading.Lock,
     "module": lambda: sys,
     "exception": lambda: ValueError("a"),
-    "array": lambda: array.array("b", b"x"),
-    "memoryview": lambda: memoryview(b"x"),
-    "custom zone": lambda: WHEN.replace(tzinfo=Everywhere(1)),
-    "code": lambda: compile("1", "", "eval"),
     "hint": lambda: list[int],
-    "union": lambda: int | None,
-    "NotImplemented": lambda: NotImplemented,
     "unreadable dataclass": Expired,
     "unreadable NamedTuple": lambda: Lazy(1),
     "unreadable fields": Fields,
     "unbound proxy": Unbound,
-    "bytearray subclass": lambda: Chars(b"x"),
     "cyclic list": cyclic_list,
     "twice cyclic list": twice_cyclic_list,
     "cyclic dict": cyclic_dict,
@@ -841,9 +640,6 @@ STRANGE: dict[str, Callable[[], Any]] = {
     "list 99 deep": lambda: nested(99, lambda value: [value]),
     "list 5,000 deep": lambda: nested(5_000, lambda value: [value]),
     "list 200,000 deep": lambda: nested(200_000, lambda value: [value]),
-    "tuple 5,000 deep": lambda: nested(5_000, lambda value: (value,)),
-    "dict 5,000 deep": lambda: nested(5_000, lambda value: {"a": value}),
-    "dataclass 90 deep": lambda: nested(90, Point),
     "dataclass 5,000 deep": lambda: nested(5_000, Point),
     "list of 2**64 parts": lambda: doubled(64),
     "list of 300,000": lambda: list(range(300_000)),
@@ -885,16 +681,6 @@ async def test_strictness_refuses_what_has_no_identity_before_the_tool_runs(cloc
     assert caught.value.tool == probe.tool.__agent_cache__.name
     assert caught.value.tool in str(caught.value)
     assert isinstance(caught.value, TypeError)
-
-
-@pytest.mark.parametrize(
-    "name", ["object", "instance", "unreadable dataclass", "cyclic list", "list 5,000 deep", "generator"]
-)
-def test_there_is_no_key_for_what_has_no_identity(clock: library.Clock, name: str):
-    tool = Probe().tool
-    with pytest.raises(UncacheableArgumentsError) as caught:
-        tool.cache_key(STRANGE[name]())
-    assert tool.__agent_cache__.name in str(caught.value)
 
 
 async def test_forgetting_a_call_without_identity_finds_nothing(clock: library.Clock):
@@ -954,8 +740,7 @@ def test_serial_numbers_do_not_outlive_their_objects():
 
 def test_bytes_like_leaves_in_a_container_never_share_an_alias():
     """`marshal` writes every buffer as plain bytes, an enum of bytes too."""
-    leaves: list[Any] = [b"x", bytearray(b"x"), Raw.X, array.array("b", b"x"), memoryview(b"x"), Buffer(0), Chars(b"x")]
-    leaves += [Octets(b"x")]
+    leaves: list[Any] = [b"x", bytearray(b"x"), Raw.X, array.array("b", b"x"), memoryview(b"x"), Octets(b"x")]
     for order in (leaves, leaves[::-1]):
         seen: dict[Any, Any] = {}
         for leaf in order:
@@ -1110,45 +895,6 @@ async def test_attrs_classes_are_known_by_their_fields(clock: library.Clock):
     assert not await probe.shares(Again(text="a"), Again(text="b"))
 
 
-async def test_a_hash_that_was_calculated_from_the_fields_is_no_state(clock: library.Clock):
-    attrs, msgspec = pytest.importorskip("attrs"), pytest.importorskip("msgspec")
-
-    @attrs.frozen(cache_hash=True)
-    class Query:
-        text: str
-
-    @attrs.frozen(cache_hash=True, slots=False)
-    class Loose:
-        text: str
-
-    class Struct(msgspec.Struct, frozen=True, cache_hash=True):
-        text: str
-
-    probe = Probe()
-    for kind in (Query, Loose, Struct):
-        hashed = kind("a")
-        hash(hashed)
-        assert await probe.shares(hashed, kind("a"))
-        assert not await probe.shares(hashed, kind("b"))
-
-
-async def test_a_proxy_is_not_what_it_stands_for(clock: library.Clock):
-    """It is an object of its own, which may be given something else to stand for."""
-    wrapt = pytest.importorskip("wrapt")
-
-    class Noted(wrapt.ObjectProxy):  # type: ignore[misc]
-        note = None
-
-    probe = Probe()
-    for proxy in (wrapt.ObjectProxy, Noted):
-        assert not await probe.shares(proxy(Colour.RED), proxy(Paint.RED))
-        assert not await probe.shares(proxy(Colour.RED), Colour.RED)
-        assert not await probe.shares(proxy(Access.READ), proxy(Colour.RED))
-        for value in (Point(1), Pair(1, 2), Point, "a", {"a": 1}, int):
-            assert not await probe.shares(proxy(value), value)
-            assert not await probe.shares(proxy(value), proxy(value))
-
-
 # -- The property --------------------------------------------------------------------------------------------
 
 
@@ -1226,19 +972,7 @@ def _close_loops() -> Iterator[None]:
     driven.cache_clear()
 
 
-BEYOND_THE_REFERENCE = {
-    "NamedTuple that iterates over something else",
-    "cause of a dataclass that is an exception",
-    "custom zones",
-    "dataclass that is a Decimal",
-    "dataclass that is a buffer",
-    "dataclass that is a datetime",
-    "dataclass that is a dict",
-    "dataclass that is a partial",
-    "dataclass that is an exception",
-    "proxies of a dict and a defaultdict",
-    "zone of one's own rules",
-}
+BEYOND_THE_REFERENCE = {"dataclass that is a datetime", "dataclass that is a dict"}
 """Differences beside the fields that it compares."""
 
 
