@@ -9,22 +9,18 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Final, NamedTuple
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall, answer_digest, is_failure, is_transient, key_of
 from agent_cache.advise.paths import Candidate, server_of, values_at
 
 __all__ = [
-    "ENOUGH", "INTERVALS", "UNMET", "Equal", "Evidence", "Harmless", "Option", "Signature", "find_changers",
-    "worlds_of",
+    "ENOUGH", "INTERVALS", "UNMET", "Equal", "Evidence", "Harmless", "Option", "Signature", "worlds_of",
 ]  # fmt: skip
 
 ENOUGH: Final = 8
 """How many different writes have to have left answers unchanged before such writes are taken for harmless."""
 INTERVALS: Final = 3
-_CHANCE: Final = 0.001
-"""How likely it may be that a read is taken for a write of another one because it ran before its changes by chance."""
 _MAX_KEPT: Final = 64
 _IN_FLIGHT: Final = 64
 
@@ -93,7 +89,7 @@ def worlds_of(calls: Sequence[LoggedCall], writers: set[str], readers: set[str])
         if begin_alike and number >= max(INTERVALS, same[tool])
         if same.total() - same[tool] > other.total() - number
     )
-    return Worlds(are_one, contrary, unsteady)
+    return Worlds(are_one, 0 if are_one else contrary, unsteady)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +137,7 @@ class Evidence:
     def __init__(
         self, calls: Sequence[LoggedCall], found: list[Candidate], writers: set[str], readers: set[str], worlds: Worlds
     ) -> None:
-        self.candidates = [one for one in found if not one.is_ambiguous]
-        self.ambiguous = {(one.write, one.read) for one in found if one.is_ambiguous and one.is_entity}
+        self.candidates = found
         self.writers, self.readers, self.worlds = writers, readers, worlds
         self.of_pair: dict[tuple[str, str], list[int]] = defaultdict(list)
         self._numbers: dict[tuple[str, str, str, str], int] = {}
@@ -157,9 +152,8 @@ class Evidence:
         self.equal: dict[str, list[Equal]] = defaultdict(list)
         # By the servers of writes and of reads: the writes that lay in equal intervals, and how many pairs of both.
         self.elsewhere: dict[tuple[str, str], tuple[set[int], list[int]]] = defaultdict(lambda: (set(), []))
-        self.free_changes: dict[str, Counter[frozenset[str]]] = defaultdict(Counter)
-        self.free_equal: dict[str, Counter[frozenset[str]]] = defaultdict(Counter)
-        self.calls_without, self.calls_with, self.repeats = Counter[str](), Counter[str](), Counter[str]()
+        self.free_changes, self.repeats = Counter[str](), Counter[str]()
+        self.calls_without, self.calls_with = Counter[str](), Counter[str]()
         self.keys: dict[str, set[int]] = defaultdict(set)
         self.repeated: dict[str, set[int]] = defaultdict(set)
         by_run: dict[str, list[LoggedCall]] = defaultdict(list)
@@ -194,12 +188,10 @@ class Evidence:
                     self._all_named[call.tool, path].append(at)
                     for text in ("\0",) if values is None else values[:500]:
                         self._named[text][call.tool, path].append(at)
-        self._last_of: dict[str, int] = {}
         sights: dict[tuple[str, Any], _Sight | None] = {}
         for at, call in enumerate(calls):
             if call.tool in self.readers and (own := key_of(call)) is not None:
                 self._see(at, call, (call.tool, own), sights)
-            self._last_of[call.tool] = at
 
     def _see(
         self, at: int, call: LoggedCall, key: tuple[str, Any], sights: dict[tuple[str, Any], _Sight | None]
@@ -265,9 +257,7 @@ class Evidence:
             self.calls_with[tool] += at - first
             return
         self.calls_without[tool] += at - first
-        last = self._last_of.items()
-        ran = frozenset(one for one, where in last if where > first and one != tool and one not in self.writers)
-        (self.free_changes if is_change else self.free_equal)[tool][ran] += 1
+        self.free_changes[tool] += is_change
 
     def _between(self, positions: list[int], begin: int, at: int) -> list[int]:
         """Those of these positions of writes that may lie between two sights: also of such as still ran at the last."""
@@ -288,33 +278,3 @@ class Evidence:
                         for position in self._between(positions, begin, at)[: 4 * _MAX_KEPT]:
                             found[writer][position].add(number)
         return {writer: {one: frozenset(met) for one, met in own.items()} for writer, own in found.items()}
-
-
-def find_changers(evidence: Evidence) -> dict[str, str]:
-    """Tools that were taken for reads, and after which answers change that nothing else explains.
-
-    Such a tool ran before each of these changes, rarely where the answer stayed, and not by chance: others may have
-    changed the answers of a log that shows none of their writes. The more different tools ran in an interval, the
-    likelier it is among them; so its share is taken from the equal intervals with as many.
-    """
-    found: dict[str, str] = {}
-    readers = len(evidence.readers)
-    for read, changes in sorted(evidence.free_changes.items()):
-        number, equal = changes.total(), evidence.free_equal[read]
-        best_rate = 0.3
-        for suspect in sorted(frozenset.intersection(*changes)) if number >= INTERVALS else ():
-            sizes, with_it = Counter[int](), Counter[int]()
-            for between, count in equal.items():
-                sizes[len(between)] += count
-                with_it[len(between)] += count if suspect in between else 0
-            rate = number / (number + with_it.total())
-            if equal.total() - with_it.total() < ENOUGH or rate <= best_rate:
-                continue
-            chance = prod(
-                ((with_it[n] + 1) / (sizes[n] + 2) if sizes[n] else n / max(n, readers - 1)) ** count  # Laplace's rule
-                for n, count in ((len(between), count) for between, count in changes.items())
-            )
-            if chance * readers**2 < _CHANCE:  # as many pairs were tried: the correction of Bonferroni
-                found = {one: of for one, of in found.items() if of != read} | {suspect: read}
-                best_rate = rate
-    return found

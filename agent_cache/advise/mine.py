@@ -1,40 +1,29 @@
 """Finds in a log of tool calls which writes change which answers, and through which values of the two calls.
 
-**Evidence.** An *interval* lies between two sights of one read: two calls with the same arguments, both answered. The
-writes between them are its candidates. If the answer changed, one of them is the cause; if it did not, none of them is.
-A write and a read *meet* through a pair of paths, such as ``order_id`` of the one and ``result[orders][][order_id]`` of
-the other, if they have a value in common there, as tags compare values: by their text.
+**Evidence.** An *interval* lies between two sights of one read: two calls with the same arguments, both answered. If
+the answer changed, one of the writes between them is the cause; if it did not, none of them is. A write and a read
+*meet* through a pair of paths, such as ``order_id`` and ``result[orders][][order_id]``, if they have a value in common
+there, compared by its text, as tags are. Runs share one state only if the log shows it: between two runs a reset looks
+as if the writes were harmless. Calls that overlap, writes that failed, and answers that are missing, redacted or from a
+cache are evidence of nothing.
 
-**Worlds.** Runs share one state only if the log shows it: a run that has written nothing finds what another one has
-changed. Otherwise each run is a world of its own, as in evaluation sets and in CI, and an interval lies within one run:
-between two runs a reset looks as if the writes were harmless.
+**What is advised.** By default a write drops every answer of a read. For each pair of a write tool and a read tool:
 
-**What is advised.** By default a write drops every answer of a read: whatever is left out needs evidence. For each pair
-of a write tool and a read tool:
-
-1. *Links by evidence.* Every change of an answer must be explained by a link: a pair of paths through which a write of
-   the interval met the read. Links are chosen as a greedy set cover (Chvatal 1979, "A greedy heuristic for the
-   set-covering problem"): the next one explains the most changes that are still unexplained, weighted by how often an
-   answer changed when its values met (the confidence of an association rule: Agrawal, Imielinski and Swami 1993) and by
-   how much the two paths look like one entity. A change that no link explains is explained by the whole root.
+1. *Links by evidence.* Every change must be explained by a pair of paths through which a write of the interval met the
+   read, else by the whole root. They are chosen as a greedy set cover (Chvatal 1979, "A greedy heuristic for the
+   set-covering problem"), weighted by how often an answer changed when its values met (the confidence of an association
+   rule: Agrawal, Imielinski and Swami 1993) and by how much the two paths look like one entity.
 2. *Links by entity.* A write that carries an id of the entity that a read is about is linked to it without a change,
-   unless it is refuted: so many different writes met answers that nothing else could have changed, and none changed.
-   The arguments that have one name in both calls are such an id together, whatever they are called: ``floor`` and
-   ``zone`` of a lamp. Where no argument of both is such an id, the ids in the answer count as well.
+   unless so many different writes met answers that nothing else could have changed, and none changed.
 3. *The rest.* What a write does to answers that no link meets must have been seen: `ENOUGH` different writes between
    equal answers. (After eight failures in a row the true rate is below 31 % with 95 % confidence: the "rule of three"
    of Hanley and Lippman-Hand 1983, "If nothing goes wrong, is everything all right?".) Otherwise the pair gets the
-   whole root, and `Advice.lacking` says so. A pair whose arguments are ids of one entity needs none of it. Lists need
-   three times as much, since an item that comes in was not in the list before; and a search of what the write names a
-   hundred writes, and so many pairs of a write and an answer that a change of one in all of them would have shown with
-   99 % confidence. Where the log spells one id in several ways (``INV-7``, ``inv-7``), nothing is enough: tags compare
-   text. Of a write on another server, all writes of that server between equal answers of this one are evidence.
+   whole root, and `Advice.lacking` says so. Lists and searches need more, since an item that comes in was not in the
+   list before. Of a write on another server, all writes of that server between equal answers of this one count.
 
-**What is evidence of nothing.** Calls that overlap; writes that failed (they explain a change where no other write can,
-and never show that a write is harmless); answers that are missing, redacted, or came from a cache. An answer that
-changes with no write in between is *volatile*, and is not to be cached, unless a tool that was taken for a read turns
-out to change it. So is a read of an id whose changes no id explains, unless it stayed the same without a write for so
-long that changes of this rate would have shown; and where runs begin anew, one that differs from run to run.
+An answer that changes with no write in between is *volatile*, and not to be cached. So is a read of an id whose changes
+no id explains, unless it stayed the same without a write for long enough; and where runs begin anew, one that differs
+from run to run.
 """
 
 from __future__ import annotations
@@ -46,7 +35,7 @@ from fnmatch import fnmatchcase
 from typing import Final, Literal, NamedTuple
 
 from agent_cache.advise.calls import LoggedCall
-from agent_cache.advise.intervals import ENOUGH, INTERVALS, Equal, Evidence, Harmless, Option, find_changers, worlds_of
+from agent_cache.advise.intervals import ENOUGH, INTERVALS, Equal, Evidence, Harmless, Option, worlds_of
 from agent_cache.advise.paths import (
     MIN_OVERLAP,
     Survey,
@@ -93,19 +82,13 @@ def mine(
     survey = Survey(calls)
     servers = Counter(server_of(tool)[0] for tool in survey.tools)
     kinds = {tool: _kind_of(tool, facts, servers) for tool, facts in survey.tools.items()}
-    changers: dict[str, str] = {}
-    while True:
-        if progress is not None:
-            progress(len(calls) * (1 + bool(changers)))
-        writers = {tool for tool, (kind, _) in kinds.items() if kind != "read"} | set(changers)
-        readers = {tool for tool, (kind, _) in kinds.items() if kind != "write"} - set(changers)
-        worlds = worlds_of(calls, writers, readers)
-        evidence = Evidence(calls, find_candidates(survey, writers, readers), writers, readers, worlds)
-        found = find_changers(evidence)
-        if not found or len(changers) > 8:
-            break
-        changers.update(found)
-    return replace(_Conclusion(survey, kinds, changers, evidence).advice(), inner=inner, ignored=tuple(sorted(ignored)))
+    writers = {tool for tool, (kind, _) in kinds.items() if kind != "read"}
+    readers = {tool for tool, (kind, _) in kinds.items() if kind != "write"}
+    if progress is not None:
+        progress(len(calls))
+    worlds = worlds_of(calls, writers, readers)
+    evidence = Evidence(calls, find_candidates(survey, writers, readers), writers, readers, worlds)
+    return replace(_Conclusion(survey, kinds, evidence).advice(), inner=inner, ignored=tuple(sorted(ignored)))
 
 
 _TOOL_NAMES: Final = ("tool_name", "toolName", "tool", "name", "function_name", "function")
@@ -319,8 +302,6 @@ class _Chooser:
     def _lacking(self, writer: str, kept: list[_Chosen], chosen: list[_Chosen]) -> str | None:
         """What is missing before a write may leave answers alone that it does not meet; None if nothing is."""
         evidence, survey = self.evidence, self.survey
-        if (writer, self.read) in evidence.ambiguous:
-            return "spelt"
         linked = [self.candidates[one.option[1]] for one in kept]
         known = {path for one in linked for path in one.write_path.split(":")}
         if self._may_be_named_by(writer, known, [*chosen, *kept]):
@@ -386,10 +367,8 @@ class _Chooser:
 class _Conclusion:
     """Makes the advice out of what was counted."""
 
-    def __init__(
-        self, survey: Survey, kinds: Mapping[str, Given], changers: Mapping[str, str], evidence: Evidence
-    ) -> None:
-        self.survey, self.kinds, self.changers, self.evidence = survey, kinds, changers, evidence
+    def __init__(self, survey: Survey, kinds: Mapping[str, Given], evidence: Evidence) -> None:
+        self.survey, self.kinds, self.evidence = survey, kinds, evidence
         self.links: list[Link] = []
         self.volatile: dict[str, str] = {}
 
@@ -399,7 +378,7 @@ class _Conclusion:
         lacking: dict[str, dict[str, str]] = {}
         changes = explained = 0
         for read in sorted(evidence.readers):
-            free = evidence.free_changes[read].total()
+            free = evidence.free_changes[read]
             changes += free + evidence.records[read].total()
             if self.kinds[read][0] is None:
                 continue
@@ -417,7 +396,7 @@ class _Conclusion:
                 continue
             explained += chooser.explained
             self.links += [self._link(one, read) for one in chosen]
-            lacking[read] = why | {writer: "spelt" for writer, of in evidence.ambiguous if of == read}
+            lacking[read] = why
         tools = {tool: self._tool(tool) for tool in sorted(self.survey.tools)}
         kept = [link for link in self.links if tools[link.write].kind in ("write", "unknown")]
         tags, roots = tag_templates(
@@ -458,9 +437,8 @@ class _Conclusion:
         """
         evidence = self.evidence
         causes = [one for one in chosen if one.changes]
-        is_spelt = any((one.option[0], read) in evidence.ambiguous for one in causes)
         has_link = any(one.option[1] != ROOT for one in causes)
-        if not causes or is_spelt or has_link or not self.survey.ids_of(read):
+        if not causes or has_link or not self.survey.ids_of(read):
             return None
         changes = evidence.records[read].total()
         if changes * evidence.calls_without[read] >= _ENOUGH_CHANGES * evidence.calls_with[read]:
@@ -474,9 +452,7 @@ class _Conclusion:
         linked = [link for link in self.links if link.write == tool]
         changed = ", ".join(sorted({link.read for link in linked if link.changes})[:3])
         is_shown = any(link.changes and link.origin != "same entity" for link in linked)
-        if tool in self.changers:
-            kind, why, reason = "write", "evidence", f"answers of {self.changers[tool]} change after it"
-        elif by == "read" and tool in self.volatile:
+        if by == "read" and tool in self.volatile:
             kind, why, reason = "watch", "evidence", self.volatile[tool]
         elif (by is None and is_shown) or (by == "write" and why == "name" and changed):
             kind, why, reason = "write", "evidence", f"answers of {changed} change after it"

@@ -13,7 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from hashlib import blake2b
 from itertools import combinations, pairwise, product
 from typing import Any, Final, Literal, NamedTuple, cast
 
@@ -30,13 +29,12 @@ _MAX_CHILDREN: Final = 40
 """A mapping with more keys than this is a table, and its keys are ids: no template can name them."""
 _MAX_TEXT: Final = 200
 """A longer text is no value of an id."""
-_SKETCH: Final = 1_024
+_MAX_VALUES: Final = 20_000
 _MAX_CANDIDATES: Final = 40
 MIN_OVERLAP: Final = 0.3
 """The share of their values that two arguments have in common if they may stand for the same things."""
 
-_NAME: Final = re.compile(r"[^\W\d][\w -]{0,63}")
-_PARAMETER: Final = re.compile(r"[^\W\d][\w-]{0,63}")
+_NAME: Final = re.compile(r"[^\W\d][\w-]{0,63}")
 _STEP: Final = re.compile(r"\[([^\]]*)\]")
 
 
@@ -204,65 +202,41 @@ def name_of(tool: str, path: str) -> _PathName:
 # The first pass: tools, paths, and their values
 
 _DATE: Final = re.compile(r"\d{4}-\d\d(-\d\d)?([T ].*)?|\d{1,2}:\d\d(:\d\d)?|\d{1,2}[/.]\d{1,2}[/.]\d{2,4}")
-_NUMBER: Final = re.compile(r"0*([0-9]+)(\.0+)?")
 
 
 @lru_cache(65_536)
-def _judged(text: str) -> tuple[str, int]:
-    """The class of a text, empty for what is no id, and a hash of it."""
-    hashed = int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+def _kind_of(text: str) -> str:
+    """The class of a text, empty for what is no id."""
     if not text or "\n" in text:
-        return "", hashed
+        return ""
     if text.isdecimal():
-        return ("int" if len(text) <= 5 else "id"), hashed
+        return "int" if len(text) <= 5 else "id"
     if _DATE.fullmatch(text):
-        return "date", hashed
-    is_id = " " not in text and len(text) >= 3 and re.search(r"[\d_@/#:.-]", text)
-    return ("id" if is_id else "word"), hashed
-
-
-def _plain(text: str) -> str:
-    """What a text names where a tool minds neither case, nor spaces, nor a ``#``, nor the form of a whole number."""
-    text = text.casefold().strip().lstrip("#")
-    number = _NUMBER.fullmatch(text)
-    return number[1] if number else text
+        return "date"
+    return "id" if " " not in text and len(text) >= 3 and re.search(r"[\d_@/#:.-]", text) else "word"
 
 
 class _Profile:
-    """What one path of one tool has held: in how many calls, which classes of values, and a sample of them.
-
-    The sample has all values with a hash up to `bound` ("bottom-k sketch"), so that samples of two paths hold the same
-    values if the paths do.
-    """
+    """What one path of one tool has held: in how many calls, which classes of values, and the values themselves."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.last = -1
         self.classes: Counter[str] = Counter()
-        self.sample: dict[int, str] = {}
-        self.bound = 1 << 64
+        self.values: set[str] = set()
 
     def add(self, value: Any, at: int) -> None:
         """Take a value of the call at a position into account."""
         if self.last != at:
             self.calls, self.last = self.calls + 1, at
-        kind, hashed = "float" if isinstance(value, float) else "", 0
+        kind = "float" if isinstance(value, float) else ""
         if isinstance(value, str) and len(value) <= _MAX_TEXT:
-            kind, hashed = _judged(value)
+            kind = _kind_of(value)
         elif isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
-            kind, hashed = "int", _judged(value)[1]
+            value, kind = str(value), "int"
         self.classes[kind] += 1
-        if kind not in ("", "float") and hashed <= self.bound:
-            self.sample[hashed] = value
-            if len(self.sample) > 2 * _SKETCH:
-                self.sample = dict(sorted(self.sample.items())[:_SKETCH])
-                self.bound = max(self.sample)
-
-    @cached_property
-    def spellings(self) -> frozenset[str]:
-        """What the values of the sample name, once the survey is complete."""
-        return frozenset(map(_plain, self.sample.values()))
+        if kind not in ("", "float") and len(self.values) < _MAX_VALUES:
+            self.values.add(value)
 
     @cached_property
     def main_class(self) -> str:
@@ -308,42 +282,32 @@ class Survey:
 
     def __init__(self, calls: Iterable[LoggedCall]) -> None:
         self.tools: dict[str, ToolFacts] = defaultdict(ToolFacts)
-        self._keys: dict[tuple[str, str], dict[str, str | None]] = defaultdict(dict)
+        self.of_tool: dict[str, list[tuple[str, _Profile]]] = defaultdict(list)
+        self._listed: dict[str, set[str]] = defaultdict(set)
         profiles: dict[tuple[str, str], _Profile] = defaultdict(_Profile)
         for at, call in enumerate(calls):
             self.tools[call.tool].add(call)
             for path, value in self._leaves(call):
                 profiles[call.tool, path].add(value, at)
-        tables = [(tool, path) for (tool, path), keys in self._keys.items() if len(keys) > _MAX_CHILDREN]
-        self.of_tool: dict[str, list[tuple[str, _Profile]]] = defaultdict(list)
-        self._listed: dict[str, set[str]] = defaultdict(set)
         for (tool, path), profile in profiles.items():
-            if not any(of == tool and path.startswith(above + "[") for of, above in tables):
-                self.of_tool[tool].append((path, profile))
-                if not is_argument(path) and "[]" in path:
-                    self._listed[tool].update(profile.sample.values())
-        for tool, path in tables:
-            self._listed[tool].update(self._keys[tool, path] if not is_argument(path) else ())
+            self.of_tool[tool].append((path, profile))
+            if not is_argument(path) and "[]" in path:
+                self._listed[tool] |= profile.values
         self.arguments = {tool: [one for one in paths if is_argument(one[0])] for tool, paths in self.of_tool.items()}
 
     def _leaves(self, call: LoggedCall) -> Iterator[tuple[str, Any]]:
         """The leaves of a call that a template can name, with their paths, arguments first."""
         stack = [] if call.error is not None or call.result is UNKNOWN else [("result", call.result)]
-        stack += [(n, v) for n, v in call.arguments.items() if n != "result" and _PARAMETER.fullmatch(n)][::-1]
+        stack += [(n, v) for n, v in call.arguments.items() if n != "result" and _NAME.fullmatch(n)][::-1]
         left = _MAX_LEAVES
         while stack and left:
             path, value = stack.pop()
             if isinstance(value, list | tuple):
-                items = path + "[]"
-                stack += [(items, item) for item in reversed(value[:left])]
+                stack += [(path + "[]", item) for item in reversed(value[:left])]
+            elif isinstance(value, Mapping) and len(value) > _MAX_CHILDREN:
+                self._listed[call.tool].update(value if not is_argument(path) else ())
             elif isinstance(value, Mapping):
-                keys = self._keys[call.tool, path]
-                for key, inner in value.items():
-                    if key not in keys and len(keys) <= _MAX_CHILDREN:
-                        can_stand = isinstance(key, str) and _NAME.fullmatch(key)
-                        keys[key] = f"{path}[{key}]" if can_stand else None
-                    if len(keys) <= _MAX_CHILDREN and (below := keys[key]) is not None:
-                        stack.append((below, inner))
+                stack += [(f"{path}[{key}]", inner) for key, inner in value.items() if _NAME.fullmatch(str(key))]
             else:
                 left -= 1
                 yield path, value
@@ -364,8 +328,8 @@ class Survey:
             return False
         for path, profile in self.of_tool[write]:
             if (is_argument(path) or "[]" not in path) and profile.main_class in ("id", "int", "word"):
-                shared = len(listed.intersection(profile.sample.values()))
-                if shared >= max(3, 0.3 * min(len(listed), len(profile.sample))):
+                shared = len(listed & profile.values)
+                if shared >= max(3, 0.3 * min(len(listed), len(profile.values))):
                     return True
         return False
 
@@ -382,8 +346,6 @@ class Candidate:
         is_entity: whether they do so enough to be believed without a change.
         is_key: whether both are arguments, and `is_entity`, and had a value in common.
         overlap: the share of their values that they have in common, of those of the path with fewer.
-        is_ambiguous: whether the log has one of their values in several spellings. A tag compares text: it would miss
-            the answers to the other ones.
     """
 
     write: str
@@ -394,7 +356,6 @@ class Candidate:
     is_entity: bool
     is_key: bool
     overlap: float
-    is_ambiguous: bool
 
     @property
     def parts(self) -> frozenset[tuple[str, str]]:
@@ -425,8 +386,7 @@ def find_candidates(survey: Survey, writers: set[str], readers: set[str]) -> lis
                     if not is_argument(wp):  # a write that fails drops the whole root then
                         weight *= 1.0 - failing
                     is_key = is_entity and overlap > 0 and is_argument(wp) and is_argument(rp)
-                    is_ambiguous = is_argument(rp) and _has_spellings(wprofile, rprofile)
-                    pairs.append(Candidate(write, wp, read, rp, weight, is_entity, is_key, overlap, is_ambiguous))
+                    pairs.append(Candidate(write, wp, read, rp, weight, is_entity, is_key, overlap))
             pairs.sort(
                 key=lambda one: (-one.weight, len(one.write_path + one.read_path), one.write_path, one.read_path)
             )
@@ -457,7 +417,6 @@ def _together(same: list[Candidate], parameters: int) -> list[Candidate]:
                 is_entity=any(one.is_entity for one in several) or (several == alike and 2 * len(alike) >= parameters),
                 is_key=several[0].is_key and len(several) == 1,
                 overlap=min(one.overlap for one in several),
-                is_ambiguous=any(one.is_ambiguous for one in several),
             )
         )
     return found
@@ -469,7 +428,7 @@ def _paths_of(tool: str, survey: Survey) -> list[_Known]:
     """
     facts, found = survey.tools[tool], list[_Known]()
     for path, profile in survey.of_tool[tool]:
-        is_given, texts = is_argument(path), profile.sample.values()
+        is_given, texts = is_argument(path), profile.values
         least = 0.5 * facts.calls if is_given else 0.8 * (facts.seen - facts.refusals)
         is_prose = profile.main_class == "word" and len(texts) > 1 and any(" " in text for text in texts)
         is_text = path == "result" and (facts.refusals or is_prose)  # "not found" is a tag that no write has
@@ -481,27 +440,15 @@ def _paths_of(tool: str, survey: Survey) -> list[_Known]:
         for path, own, name in found
         if is_argument(path)
         or "[]" in path
-        or not any(name.leaf == leaf and own.sample.keys() <= held.sample.keys() for held, leaf in arguments)
+        or not any(name.leaf == leaf and own.values <= held.values for held, leaf in arguments)
     ]
-
-
-def _has_spellings(one: _Profile, other: _Profile) -> bool:
-    """Whether two paths have more in common if spelling is ignored, or something in common that one spells twice."""
-    common = one.spellings & other.spellings
-    spelt_twice = any(len(held.spellings) < len(held.sample) for held in (one, other))
-    return len(common) > len(one.sample.keys() & other.sample.keys()) or (bool(common) and spelt_twice)
 
 
 def _judge(
     wp: str, w: _Profile, wname: _PathName, rp: str, r: _Profile, rname: _PathName
 ) -> tuple[float, bool, float] | None:
     """How much two paths look like one entity, whether that is enough, and which share of their values is common."""
-    bound = min(w.bound, r.bound)
-    ours, theirs = (
-        one.sample.keys() if one.bound == bound else {hashed for hashed in one.sample if hashed <= bound}
-        for one in (w, r)
-    )
-    shared, comparable = len(ours & theirs), min(len(ours), len(theirs)) or 1
+    shared, comparable = len(w.values & r.values), min(len(w.values), len(r.values)) or 1
     overlap = shared / comparable
     if not shared and (comparable >= 20 or not (wname.is_own and rname.is_own)):
         return None  # so many values, and not one in common; or not even a name
@@ -520,7 +467,7 @@ def _judge(
     elif classes == ("word", "word"):
         is_known = (names and ids and shared >= 2) or (places == 2 and same_leaf and shared >= 5)
         is_entity = is_known and overlap >= 0.3
-    if not is_entity and (not shared or not places or (places == 1 and min(len(w.sample), len(r.sample)) < 10)):
+    if not is_entity and (not shared or not places or (places == 1 and comparable < 10)):
         return None
     weight = (0.35, 0.65, 0.9)[places] if is_entity else (0.02, 0.08, 0.25)[places]
     if not is_argument(rp) and is_entity and "[]" in rp:

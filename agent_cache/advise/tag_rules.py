@@ -87,8 +87,8 @@ class Advice:
     """What a log says about caching its tools.
 
     Attributes:
-        lacking: by read, the writes that drop its whole root for want of evidence, and what is missing: ``"never"`` or
-            ``"rarely"`` seen between equal answers, or ids are ``"spelt"`` in several ways.
+        lacking: by read, the writes that drop its whole root for want of evidence: ``"never"`` or ``"rarely"`` seen
+            between equal answers.
         ignored: tools that were left out: handlers of an agent, and what the user has named.
         inner: meta-tools, and the arguments that have the name of the tool that they call, and its arguments.
         changes, explained: how many changes of answers there were, and how many of them links explain.
@@ -210,7 +210,6 @@ _DECORATORS: Final = {"read": "AgentCache", "write": "AgentCacheInvalidator"}
 _MISSING: Final = {
     "never": "never seen between two equal answers",
     "rarely": "seen between equal answers too rarely",
-    "spelt": "the log spells one id in several ways",
 }
 
 

@@ -8,7 +8,7 @@ each row of the timeline is a thread, in which no two calls overlap, below that 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from agent_cache.report.timeline import TimedCall, Timeline
@@ -29,7 +29,7 @@ def trace_lines(timeline: Timeline) -> Iterator[str]:
 
 
 def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    """The events: names of threads, then calls by their starts, then what was paid."""
+    """The events: names of threads, then calls by their starts."""
     yield {"ph": "M", "tid": 0, "name": "process_name", "args": {"name": timeline.title}}
     for track in timeline.tracks:
         for row in range(track.rows):
@@ -45,7 +45,6 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
         for loop in call.loops:
             yield {"ph": "i", **place, "s": "t", "cat": "loop", "name": f"loop: {loop}"}
-    yield from _counters(timeline.calls)
 
 
 def _facts(call: TimedCall) -> dict[str, Any]:
@@ -62,20 +61,6 @@ def _facts(call: TimedCall) -> dict[str, Any]:
         "loops": "; ".join(call.loops),
     }
     return facts | {name: value for name, value in more.items() if value}
-
-
-def _counters(calls: Sequence[TimedCall]) -> Iterator[dict[str, Any]]:
-    """What model calls have taken by the end of each."""
-    sent = received = 0
-    cost = 0.0
-    for call in sorted(calls, key=lambda call: call.end):
-        if not (call.input_tokens or call.output_tokens):
-            continue
-        sent, received, cost = sent + call.input_tokens, received + call.output_tokens, cost + float(call.cost or 0)
-        common = {"ph": "C", "ts": round(call.end * 1000)}
-        yield {**common, "name": "tokens", "args": {"input": sent, "output": received}}
-        if cost:
-            yield {**common, "name": "cost (USD)", "args": {"cost": cost}}
 
 
 def _json(data: Any) -> str:

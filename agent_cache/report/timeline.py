@@ -80,23 +80,17 @@ class Drift:
 
 @dataclass(slots=True, kw_only=True)
 class TimedCall:
-    """A call of a run, redacted.
+    """A call of a run, redacted, its texts cut to the limit of the timeline. Other fields are those of `RecordedCall`.
 
     Attributes:
-        id, kind, name, lane, tags, model: as in `RecordedCall`; texts are printable.
         index: in `Cassette.steps`; -1 for a write in doubt, which has no line there.
-        category: name of its `Category`.
         state: ``""`` if it answered, else ``raised``, ``cancelled``, ``unfinished`` or ``in doubt``.
-        arguments, outcome: texts, cut to the limit of the timeline.
         start, duration: milliseconds from the beginning of the run.
-        parent: position of the call that encloses it in `Timeline.calls`, -1 if none does.
-        depth: how many calls enclose it.
-        task: the lane of the outermost call around it, or its own: tasks that a call waits for are drawn inside of it.
+        parent, depth: position of the call that encloses it in `Timeline.calls`, -1 if none does, and how many do.
+        task: the lane of the outermost call around it: tasks that a call waits for are drawn inside of it.
         row: where its bar is drawn, from 0 at the top.
-        input_tokens, output_tokens, cache_read_tokens: of a model call.
         cost: US dollars; None if it is no model call that counts, or its price is not known.
-        loops: what sessions said about it, such as ``repeat: warned``.
-        drifts: where it differs from the run that it is compared with.
+        loops, drifts: what sessions said about it, and where it differs from the run that it is compared with.
     """
 
     id: int
@@ -144,14 +138,13 @@ class Track(NamedTuple):
 
 class Saved(NamedTuple):
     """What hits and shared calls have saved: runs of tools, and how many seconds the loads took whose results the hits
-    gave again, without the time of the hits; hits of which no load is in the run; US dollars of the model calls inside.
+    gave again, without the time of the hits; hits of which no load is in the run.
     """
 
     hits: int = 0
     shared: int = 0
     seconds: float = 0.0
     unknown: int = 0
-    cost: Decimal = Decimal(0)
 
 
 @dataclass(slots=True)
@@ -175,17 +168,12 @@ class Timeline:
 
     Attributes:
         title: name of the file.
-        recorded_at, model: as in the header of the recording; empty if not known.
         ended: ``returned``, or by which exception it ended; empty if the process was killed, or goes on.
-        is_journal: whether it is the journal of a session.
-        has_times: whether times were recorded. If not, `start` and `duration` count starts and ends of calls.
-        duration: milliseconds, or as above.
+        has_times: whether times were recorded. If not, times count starts and ends of calls.
         calls: in the order in which they started.
         tracks: the rows of the timeline from the top.
         models: the sum of the model calls.
-        saved: what the cache saved.
-        cut: characters after which arguments and outcomes are cut; how many were, is `cut_texts`.
-        cut_texts: how many texts are cut.
+        cut, cut_texts: characters after which arguments and outcomes are cut, and how many were.
         notes: one sentence for each thing that a reader should know.
     """
 
@@ -298,7 +286,7 @@ def read_timeline(
     duration = max((call.end for call in calls), default=0.0)
     if has_times:
         duration = max(duration, cassette.duration_ms)
-    models, costs = _money(cassette, outline.of_models, enclosing, positions, calls)
+    models = _money(cassette, outline.of_models, enclosing, positions, calls)
     journal = _journal_of(cassette)
     if journal is not None:
         _add_writes_in_doubt(calls, journal, reader, duration)
@@ -315,7 +303,7 @@ def read_timeline(
         calls=calls,
         tracks=_laid_out(calls),
         models=models,
-        saved=_saved(calls, reader.identities, costs),
+        saved=_saved(calls, reader.identities),
         cut=reader.limit,
         cut_texts=reader.cut_texts,
         notes=[],
@@ -563,66 +551,38 @@ def _stack(members: Sequence[TimedCall], calls: Sequence[TimedCall]) -> int:
 def _money(
     cassette: Cassette, of_models: Iterable[int], enclosing: Sequence[int], positions: Sequence[int],
     calls: Sequence[TimedCall],
-) -> tuple[Savings, dict[int, Decimal]]:  # fmt: skip
-    """Set what each model call costs. Returns their sum, and the costs below each call by its position."""
+) -> Savings:  # fmt: skip
+    """Set what model calls cost, and return their sum. Of calls inside of each other, one has the tokens of all."""
     ids = {call.id: call for call in calls}
-    below: dict[int, Decimal] = {}
     total = Savings()
     for recorded in model_calls(cassette.steps, of_models, enclosing.__getitem__):
         one = savings_of([recorded], cassette.recorded_at)
         total += one
-        call = ids[recorded.id]
-        if one.unpriced or one.cost is None:
-            continue
-        call.cost = one.cost
-        outer = call.parent
-        while outer >= 0:
-            below[outer] = below.get(outer, Decimal(0)) + one.cost
-            outer = calls[outer].parent
-    for index in of_models:  # of calls inside of each other, one has the tokens of all
-        call = calls[positions[index]]
-        if call.cost is None and call.parent >= 0 and _is_inside_model_call(call, calls):
-            call.input_tokens = call.output_tokens = call.cache_read_tokens = 0
-    return total, below
+        ids[recorded.id].cost = None if one.unpriced else one.cost
+    for index in of_models:
+        call = outer = calls[positions[index]]
+        while call.cost is None and outer.parent >= 0:
+            outer = calls[outer.parent]
+            if outer.kind == "llm" and (outer.input_tokens or outer.output_tokens):
+                call.input_tokens = call.output_tokens = call.cache_read_tokens = 0
+    return total
 
 
-def _is_inside_model_call(call: TimedCall, calls: Sequence[TimedCall]) -> bool:
-    while call.parent >= 0:
-        call = calls[call.parent]
-        if call.kind == "llm" and (call.input_tokens or call.output_tokens):
-            return True
-    return False
-
-
-def _saved(calls: Sequence[TimedCall], identities: dict[int, tuple[str, str]], costs: dict[int, Decimal]) -> Saved:
+def _saved(calls: Sequence[TimedCall], identities: dict[int, tuple[str, str]]) -> Saved:
     """What hits and shared calls have saved, by the loads of the same run."""
-    loads: dict[tuple[str, str], tuple[float, Decimal]] = {}
-    of_tool: dict[str, list[float]] = {}
-    for position, call in enumerate(calls):
-        if call.category == "miss":
-            identity = identities.get(call.index, (call.name, ""))
-            loads[identity] = call.duration, costs.get(position, Decimal(0))
-            of_tool.setdefault(identity[0], []).append(call.duration)
+    loads: dict[tuple[str, str], float] = {}
     hits = shared = unknown = 0
-    ms, cost = 0.0, Decimal(0)
+    ms = 0.0
     for call in calls:
-        if call.category not in ("hit", "shared"):
-            continue
         identity = identities.get(call.index, (call.name, ""))
-        took, paid = loads.get(identity, (None, Decimal(0)))
-        cost += paid
-        if call.category == "shared":
-            shared += 1
-            continue
-        hits += 1
-        if took is None:
-            others = of_tool.get(identity[0])
-            if not others:
-                unknown += 1
-                continue
-            took = sum(others) / len(others)
-        ms += max(took - call.duration, 0.0)
-    return Saved(hits, shared, ms / 1000, unknown, cost)
+        if call.category == "miss":
+            loads[identity] = call.duration
+        shared += call.category == "shared"
+        if call.category == "hit":
+            hits += 1
+            unknown += identity not in loads
+            ms += max(loads.get(identity, 0.0) - call.duration, 0.0)
+    return Saved(hits, shared, ms / 1000, unknown)
 
 
 # Drift

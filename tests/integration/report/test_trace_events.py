@@ -66,8 +66,6 @@ def test_a_slice_says_what_the_call_was(tmp_path: Path):
         "loop: repeat: notice",
         "loop: repeat: answered by a notice",
     ]
-    counters = [event["args"] for event in events if event["ph"] == "C" and event["name"] == "tokens"]
-    assert counters == [{"input": 1000 * number, "output": 100 * number} for number in (1, 2, 3)]
 
 
 def test_names_are_text_whatever_they_are(tmp_path: Path):
