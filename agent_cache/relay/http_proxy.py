@@ -164,7 +164,10 @@ class Upstream:
             response = await self.open("POST", self.url, sent, request_line(number, method, params))
             name = response.headers.get("mcp-session-id")
             session[:] = [(b"mcp-session-id", name.encode("latin-1"))] if name else session
-            return None if number is None else (await answer_in(response)).result()
+            if number is not None:
+                return (await answer_in(response)).result()
+            await response.aclose()
+            return None
 
         return await introduced(ask)
 

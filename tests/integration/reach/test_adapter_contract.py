@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,6 +26,7 @@ LOST: Call = ("get_order", {"order_id": "lost"})
 MINE: Call = ("get_mine", {})
 SECRET: Call = ("get_secret", {"order_id": "1"})
 WRONG: Call = ("get_order", {"no_such_argument": ["1"]})
+SPELT: list[Call] = [("get_number", {"number": "07"}), ("get_number", {"number": 7.0}), ("get_many", {"ids": ["7", 8]})]
 
 
 class Shop:
@@ -47,8 +49,7 @@ class Shop:
 
 
 class Adapter(ABC):
-    """An agent of one framework, whose tools go through a toolbox. Tools: `get_order`, `get_mine`, `cancel_order`, and
-    `get_secret`, before which somebody has to say yes.
+    """An agent of one framework, whose tools go through a toolbox. Somebody has to say yes before `get_secret`.
 
     Attributes:
         asked: how often that was asked for. Each time the answer is yes.
@@ -58,6 +59,41 @@ class Adapter(ABC):
     def __init__(self, shop: Shop, box: Any, **options: Any) -> None:
         self.shop, self.box, self.options = shop, box, options
         self.asked, self.streams = 0, False
+
+    def functions(self, kind: Any, user_of: Callable[[Any], str]) -> tuple[list[Any], Any]:
+        """The tools, and `get_secret`. `kind` is what the framework injects, of which `user_of` is the user."""
+        run = self.shop.run
+
+        async def get_order(order_id: str) -> str:
+            """Get an order."""
+            return await run("get_order", order_id)
+
+        async def cancel_order(order_id: str) -> str:
+            """Cancel an order."""
+            return await run("cancel_order", order_id)
+
+        async def get_mine(tool_context: Any) -> str:
+            """Get the orders of the user."""
+            return await run("get_mine", user_of(tool_context))
+
+        async def get_number(number: int) -> str:
+            """Get a number."""
+            return await run("get_number", str(number))
+
+        async def get_many(ids: list[int]) -> str:
+            """Get numbers."""
+            return await run("get_many", str(ids))
+
+        async def set_number(number: int) -> str:
+            """Set a number."""
+            return await run("set_number", str(number))
+
+        async def get_secret(order_id: str) -> str:
+            """Get a secret."""
+            return await run("get_secret", order_id)
+
+        get_mine.__annotations__["tool_context"] = kind
+        return [get_order, cancel_order, get_mine, get_number, get_many, set_number], get_secret
 
     @abstractmethod
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
@@ -77,23 +113,8 @@ class LangChain(Adapter):
         from agent_cache.integrations.langchain import AgentCacheMiddleware
 
         super().__init__(*given, **options)
-        run = self.shop.run
-
-        async def get_order(order_id: str) -> str:
-            return await run("get_order", order_id)
-
-        async def cancel_order(order_id: str) -> str:
-            return await run("cancel_order", order_id)
-
-        async def get_mine(runtime: ToolRuntime) -> str:
-            return await run("get_mine", runtime.context["user"])
-
-        async def get_secret(order_id: str) -> str:
-            return await run("get_secret", order_id)
-
-        get_mine.__annotations__["runtime"] = ToolRuntime
-        functions = (get_order, cancel_order, get_mine, get_secret)
-        self.tools = [StructuredTool.from_function(coroutine=each, description="a tool") for each in functions]
+        functions, secret = self.functions(ToolRuntime, lambda runtime: runtime.context["user"])
+        self.tools = [StructuredTool.from_function(coroutine=each) for each in (*functions, secret)]
         self.middleware = AgentCacheMiddleware(self.box, **self.options)
 
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
@@ -138,23 +159,9 @@ class OpenAIAgents(Adapter):
 
         super().__init__(*given, **options)
         agents.set_tracing_disabled(True)
-        run = self.shop.run
-
-        async def get_order(order_id: str) -> str:
-            return await run("get_order", order_id)
-
-        async def cancel_order(order_id: str) -> str:
-            return await run("cancel_order", order_id)
-
-        async def get_mine(context: agents.RunContextWrapper[Any]) -> str:
-            return await run("get_mine", context.context["user"])
-
-        async def get_secret(order_id: str) -> str:
-            return await run("get_secret", order_id)
-
-        get_mine.__annotations__["context"] = agents.RunContextWrapper[Any]
-        self.tools = [agents.function_tool(each) for each in (get_order, cancel_order, get_mine)]
-        self.tools.append(agents.function_tool(get_secret, needs_approval=True))
+        functions, secret = self.functions(agents.RunContextWrapper[Any], lambda context: context.context["user"])
+        self.tools = [agents.function_tool(each) for each in functions]
+        self.tools.append(agents.function_tool(secret, needs_approval=True))
         self.cached([])
 
     def cached(self, turns: list[Any]) -> Any:
@@ -195,22 +202,8 @@ class PydanticAI(Adapter):
         from agent_cache.integrations.pydantic_ai import AgentCacheCapability
 
         super().__init__(*given, **options)
-        run = self.shop.run
-
-        async def get_order(order_id: str) -> str:
-            return await run("get_order", order_id)
-
-        async def cancel_order(order_id: str) -> str:
-            return await run("cancel_order", order_id)
-
-        async def get_mine(ctx: RunContext[dict[str, str]]) -> str:
-            return await run("get_mine", ctx.deps["user"])
-
-        async def get_secret(order_id: str) -> str:
-            return await run("get_secret", order_id)
-
-        get_mine.__annotations__["ctx"] = RunContext[dict[str, str]]
-        self.tools = [get_order, cancel_order, get_mine, Tool(get_secret, requires_approval=True)]
+        functions, secret = self.functions(RunContext[dict[str, str]], lambda ctx: ctx.deps["user"])
+        self.tools = [*functions, Tool(secret, requires_approval=True)]
         self.capability = AgentCacheCapability(self.box, **self.options)
 
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
@@ -257,32 +250,22 @@ class PydanticAI(Adapter):
         return [text_of(part.content) for part in answers if isinstance(part, ToolReturnPart)]
 
 
-def server_of(shop: Shop, *middleware: Any) -> Any:
+def server_of(adapter: Adapter, *middleware: Any) -> Any:
     """A FastMCP server, and its tools."""
     from fastmcp import Context, FastMCP
     from mcp_types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult
 
     server: Any = FastMCP("shop", middleware=list(middleware))
-
-    @server.tool
-    async def get_order(order_id: str) -> str:
-        return await shop.run("get_order", order_id)
-
-    @server.tool
-    async def cancel_order(order_id: str) -> str:
-        return await shop.run("cancel_order", order_id)
-
-    async def get_mine(ctx: Context) -> str:
-        return await shop.run("get_mine", str(ctx.client_id))
+    functions, secret = adapter.functions(Context, lambda ctx: str(ctx.client_id))
 
     async def get_secret(order_id: str, ctx: Context) -> Any:
         if ctx.input_responses is not None:
-            return await shop.run("get_secret", order_id)
+            return await secret(order_id)
         question = ElicitRequestFormParams(message="sure?", requested_schema={"type": "object", "properties": {}})
         return InputRequiredResult(input_requests={"sure": ElicitRequest(params=question)}, request_state="one")
 
-    for tool in (get_mine, get_secret):
-        tool.__annotations__["ctx"] = Context
+    get_secret.__annotations__["ctx"] = Context
+    for tool in (*functions, get_secret):
         server.tool(tool)
     return server
 
@@ -292,7 +275,7 @@ class FastMCPServer(Adapter):
         from agent_cache.integrations.fastmcp import AgentCacheMiddleware
 
         super().__init__(*given, **options)
-        self.server = server_of(self.shop, AgentCacheMiddleware(self.box, **self.options))
+        self.server = server_of(self, AgentCacheMiddleware(self.box, **self.options))
 
     def client(self, opened: Any, user: str) -> Any:
         return opened
@@ -316,7 +299,7 @@ class FastMCPServer(Adapter):
 class McpClient(FastMCPServer):
     def __init__(self, shop: Shop, box: Any, **options: Any) -> None:
         Adapter.__init__(self, shop, box, **options)
-        self.server = server_of(shop)
+        self.server = server_of(self)
         self.client(None, "ada")
 
     def client(self, opened: Any, user: str) -> Any:
@@ -333,23 +316,9 @@ class GoogleADK(Adapter):
         from agent_cache.integrations.adk import cached
 
         super().__init__(*given, **options)
-        run = self.shop.run
-
-        async def get_order(order_id: str) -> str:
-            return await run("get_order", order_id)
-
-        async def cancel_order(order_id: str) -> str:
-            return await run("cancel_order", order_id)
-
-        async def get_mine(tool_context: ToolContext) -> str:
-            return await run("get_mine", tool_context.user_id)
-
-        async def get_secret(order_id: str) -> str:
-            return await run("get_secret", order_id)
-
-        get_mine.__annotations__["tool_context"] = ToolContext
-        secret = FunctionTool(get_secret, require_confirmation=True)
-        self.tools = [cached(each, self.box, **self.options) for each in (get_order, cancel_order, get_mine, secret)]
+        functions, secret = self.functions(ToolContext, lambda context: context.user_id)
+        approved = FunctionTool(secret, require_confirmation=True)
+        self.tools = [cached(each, self.box, **self.options) for each in (*functions, approved)]
         self.services: dict[str, Any] = {}
 
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
@@ -393,6 +362,9 @@ RULES = {
     "get_secret": Read("order:{order_id}"),
     "get_mine": Read("mine"),
     "cancel_order": Write("order:{order_id}"),
+    "get_number": Read("number:{number}"),
+    "get_many": Read("number:{ids[]}"),
+    "set_number": Write("number:{number}"),
 }
 PACKAGES: dict[type[Adapter], str] = {
     LangChain: "langchain",
@@ -521,3 +493,14 @@ async def test_what_depends_on_no_user_is_shared(kind: type[Adapter]) -> None:
     """But of an MCP client, whose account belongs to all of its calls."""
     adapter = kind(Shop(), toolbox())
     assert await adapter.turn(GET, user="ada") == await adapter.turn(GET, user="bob")
+
+
+@pytest.mark.parametrize("call", SPELT, ids=lambda call: str(call[1]))
+@pytest.mark.parametrize("kind", [kind for kind in ADAPTERS if kind not in (McpClient, GoogleADK)])
+async def test_two_spellings_of_an_argument_are_one(kind: type[Adapter], call: Call) -> None:
+    """Where they are one to the tool: a write by one ends what was read by the other."""
+    adapter = kind(Shop(), toolbox())
+    first = await adapter.turn(call)
+    assert await adapter.turn(call) == first
+    await adapter.turn(("set_number", {"number": 7}))
+    assert await adapter.turn(call) != first
