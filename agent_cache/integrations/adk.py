@@ -13,21 +13,19 @@ from __future__ import annotations
 import copy
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from agent_cache import Toolbox
 from agent_cache.core.asker import Apart
 from agent_cache.core.parameters import takes_context
-from agent_cache.integrations.shared import checked_box, returned_by
+from agent_cache.integrations.shared import Private, checked_box, returned_by
 from agent_cache.toolbox import ToolInfo
 from agent_cache.toolbox.rules import is_shared
 
 try:
     from google.adk.agents.base_agent import BaseAgent
     from google.adk.agents.llm_agent import LlmAgent
-    from google.adk.events.event_actions import EventActions
     from google.adk.tools.agent_tool import AgentTool
     from google.adk.tools.base_tool import BaseTool
     from google.adk.tools.base_toolset import BaseToolset
@@ -122,62 +120,40 @@ class _Cached(NamedTuple):
         heeds_context = vary is None and not is_shared_by_all and _gets_context(tool)
 
         async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
-            changes: list[bool] = []
-
             async def run() -> Any:
-                before = _actions_before(tool_context)
-                try:
-                    return await tool.run_async(args=args, tool_context=tool_context)
-                finally:
-                    changes.append(before is None or vars(tool_context.actions) != before)
+                before = _image_of(tool_context)
+                answer = await tool.run_async(args=args, tool_context=tool_context)
+                return answer if before is not None and before == _image_of(tool_context) else Private(answer)
 
-            token = _CHANGES.set(changes)
-            try:
-                return await box.call(
-                    name,
-                    args,
-                    run,
-                    schema=schema,
-                    annotations=annotations,
-                    vary=_session_of(tool_context) if heeds_context else vary and vary(tool_context),
-                    context=tool_context if heeds_context else None,
-                    returns=returns,
-                    failed=_is_error,
-                    store_if=_may_be_stored,
-                )
-            finally:
-                _CHANGES.reset(token)
+            answer = await box.call(
+                name,
+                args,
+                run,
+                schema=schema,
+                annotations=annotations,
+                vary=_session_of(tool_context) if heeds_context else vary and vary(tool_context),
+                context=tool_context if heeds_context else None,
+                returns=None if returns is None else typing.Union[returns, Private],  # noqa: UP007 - of any annotation
+                failed=_is_error,
+                store_if=_may_be_stored,
+            )
+            return answer.answer if type(answer) is Private else answer
 
         changed.run_async = run_async
         changed.__agent_cache__ = box
         return changed
 
 
-_CHANGES: ContextVar[Sequence[bool]] = ContextVar("agent_cache_adk_changes", default=())
-"""Whether the tool of the running call has changed what ADK keeps. Whoever runs the tool asks whether its answer may be
-stored in the same context.
-"""
-
-
-def _may_be_stored(_answer: Any) -> bool:
-    return not any(_CHANGES.get())
-
-
-_NO_ACTIONS: Final[dict[str, Any]] = vars(EventActions())
-
-
-def _actions_before(context: ToolContext) -> dict[str, Any] | None:
-    """The actions of a call before its tool runs, to be compared; None if they cannot be copied.
-
-    As dicts: Pydantic takes 3 us more to compare two of its models.
-    """
-    actions: dict[str, Any] = vars(context.actions)
-    if actions == _NO_ACTIONS:
-        return _NO_ACTIONS
+def _image_of(context: ToolContext) -> Any:
+    """The actions of a call, to be compared; None if they cannot be copied."""
     try:
-        return copy.deepcopy(actions)  # a callback has changed them before
+        return copy.deepcopy(vars(context.actions))
     except Exception:  # noqa: BLE001 - values of the user's
         return None
+
+
+def _may_be_stored(answer: Any) -> bool:
+    return type(answer) is not Private
 
 
 def _is_error(answer: Any) -> bool:

@@ -211,11 +211,12 @@ def check_of(function: Callable[..., Any]) -> Check | None:
 @register  # so that recordings give it back
 @dataclass(frozen=True)
 class Private:
-    """An answer for its caller alone: a question to the client, a task, or what came of asking the client. It cannot be
-    copied, so that it is neither stored nor shared: who waits for it has a run of its own.
+    """An answer for its caller alone: a question to the client, a task, what came of asking the client, or of a change
+    of the caller's state. It cannot be copied, so that it is neither stored nor shared: who waits for it has a run of
+    its own.
     """
 
-    answer: dict[str, Any]
+    answer: Any
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise TypeError("what a server has asked one client is no answer for another")
