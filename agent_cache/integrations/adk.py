@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from agent_cache import Toolbox
 from agent_cache.core.asker import Apart
 from agent_cache.core.parameters import takes_context
-from agent_cache.integrations.shared import Private, checked_box, returned_by
+from agent_cache.integrations.shared import Private, checked_box, is_public, returned_by
 from agent_cache.toolbox import ToolInfo
 from agent_cache.toolbox.rules import is_shared
 
@@ -135,7 +135,7 @@ class _Cached(NamedTuple):
                 context=tool_context if heeds_context else None,
                 returns=None if returns is None else typing.Union[returns, Private],  # noqa: UP007 - of any annotation
                 failed=_is_error,
-                store_if=_may_be_stored,
+                store_if=is_public,
             )
             return answer.answer if type(answer) is Private else answer
 
@@ -150,10 +150,6 @@ def _image_of(context: ToolContext) -> Any:
         return copy.deepcopy(vars(context.actions))
     except Exception:  # noqa: BLE001 - values of the user's
         return None
-
-
-def _may_be_stored(answer: Any) -> bool:
-    return type(answer) is not Private
 
 
 def _is_error(answer: Any) -> bool:

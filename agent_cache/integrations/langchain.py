@@ -12,14 +12,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias, get_type_hints
+from typing import Any, TypeAlias, get_type_hints
 
 from agent_cache import AgentLoopDetectedError, Toolbox
 from agent_cache.core.asker import Apart, Injected
 from agent_cache.core.parameters import injected_role, takes_context
 from agent_cache.engine.state import forget_oldest
-from agent_cache.integrations.shared import alone, as_checked, checked_box, identity_of_params, note_function
+from agent_cache.integrations.shared import (
+    Private,
+    alone,
+    as_checked,
+    checked_box,
+    identity_of_params,
+    is_public,
+    note_function,
+)
 from agent_cache.toolbox import ToolInfo
 
 try:
@@ -120,7 +127,7 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
             "context": tool.injected(request) if self._heeds_contexts else None,
             "returns": Answer,
             "failed": _is_error,
-            "store_if": _is_plain,
+            "store_if": is_public,
             "refused": _refusal,
         }
 
@@ -258,24 +265,9 @@ def _states_in(tool: BaseTool, functions: list[Any]) -> tuple[str, ...]:
 # Answers
 
 
-@dataclass
-class GraphSignal:
-    """What a tool call did to the graph instead of answering: a command, or an interrupt. It cannot be copied, so that
-    it is neither stored nor shared: each caller's tool makes its own.
-
-    Attributes:
-        kind: ``"outputs"`` for commands and lists of outputs, ``"interrupt"``, or ``"other"``.
-        data: its parts, for recordings. The id of the call is left out of its messages.
-    """
-
-    kind: str
-    data: Any
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise TypeError("what a tool call did to the graph is done for that call alone")
-
-
-Answer: TypeAlias = str | dict[str, Any] | GraphSignal
+Answer: TypeAlias = str | dict[str, Any] | Private
+"""The text of a message, its parts, or what a call did to the graph: outputs such as commands, or an interrupt. The
+last is done for that call alone, and without the id of it, so that recordings give it to another."""
 
 
 class _Call:
@@ -295,12 +287,12 @@ class _Call:
         if type(output) is ToolMessage:
             answer = _parts(output, self.name)
         elif isinstance(output, GraphInterrupt):
-            answer = GraphSignal("interrupt", [[one.value, one.id] for one in (output.args or [()])[0]])
+            answer = Private({"interrupt": [[one.value, one.id] for one in (output.args or [()])[0]]})
         elif isinstance(output, GraphBubbleUp):
-            answer = GraphSignal("other", output)  # nothing that a recording can write
+            answer = Private(output)  # nothing that a recording can write
         else:
             several = output if isinstance(output, list) else [output]
-            answer = GraphSignal("outputs", [_written(one, self._ident) for one in several])
+            answer = Private({"outputs": [_written(one, self._ident) for one in several]})
         self._answer = answer
         return answer
 
@@ -314,12 +306,12 @@ class _Call:
             if isinstance(self._output, GraphBubbleUp):
                 raise self._output
             return self._output
-        if not isinstance(answer, GraphSignal):
+        if not isinstance(answer, Private):
             parts: dict[str, Any] = {"content": answer} if isinstance(answer, str) else answer
             return ToolMessage(**{"name": self.name, **parts, "tool_call_id": self._ident})
-        if answer.kind == "interrupt":
-            raise GraphInterrupt([Interrupt(value=value, id=ident) for value, ident in answer.data])
-        outputs = [_read(one, self._ident) for one in answer.data]
+        if "interrupt" in answer.answer:
+            raise GraphInterrupt([Interrupt(value=value, id=ident) for value, ident in answer.answer["interrupt"]])
+        outputs = [_read(one, self._ident) for one in answer.answer["outputs"]]
         return outputs if len(outputs) > 1 else outputs[0]
 
 
@@ -348,10 +340,6 @@ def _without_made_ids(content: Any) -> Any:
 
 def _is_error(answer: Answer) -> bool:
     return type(answer) is dict and answer.get("status") == "error"
-
-
-def _is_plain(answer: Answer) -> bool:
-    return not isinstance(answer, GraphSignal)
 
 
 def _refusal(error: AgentLoopDetectedError) -> Answer:

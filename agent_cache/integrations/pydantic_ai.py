@@ -17,13 +17,20 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 
 from agent_cache import Toolbox
 from agent_cache.core.asker import Apart
 from agent_cache.core.parameters import takes_context
-from agent_cache.integrations.shared import alone, checked_box, identity_of_transport, note_function, returned_by
-from agent_cache.recording import register
+from agent_cache.integrations.shared import (
+    Private,
+    alone,
+    checked_box,
+    identity_of_transport,
+    is_public,
+    note_function,
+    returned_by,
+)
 from agent_cache.toolbox import ToolInfo
 
 try:
@@ -116,10 +123,10 @@ class _CachedLeaf(WrapperToolset[Any]):
         async def run() -> Any:
             try:
                 return await self.wrapped.call_tool(name, tool_args, ctx, tool)
-            except CallDeferred as deferral:
-                return Deferral("call", deferral.metadata, deferral.kind)
+            except CallDeferred as deferral:  # no failure, and the run's own
+                return Private({"metadata": deferral.metadata, "kind": deferral.kind})
             except ApprovalRequired as deferral:
-                return Deferral("approval", deferral.metadata)
+                return Private({"metadata": deferral.metadata})
 
         definition, called = tool.tool_def, _CALLED.get()
         schema = definition.parameters_json_schema
@@ -139,8 +146,8 @@ class _CachedLeaf(WrapperToolset[Any]):
             returns=None if function is None else _returned_by(function),
             store_if=_is_storable,
         )
-        if type(answer) is Deferral:
-            raise answer.as_error()
+        if type(answer) is Private:
+            raise (CallDeferred if "kind" in answer.answer else ApprovalRequired)(**answer.answer)
         return answer
 
 
@@ -252,30 +259,9 @@ def unlisted(agent: Any) -> int:
 # Answers
 
 
-@register  # so that recordings give it back
-@dataclass(frozen=True, slots=True)
-class Deferral:
-    """The answer of a tool that puts off its call: no failure, and not stored.
-
-    Attributes:
-        what: ``"call"`` for `CallDeferred`, ``"approval"`` for `ApprovalRequired`.
-        metadata: what the tool has attached.
-        kind: of a deferred call.
-    """
-
-    what: Literal["call", "approval"]
-    metadata: dict[str, Any] | None
-    kind: Literal["external", "question"] = "external"
-
-    def as_error(self) -> Exception:
-        if self.what == "approval":
-            return ApprovalRequired(self.metadata)
-        return CallDeferred(self.metadata, kind=self.kind)
-
-
 def _is_storable(answer: Any) -> bool:
     """Whether an answer is one of the tool alone: it puts nothing off, and reveals no tools to the run."""
-    return type(answer) is not Deferral and not (isinstance(answer, ToolReturn) and answer.tools)
+    return is_public(answer) and not (isinstance(answer, ToolReturn) and answer.tools)
 
 
 # Tools

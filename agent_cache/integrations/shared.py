@@ -222,6 +222,11 @@ class Private:
         raise TypeError("what a server has asked one client is no answer for another")
 
 
+def is_public(answer: Any) -> bool:
+    """Whether an answer is not for its caller alone."""
+    return type(answer) is not Private
+
+
 Answer: TypeAlias = dict[str, Any] | Private
 
 _NO_ANSWER = frozenset({408, -32001, -32000})
