@@ -12,8 +12,7 @@ Who asks is part of the key. One rule says what of a context counts:
 - What cannot be compared, such as a client, is passed over if a field is named for someone. If none is, or if what that
   one holds cannot be compared, nobody knows who asks: `UnknownAsker`.
 
-Of the functions by which a tool may ask for its context in place of taking it (`GETTERS`), what those return counts
-that its body names, or one that this names.
+What the functions return counts, too, by which the body of a tool asks for its context (`GETTERS`).
 """
 
 from __future__ import annotations
@@ -66,15 +65,10 @@ class UnknownAsker(Uncacheable):
 
 
 class Apart(NamedTuple):
-    """What keeps the calls of one tool apart, beside their arguments.
+    """What keeps the calls of one tool apart, beside their arguments."""
 
-    Attributes:
-        who: who asks, which recordings keep a digest of; None if that is the same for all.
-        where: what is asked: a server, a session, a version. It may mean nothing to another process.
-    """
-
-    who: Any
-    where: Any
+    who: Any  # who asks, which recordings keep a digest of; None if that is the same for all
+    where: Any  # what is asked: a server, a session, a version. It may mean nothing to another process
 
 
 # Parameters that a framework fills in
@@ -241,9 +235,7 @@ def asker_in(contexts: Iterable[Injected]) -> str | None:
     try:
         for injected in contexts:
             fields = _Fields()  # what one says of the asker settles nothing about another
-            for place in _places_in(injected):
-                fields.add_place(place)
-            fields.check()
+            fields.add(injected)
             found += sorted(fields.found)
     except UnknownAsker:
         raise
@@ -256,17 +248,12 @@ Path = tuple[str, ...]
 
 
 class _Place(NamedTuple):
-    """A value that may say who asks.
-
-    Attributes:
-        is_whole: whether everything in it counts, or only fields that are named for someone.
-        has_ids: whether a framework puts ids of its own there.
-    """
+    """A value that may say who asks."""
 
     name: str
     value: Any
-    is_whole: bool = True
-    has_ids: bool = False
+    is_whole: bool = True  # whether everything in it counts, or only fields that are named for someone
+    has_ids: bool = False  # whether a framework puts ids of its own there
 
 
 _PLACES: Final = {
@@ -410,17 +397,14 @@ class _Fields:
         self._has_ids = False
         self._around: set[int] = set()
 
-    def add_place(self, place: _Place) -> None:
-        """Take what counts of a value that may say who asks."""
-        if place.value is None:
-            return
-        before, self._has_ids = len(self.found), False
-        self._add_field((place.name,), place.value, whole=place.is_whole, is_opened=True)
-        if place.is_whole and self._has_ids and not place.has_ids and len(self.found) == before:
-            self.opaque = self.opaque or (place.name,)
-
-    def check(self) -> None:
-        """Raise `UnknownAsker` if something may say who asks, and no field is named for someone."""
+    def add(self, injected: Injected) -> None:
+        """Take what counts of a context. Raises `UnknownAsker` if it may say who asks, and nothing says it."""
+        for place in _places_in(injected):
+            before, self._has_ids = len(self.found), False
+            if place.value is not None:
+                self._add_field((place.name,), place.value, whole=place.is_whole, is_opened=True)
+            if place.is_whole and self._has_ids and not place.has_ids and len(self.found) == before:
+                self.opaque = self.opaque or (place.name,)
         if self.opaque is not None and not self.is_named:
             raise UnknownAsker(f"{'.'.join(self.opaque)} cannot be compared, and no field is named for who asks")
 

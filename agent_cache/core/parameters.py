@@ -25,23 +25,15 @@ POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITI
 
 
 class Parameter(NamedTuple):
-    """One parameter of a tool.
-
-    Attributes:
-        in_key: whether its value identifies the call. False if it is skipped, ignored or filled in by a framework.
-        is_receiver: whether it is the ``self`` or ``cls`` of a method.
-        is_sentinel: whether its default is an object without an identity, such as ``UNSET = object()``, which is a
-            constant of the key then.
-        hint: the name of one of `_LIKELY` if that is the annotation, so that the generated body tests it first.
-    """
+    """One parameter of a tool."""
 
     name: str
     kind: inspect._ParameterKind
     default: Any
-    in_key: bool
-    is_receiver: bool
-    is_sentinel: bool
-    hint: str
+    in_key: bool  # whether it identifies the call: it is not skipped, ignored or filled in by a framework
+    is_receiver: bool  # whether it is the ``self`` or ``cls`` of a method
+    is_sentinel: bool  # whether its default is an object such as ``UNSET = object()``, a constant of the key then
+    hint: str  # the name of one of `_LIKELY` if that is the annotation, so that the generated body tests it first
 
     @property
     def has_default(self) -> bool:
@@ -77,7 +69,7 @@ class Parameters:
         surplus: the name of the parameter that takes surplus keywords, if there is one.
         owner: the qualified name of the class that a method was defined in; empty for any other function.
         contexts: the parameters that a framework fills in with what may say who asks, and what that is.
-        getters: the functions by which the tool asks for such a context, names in `core.contexts.GETTERS`.
+        getters: the functions by which the tool asks for such a context, names in `core.asker.GETTERS`.
     """
 
     def __init__(
@@ -109,14 +101,7 @@ class Parameters:
         *,
         signature: inspect.Signature | None = None,
     ) -> Parameters:
-        """Inspect the signature of a tool.
-
-        Args:
-            function: the tool.
-            skip_args: how many leading positional parameters do not identify a call.
-            tool: its name, for errors.
-            ignore: names of others that do not. What such a context says of the asker does not count either.
-            signature: by which it is called; None for the one that frameworks see.
+        """Inspect the signature of a tool, that by which it is called if it is not the one that frameworks see.
 
         Raises:
             ConfigurationError: if there are fewer parameters than `skip_args`, or none of a name in `ignore`.
@@ -297,11 +282,8 @@ class JsonArguments(Parameters):
     """The parameters of a tool that is known by name: whatever names there are in the JSON object that it is given.
 
     A call has two positional arguments that no template sees: the function that runs the tool, and what the calls of
-    the tool vary by. Arguments that are absent differ from those that are null.
-
-    Args:
-        is_read: whether the tool reads.
-        form: what its answers are to its callers, where others call the same tool and get others; None without.
+    the tool vary by. Arguments that are absent differ from those that are null. `form` is what its answers are to its
+    callers, where others call the same tool and get others.
     """
 
     def __init__(self, *, is_read: bool, form: str | None = None) -> None:

@@ -1,9 +1,7 @@
 """Tags: what an entry depends on and a write touches, and the rules by which a call gets its own.
 
-A *tag* is a path of segments under a root, ``root:segment:...``, with ``%`` and ``:`` inside a segment escaped, so that
-an id that contains a colon is one segment. Two tags *meet* if they are equal or one lies below the other: that is the
-whole rule of invalidation. Writing ``order:7`` drops what is tagged ``order:7``, anything below it, and what depends on
-all of ``order``; writing ``order`` drops the tree.
+A *tag* is a path of segments under a root, ``root:segment:...``, with ``%`` and ``:`` inside a segment escaped. Two
+tags *meet* if they are equal or one lies below the other: that is the whole rule of invalidation.
 
 A *template*, ``order:{order_id}``, gives a call its tags. Its fields are those of `str.format` without conversions and
 formats. Each names a parameter of the tool, or ``result`` for what the tool returns, and may continue with attributes
@@ -20,7 +18,7 @@ from dataclasses import dataclass
 from datetime import date, time
 from enum import Enum
 from itertools import accumulate
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from agent_cache.core.options import configures
 from agent_cache.errors import ConfigurationError
@@ -84,8 +82,7 @@ def parse_tags(tags: Iterable[str | Sequence[object]]) -> tuple[Tag, ...]:
 # Regions: the part of all data that a write names
 
 MANY_PATHS: Final = 2_000
-"""How many tags a write names one by one, and how many entries by their keys, at 2 us each. If there are more, it names
-their roots, and their tools, as a whole: that is always safe, and bounds how long a write takes."""
+"""How many tags, and entries, a write names one by one. Of more it names the roots, and the tools, as a whole."""
 
 EVERY_KEY: Final = object()
 """Stands for all keys of a tool in the keys of a region."""
@@ -113,15 +110,11 @@ Path = tuple[tuple[bool, str | int], ...]
 
 
 class Field(NamedTuple):
-    """A field of a template: ``{name}``, ``{name.attribute}``, ``{name[key]}`` or ``{name[]}``, and so on.
-
-    Attributes:
-        path: its steps: True and an attribute, or False and a key.
-    """
+    """A field of a template: ``{name}``, ``{name.attribute}``, ``{name[key]}`` or ``{name[]}``, and so on."""
 
     name: str
     of_result: bool
-    path: Path
+    path: Path  # its steps: True and an attribute, or False and a key
 
     @property
     def is_of_many(self) -> bool:
@@ -247,27 +240,16 @@ def json_text(value: Any) -> str:
 
 
 class TagRule(NamedTuple):
-    """One compiled resource of a tool.
-
-    Attributes:
-        when: when its tags are known: at decoration, before the call (by its arguments), or after it (by its result).
-        make: ``make(arguments, result)`` returns the tags, or the bare root if there is no id. It raises what the
-            user's template or function raises.
-        source: the resource as the user wrote it, for messages.
-        of_one: of ``root:{parameter}``: the parameter, and a function from its value to the tags.
-        is_of_result: whether `make` reads the result alone.
-        arguments: the fields of a template that name arguments.
-        null_is_all: whether a write with a null for one of these touches the whole root.
-    """
+    """One compiled resource of a tool."""
 
     root: str
-    when: Literal["static", "early", "late"]
-    make: Make
-    source: str
-    of_one: tuple[str, Callable[[Any], tuple[Tag, ...]]] | None = None
-    is_of_result: bool = False
-    arguments: tuple[Field, ...] = ()
-    null_is_all: bool = False
+    when: Literal["static", "early", "late"]  # its tags are known: at decoration, before the call, or after it
+    make: Make  # of arguments and result: the tags, or the bare root if there is no id
+    source: str  # the resource as the user wrote it, for messages
+    of_one: tuple[str, Callable[[Any], tuple[Tag, ...]]] | None = None  # of ``root:{parameter}``: this, and its tags
+    is_of_result: bool = False  # whether `make` reads the result alone
+    arguments: tuple[Field, ...] = ()  # the fields of a template that name arguments
+    null_is_all: bool = False  # whether a write with a null for one of these touches the whole root
 
     def names_null(self, arguments: Mapping[str, Any]) -> bool:
         """Whether one of these arguments is null."""
@@ -299,10 +281,7 @@ class TagSet(NamedTuple):
 
     @classmethod
     def compile(cls, resource: Any, parameters: Sequence[str], tool: str, text: Text = str) -> TagSet:
-        """Compile a ``resource=`` option.
-
-        Args:
-            text: what a value is in a tag.
+        """Compile a ``resource=`` option; `text` makes a value a part of a tag.
 
         Raises:
             ConfigurationError: naming the tool, if a part of it is empty or malformed, or names no parameter.
@@ -341,22 +320,21 @@ class TagSet(NamedTuple):
 def _computed(computed: ComputedTags, tool: str) -> TagRule:
     root, function = escape(computed.root), computed.function
     source = f"tags_from({computed.root!r}, ...)"
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        raise ConfigurationError(f"{tool}: the function in {source} has no signature; wrap it in a lambda") from None
-
-    def takes(*given: object) -> bool:
+    for when, given in (("late", ("arguments", "result")), ("early", ("arguments",))):
         try:
-            return signature.bind(*given) is not None
+            inspect.signature(function).bind(*given)
         except TypeError:
-            return False
+            continue
+        except ValueError:
+            break
 
-    if takes("arguments", "result"):
-        return TagRule(root, "late", lambda arguments, result: _tags_of(root, function(arguments, result)), source)
-    if takes("arguments"):
-        return TagRule(root, "early", lambda arguments, _result: _tags_of(root, function(arguments)), source)
-    raise ConfigurationError(f"{tool}: the function in {source} must take (arguments) or (arguments, result)")
+        def make(*both: Any, count: int = len(given)) -> tuple[Tag, ...]:
+            return _tags_of(root, function(*both[:count]))
+
+        return TagRule(root, cast('Literal["early", "late"]', when), make, source)
+    raise ConfigurationError(
+        f"{tool}: the function in {source} must take (arguments) or (arguments, result); write a lambda"
+    )
 
 
 def _tags_of(root: str, ids: Any) -> tuple[Tag, ...]:
@@ -403,7 +381,7 @@ def _templated(template: Any, parameters: Sequence[str], tool: str, text: Text) 
         return tuple(dict.fromkeys([tag_of(arguments, result, item) for item in items])) or (root,)
 
     def of_one(value: Any) -> tuple[Tag, ...]:
-        """Of ``root:{name}``, the most frequent form, without loops: 0.1 us a miss instead of 1 us."""
+        """Of ``root:{name}``, the most frequent form, without loops."""
         if value is None:
             return (root,)
         segment = value if type(value) is str else text(value)
