@@ -22,7 +22,6 @@ from agent_cache.recording import Baseline, Cassette, DriftEvent, DriftReport, D
 from agent_cache.recording.accepted_runs import accepted_runs, is_folder_of_runs, store_run
 
 _STYLES = {"critical": "red", "warning": "yellow", "info": "cyan"}
-_SHORT = 200
 _WHOLE_RUN = "(run)"
 
 
@@ -52,11 +51,7 @@ def run_drift(options: argparse.Namespace) -> int:
         if options.format == "json":
             print_json({"error": str(error)})
         elif options.format == "junit":
-            suite = _suite(1, errors=1)
-            _add_result(
-                _case(suite, options.bases[0], _WHOLE_RUN), "error", type(error).__name__, str(error), str(error)
-            )
-            _print_junit(suite)
+            _print_junit(options.bases[0], {_WHOLE_RUN: ("error", type(error).__name__, str(error), str(error))})
         return 2
 
 
@@ -66,13 +61,9 @@ def _check(options: argparse.Namespace) -> int:
         tolerance = replace(tolerance, fail_on=options.fail_on)
     found = {base: accepted_runs(base) for base in options.bases}
     runs = [load_cassette(one) for one in dict.fromkeys(one for paths in found.values() for one in paths)]
-    if options.new.is_dir():
-        raise CassetteError("is a folder; the last argument is the recording of one run", options.new)
     new = load_cassette(options.new)
     if new.is_partial:
-        raise CassetteError(
-            "the run was killed while it was recorded, so calls may be missing; run it again", options.new
-        )
+        raise CassetteError("was killed while it was recorded, so calls may be missing; run it again", options.new)
     drifts = Baseline(*runs).compare(new, tolerance)
     endings = {_ending(run) for run in runs}
     if _ending(new) not in endings:  # whatever its calls were
@@ -88,7 +79,7 @@ def _check(options: argparse.Namespace) -> int:
         })  # fmt: skip
     elif options.format == "junit":
         names = sorted({name for run in (*runs, new) for name in run.outline.names})
-        _print_junit(_junit(options.bases[0], names, drifts, tolerance))
+        _print_junit(options.bases[0], _results(names, drifts, tolerance))
     else:
         printer = Printer()
         for base, paths in found.items():
@@ -119,41 +110,37 @@ def _print_drifts(printer: Printer, drifts: Iterable[DriftEvent]) -> None:
 # JUnit: one test case for each name of a call, so that a CI system shows for how many runs it has drifted. There is no
 # standard; GitLab takes one failure of each test case, with `message` as its title.
 
+_Result = tuple[str, str, str, str]
+"""The element below a test case, its type, its message and its text."""
 
-def _junit(base: Path, names: list[str], drifts: list[DriftEvent], tolerance: Tolerance) -> ET.Element:
+
+def _results(names: list[str], drifts: list[DriftEvent], tolerance: Tolerance) -> dict[str, _Result | None]:
     by_name: dict[str, list[DriftEvent]] = {name: [] for name in names}
     for drift in drifts:
         by_name.setdefault(drift.name or _WHOLE_RUN, []).append(drift)
-    suite = _suite(len(by_name), failures=sum(map(tolerance.fails, by_name.values())))
+    results: dict[str, _Result | None] = {}
     for name, found in by_name.items():
-        case = _case(suite, base, name)
         text = "\n".join(f"{_severity(drift)}: {drift.description}" for drift in found)
-        if tolerance.fails(found):
-            worst = max(found, key=lambda drift: drift.severity)
-            _add_result(case, "failure", f"{_severity(worst)} {worst.kind}", worst.description, text)
-        elif found:
-            ET.SubElement(case, "system-out").text = escaped(text, keep="\n")
-    return suite
+        worst = max(found, key=lambda drift: drift.severity, default=None)
+        results[name] = None if worst is None else ("system-out", "", "", text)
+        if worst is not None and tolerance.fails(found):
+            results[name] = ("failure", f"{_severity(worst)} {worst.kind}", worst.description, text)
+    return results
 
 
-def _suite(tests: int, failures: int = 0, errors: int = 0) -> ET.Element:
-    numbers = {"tests": tests, "failures": failures, "errors": errors, "skipped": 0}
-    return ET.Element("testsuite", {"name": "agent-cache drift"} | {name: str(one) for name, one in numbers.items()})
-
-
-def _case(suite: ET.Element, base: Path, name: str) -> ET.Element:
-    """A test case. Its class is the baseline, whose path is the same in every run of a CI system."""
-    return ET.SubElement(suite, "testcase", classname=escaped(base), name=escaped(name), time="0")
-
-
-def _add_result(case: ET.Element, tag: str, kind: str, message: str, text: str) -> None:
-    message = shortened(escaped(message), _SHORT)
-    ET.SubElement(case, tag, type=kind, message=message).text = escaped(text, keep="\n")
-
-
-def _print_junit(suite: ET.Element) -> None:
-    root = ET.Element("testsuites", {name: suite.attrib[name] for name in ("name", "tests", "failures", "errors")})
-    root.append(suite)
+def _print_junit(base: Path, results: dict[str, _Result | None]) -> None:
+    tags = Counter(result[0] for result in results.values() if result is not None)
+    numbers = {"tests": len(results), "failures": tags["failure"], "errors": tags["error"], "skipped": 0}
+    attributes = {"name": "agent-cache drift"} | {name: str(one) for name, one in numbers.items()}
+    root = ET.Element("testsuites", attributes)
+    suite = ET.SubElement(root, "testsuite", attributes)
+    for name, result in results.items():
+        # The class is the baseline, whose path is the same in every run of a CI system.
+        case = ET.SubElement(suite, "testcase", classname=escaped(base), name=escaped(name), time="0")
+        if result is not None:
+            tag, kind, message, text = result
+            about = {"type": kind, "message": shortened(escaped(message), 200)} if kind else {}
+            ET.SubElement(case, tag, about).text = escaped(text, keep="\n")
     ET.indent(root)
     text = ET.tostring(root, encoding="us-ascii", xml_declaration=True)  # so that any encoding of stdout takes it
     sys.stdout.write(f"{text.decode()}\n")
@@ -177,7 +164,6 @@ def add_accept_options(command: argparse.ArgumentParser) -> None:
     how.add_argument("--add", action="store_true", help="beside the runs that it has already")
     how.add_argument("--replace", action="store_true", help="instead of the runs that it has")
     command.add_argument("--failed", action="store_true", help="also runs that ended by an error")
-    command.add_argument("--json", action="store_true", help="JSON on stdout")
 
 
 def run_baseline(options: argparse.Namespace) -> int:
@@ -185,11 +171,15 @@ def run_baseline(options: argparse.Namespace) -> int:
 
     Returns 1 if one contains secrets.
     """
-    old = _old_runs(options)
+    old, printer = _old_runs(options), Printer()
     runs = {path: _fit_run(path, may_have_failed=options.failed) for path in options.runs}
-    secrets = {str(path): dict(secrets_in(run, redaction_rules(run)).most_common()) for path, run in runs.items()}
+    secrets = {path: secrets_in(run, redaction_rules(run)).most_common() for path, run in runs.items()}
+    for path, found in secrets.items():
+        for place, number in found:
+            printer.line(("secret", "red"), f"  {path}: {number} x {place}")
     if any(secrets.values()):
-        _print_secrets(secrets, options)
+        paths = " ".join(shlex.quote(str(path)) for path, found in secrets.items() if found)
+        printer.line(f"Nothing was accepted. To remove them: agent-cache cassette redact {paths}")
         return 1
     planned: list[tuple[Path, Cassette, list[DriftEvent], bool]] = []
     for path, run in runs.items():
@@ -202,44 +192,31 @@ def run_baseline(options: argparse.Namespace) -> int:
                 raise
         planned.append((path, run, drifts, is_first or not old or bool(drifts)))
         old = [run] if is_first else [*old, run]
-    printer, removed, facts = Printer(), list[Path](), []
     for number, (path, run, drifts, is_new) in enumerate(planned):
-        stored, replaced = (
-            store_run(run, options.target, replaces=options.replace and not number) if is_new else (None, [])
-        )
-        removed += replaced
-        facts.append({
-            "run": str(path), "accepted_as": stored and str(stored), "drifts": [drift.to_dict() for drift in drifts],
-        })  # fmt: skip
-        if options.json:
-            continue
-        if stored is None:
+        if not is_new:
             printer.line(("unchanged", "green"), f"  {path} does as the baseline")
             continue
+        stored, replaced = store_run(run, options.target, replaces=options.replace and not number)
         what = f", instead of {plural(len(replaced), 'run')}" if replaced else ""
         printer.line(("accepted", "green"), f"  {path} -> {stored}  {plural(len(run), 'call')}{what}")
         if drifts:
             printer.line("It differs from the old baseline:" if replaced else "Tolerated from now on:")
         _print_drifts(printer, drifts)
-    if options.json:
-        print_json({"baseline": str(options.target), "removed": list(map(str, removed)), "runs": facts})
     return 0
 
 
 def _old_runs(options: argparse.Namespace) -> list[Cassette]:
     """The runs of the baseline. Those that are to be replaced need not be readable."""
-    target, is_folder = options.target, is_folder_of_runs(options.target)
-    if not is_folder and (options.add or len(options.runs) > 1):
+    target = options.target
+    if not is_folder_of_runs(target) and (options.add or len(options.runs) > 1):
         raise ConfigurationError(f"{target} is the file of one run; to keep several, accept them to a folder")
     if not (target.is_file() or any(target.glob("*.jsonl"))):
         return []
     paths = accepted_runs(target)
     if not (options.add or options.replace):
         raise ConfigurationError(
-            f"{target} has {plural(len(paths), 'accepted run')}: with --add this is one more, and what varies between "
-            "them is tolerated; with --replace it takes their place"
-            if is_folder
-            else f"{target} exists already; with --replace the run takes its place"
+            f"{target} has {plural(len(paths), 'accepted run')}: with --add, in a folder, this is one more, and what "
+            "varies between them is tolerated; with --replace it takes their place"
         )
     try:
         return list(map(load_cassette, paths))
@@ -251,22 +228,8 @@ def _old_runs(options: argparse.Namespace) -> list[Cassette]:
 
 def _fit_run(path: Path, *, may_have_failed: bool) -> Cassette:
     """Load a run that is fit to be compared with."""
-    if path.is_dir():
-        raise CassetteError("is a folder, and not the recording of a run", path)
     run = load_cassette(path)
     if not may_have_failed and (ending := _ending(run)) != "returned":
         raise CassetteError(f"is no run to compare with: it {ending}; --failed accepts it all the same", path)
     Baseline(run)
     return run
-
-
-def _print_secrets(secrets: dict[str, dict[str, int]], options: argparse.Namespace) -> None:
-    if options.json:
-        print_json({"baseline": str(options.target), "secrets": secrets})
-        return
-    printer = Printer()
-    for path, found in secrets.items():
-        for place, number in found.items():
-            printer.line(("secret", "red"), f"  {path}: {number} x {place}")
-    paths = " ".join(shlex.quote(path) for path, found in secrets.items() if found)
-    printer.line(f"Nothing was accepted. To remove them: agent-cache cassette redact {paths}")

@@ -261,16 +261,6 @@ def test_whatever_plain_state_comes_back_with_its_types(data, framework):
     assert repr(back.state) == repr(made.state)
 
 
-def test_a_state_of_a_known_framework_that_does_not_fit_is_kept_and_reported_when_it_is_needed():
-    line = written(checkpoint(LangChainState()))
-    line["state"]["messages"] = "not a list"
-    back = checkpoint_of(line, "s")
-    assert back.state.data["messages"] == "not a list"
-    with pytest.raises(CheckpointError) as caught:
-        typed_state(back.state)
-    assert caught.value.field == "messages"
-
-
 def test_a_line_is_redacted_as_a_cassette_is():
     made = checkpoint({"password": "hunter2", "notes": ("bearer " + "a1B2" * 9,)}, label="api_key=" + "a1B2c3" * 6)
     line = written(made, Redaction())

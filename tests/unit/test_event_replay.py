@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from agent_cache import AgentCache, AgentCacheSession
 from agent_cache.errors import CheckpointError, ConfigurationError
-from agent_cache.recording import Baseline, DriftDetector, RecordedCall, intercept, observe, record
+from agent_cache.recording import RecordedCall, intercept, observe
 from agent_cache.resume import AutoReplayManager, Checkpoint
 from agent_cache.resume.event_replay import importance_of
 from tests.harness.searches import searched
@@ -41,12 +40,6 @@ async def test_the_events_after_a_checkpoint_are_replayed_in_order():
     assert numbers(seen) == [3, 4, "c2", 5]
     assert report.filtered == ()
     assert report.cancelled_at is None
-
-
-async def test_times_decide_nothing():
-    calls = [call(1, started_ms=9e9), call(2, 1, started_ms=-5), call(3, 2, started_ms=0)]
-    made = checkpoint(after=1, created_at="9999-01-01T00:00:00Z")
-    assert numbers((await AutoReplayManager(calls, after=made).run()).replayed) == [2, 3]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -83,17 +76,6 @@ def test_importance():
     assert importance_of(call(1, kind="llm")) == 0.7
     assert importance_of(call(1)) == importance_of(call(1, kind="http", name="GET http://a")) == 0.5
     assert importance_of(call(1, kind="env")) == 0.2
-
-
-async def test_an_error_of_a_function_is_raised_and_what_was_replayed_is_known():
-    def fails(event):
-        if event.id == 3:
-            raise RuntimeError
-
-    manager = AutoReplayManager(CALLS, after=checkpoint(), on_event=fails)
-    with pytest.raises(RuntimeError):
-        await manager.run()
-    assert numbers(manager.replayed) == [1, 2]
 
 
 async def test_what_was_under_way_at_the_checkpoint_is_replayed_and_what_had_ended_is_not():
@@ -151,32 +133,6 @@ class Observer:
 
     def on_end(self, call: RecordedCall) -> None:
         self.ended.append(call)
-
-
-async def test_stopping_a_replay_leaves_drift_tracking_on(tmp_path):
-    @AgentCache("look")
-    async def look(number: int) -> int:
-        return number
-
-    with record(tmp_path / "baseline.jsonl"):
-        await look(1)
-    detector = DriftDetector(Baseline.load(tmp_path / "baseline.jsonl"))
-    async with AgentCacheSession(drift=detector):
-        report = await AutoReplayManager(CALLS, after=checkpoint(), on_event=lambda event: False).run()
-        assert report.cancelled_at is CALLS[0]
-        waiting = asyncio.Event()
-
-        async def waits(event):
-            waiting.set()
-            await asyncio.Event().wait()
-
-        task = asyncio.create_task(AutoReplayManager(CALLS, after=checkpoint(), on_event=waits).run())
-        await waiting.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await look(2)
-    assert {drift.name.rpartition(".")[2] for drift in detector.drifts} == {"look"}
 
 
 # Any interleaving of the calls of several tasks

@@ -314,14 +314,10 @@ def test_several_runs_are_accepted_together_and_those_that_teach_nothing_are_not
     assert code == 0
     assert "unchanged  same.jsonl does as the baseline" in out
     assert names("baseline") == ["1.jsonl", "2.jsonl"]
-    code, out, _ = command("drift", "accept", "write.jsonl", "same.jsonl", "--as", "baseline", "--replace", "--json")
-    document = json.loads(out)
+    code, out, _ = command("drift", "accept", "write.jsonl", "same.jsonl", "--as", "baseline", "--replace")
     assert (code, names("baseline")) == (0, ["1.jsonl", "2.jsonl"])
-    assert document["removed"] == ["baseline/1.jsonl", "baseline/2.jsonl"]
-    assert [(one["run"], one["accepted_as"]) for one in document["runs"]] == [
-        ("write.jsonl", "baseline/1.jsonl"), ("same.jsonl", "baseline/2.jsonl"),
-    ]  # fmt: skip
-    assert {drift["severity"] for drift in document["runs"][1]["drifts"]} == {"critical"}
+    assert "accepted  write.jsonl -> baseline/1.jsonl  3 calls, instead of 2 runs" in out
+    assert "accepted  same.jsonl -> baseline/2.jsonl" in out
 
 
 def unfit() -> Iterator[tuple[str, str, str]]:
@@ -381,8 +377,6 @@ def test_a_run_with_secrets_is_refused_with_the_command_that_removes_them(comman
     assert not Path("baseline").exists()
     advice = out.splitlines()[-1].partition(": ")[2]
     assert advice == "agent-cache cassette redact leak.jsonl"
-    code, out, _ = command("drift", "accept", "leak.jsonl", "--as", "baseline", "--json")
-    assert (code, json.loads(out)["secrets"]) == (1, {"leak.jsonl": {"shop:show outcome.value.status": 1}})
     assert main(shlex.split(advice)[1:]) == 0
     assert command("drift", "accept", "base.jsonl", "leak.jsonl", "--as", "baseline")[0] == 0
 

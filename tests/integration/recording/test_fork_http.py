@@ -14,7 +14,6 @@ from agent_cache import ConfigurationError
 from agent_cache.recording import (
     Cassette,
     DivergenceError,
-    Raised,
     WorldMovedError,
     diff_cassettes,
     fork,
@@ -74,16 +73,6 @@ def test_what_a_model_of_openai_said_is_edited(server: HttpServer, path: Path, t
             assert completion(client) == "Bergen"
 
 
-def test_the_client_of_a_model_gets_the_exception_of_an_edit(server: HttpServer, path: Path, to: Path):
-    openai, httpx = pytest.importorskip("openai"), pytest.importorskip("httpx")
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as client:
-        with record(path, http=True):
-            completion(client)
-        edits = {1: Raised(httpx.ConnectError("no route"))}
-        with fork(path, at=None, to=to, edits=edits), pytest.raises(openai.APIConnectionError):
-            completion(client)
-
-
 # Other requests
 
 
@@ -109,18 +98,6 @@ def test_a_request_by_an_unsafe_method_is_a_write(server: HttpServer, path: Path
     with fork(path, at=3, to=tmp_path / "2.jsonl", world="as_is"):
         assert run() == live
     assert server.requests == ["GET /orders/2", "POST /orders/2"]
-
-
-def test_a_request_that_was_refused_has_not_moved_the_world(server: HttpServer, path: Path, to: Path):
-    def run() -> None:
-        ask(server, "/orders/1")
-        with pytest.raises(urllib.error.HTTPError):
-            ask(server, "/missing", "DELETE")
-
-    with record(path, http=True):
-        run()
-    with fork(path, at=1, to=to):
-        run()
 
 
 def test_a_write_that_is_answered_differently_in_a_sandbox_ends_the_run(server: HttpServer, path: Path, to: Path):
@@ -160,26 +137,3 @@ def test_the_body_of_a_response_is_edited_as_what_it_is(server: HttpServer, path
     ):
         with pytest.raises(ConfigurationError, match=text):
             fork(path, at=None, to=tmp_path / "2.jsonl", edits={number: edit})
-
-
-def test_before_the_fork_no_request_is_made_that_was_not_recorded(server: HttpServer, path: Path, to: Path):
-    with record(path, http=True):
-        ask(server, "/orders/1")
-        ask(server, "/orders/2")
-    server.requests.clear()
-    with pytest.raises(DivergenceError, match="would run before call 2"), fork(path, at=2, to=to):
-        ask(server, "/orders/9", "PUT", {})
-    assert server.requests == []
-
-
-def test_a_branch_records_requests_as_its_original(server: HttpServer, path: Path, to: Path):
-    with record(path, http=True):
-        ask(server, "/orders/1")
-    with fork(path, at=None, to=to):
-        ask(server, "/orders/1")
-        ask(server, "/orders/2")
-    header = Cassette.load(to).header
-    assert header.http == Cassette.load(path).header.http
-    server.close()
-    with replay(to):
-        ask(server, "/orders/2")

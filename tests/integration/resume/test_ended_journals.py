@@ -62,27 +62,6 @@ async def test_a_session_whose_run_has_ended_raises_and_runs_nothing(tmp_path, t
     assert "'job'" in str(error)
 
 
-async def test_it_can_be_pickled_and_shown_like_other_errors(tmp_path):
-    import pickle
-
-    await run(tmp_path)
-    with pytest.raises(JournalEnded) as caught:
-        await run(tmp_path)
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert (again.session_id, again.recorded_at, again.calls) == ("job", caught.value.recorded_at, 1)
-    assert str(again) == str(caught.value)
-
-
-async def test_a_session_object_that_is_entered_again_is_refused_likewise(tmp_path):
-    session = AgentCacheSession("job", journal=Journal(tmp_path))
-    async with session:
-        await pay("W1")
-    with pytest.raises(JournalEnded):
-        async with session:
-            await pay("W1")
-    assert WRITES == {"W1": 1}
-
-
 def test_a_synchronous_session_is_refused_likewise(tmp_path):
     for expected in (None, JournalEnded):
         try:
@@ -113,19 +92,6 @@ async def test_restart_resumes_a_run_that_has_not_ended(tmp_path):
     assert await run(tmp_path, restart=True) == "paid W1"
     assert WRITES == {"W1": 1}
     assert len(list(tmp_path.iterdir())) == 1
-
-
-@pytest.mark.parametrize("wrong", [1, "yes", None])
-def test_restart_is_true_or_false(tmp_path, wrong):
-    with pytest.raises(ValueError, match="restart"):
-        Journal(tmp_path, restart=wrong)
-
-
-async def test_other_sessions_of_the_directory_are_not_concerned(tmp_path):
-    await run(tmp_path)
-    async with AgentCacheSession("other", journal=Journal(tmp_path)):
-        await pay("W2")
-    assert WRITES == {"W1": 1, "W2": 1}
 
 
 async def test_the_ended_journal_can_be_read_and_another_session_may_have_its_turn(tmp_path, caplog):

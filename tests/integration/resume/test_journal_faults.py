@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent_cache import AgentCache, AgentCacheSession, ConfigurationError, invalidate
+from agent_cache import AgentCache, AgentCacheSession, invalidate
 from agent_cache.recording import Cassette, intercept
 from agent_cache.resume import CustomState, Journal, JournalError, NotDone
 from agent_cache.resume.journal import read_journal
@@ -126,34 +125,6 @@ async def resumes_after_a_cut(tmp_path: Path, whole: bytes, line: bytes, cut: in
     assert [name.split()[0] for name in carried_out] == [name.split()[0] for name in NAMES][len(ended) :], cut
 
 
-@pytest.mark.parametrize("until", [1, 2, 3, 4])
-async def test_a_line_torn_at_any_byte_is_dropped_and_the_run_goes_on(tmp_path, until):
-    """The last lines are those of a read, an intent and its write, a call of a model, a checkpoint."""
-    path = await crash(tmp_path / "crashed", until=until)
-    lines = path.read_bytes().splitlines(keepends=True)
-    tried = 0
-    for number in range(max(1, len(lines) - 2), len(lines)):
-        whole, line = b"".join(lines[:number]), lines[number]
-        for cut in range(0, len(line), 1 if len(line) < 100 else 11):
-            await resumes_after_a_cut(tmp_path / f"{number}", whole, line, cut)
-            tried += 1
-    assert tried > 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("until", [1, 2, 3, 4, 5, 6])
-async def test_each_line_torn_at_each_byte(tmp_path, until):
-    if until == len(STEPS):  # with its trailer
-        await run(tmp_path / "crashed")
-        path = Journal(tmp_path / "crashed").path("s")
-    else:
-        path = await crash(tmp_path / "crashed", until=until)
-    lines = path.read_bytes().splitlines(keepends=True)
-    for number in range(1, len(lines)):
-        for cut in range(len(lines[number])):
-            await resumes_after_a_cut(tmp_path / f"{number}", b"".join(lines[:number]), lines[number], cut)
-
-
 async def test_a_torn_trailer_is_a_run_that_has_not_come_to_its_end(tmp_path):
     await run(tmp_path / "whole")
     content = Journal(tmp_path / "whole").path("s").read_bytes()
@@ -170,15 +141,6 @@ async def test_a_torn_header_is_a_run_that_has_not_begun(tmp_path, share):
     path.write_bytes(header[: int(len(header) * share)])
     assert await run(tmp_path) == ANSWERS
     assert carried_out == NAMES
-
-
-async def test_a_header_without_calls_is_a_run_that_has_not_made_one(tmp_path):
-    path = await crash(tmp_path)
-    header = path.read_bytes().splitlines(keepends=True)[0]
-    path.write_bytes(header)
-    assert await run(tmp_path) == ANSWERS
-    assert carried_out == NAMES
-    assert path.read_bytes().startswith(header)
 
 
 @AgentCache("order:{order}", name="status")
@@ -221,14 +183,13 @@ async def test_what_a_check_has_read_is_read_again_by_the_next_process(tmp_path,
 # Files that are not this journal
 
 
-async def refused(directory: Path, match: str | None, session_id: str = "s") -> JournalError:
+async def refused(directory: Path, match: str, session_id: str = "s") -> None:
     """A run does not begin, and all files stay as they are."""
     before = contents(directory)
-    with pytest.raises(JournalError, match=match) as caught:
+    with pytest.raises(JournalError, match=match):
         await run(directory, session_id)
     assert carried_out == []
     assert contents(directory) == before
-    return caught.value
 
 
 async def test_a_symbolic_link_is_not_written_through(tmp_path):
@@ -240,29 +201,6 @@ async def test_a_symbolic_link_is_not_written_through(tmp_path):
         await run(tmp_path / "journals")
     assert outside.read_bytes() == b"mine\n"
     assert carried_out == []
-
-
-# Session ids
-
-
-HOSTILE = [
-    "../../x", "..", ".", "a/b", "a\\b", "/etc/passwd", "a" * 300, "a" * 299 + "b", "grün", "gru\u0308n", "日本" * 100,
-    "X", "x",
-    "%", "%2e", "con", "NUL", "a b", "a\nb", "-rf", "~", "x.jsonl", "\u202e", " x", "x ",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("session_id", ["", 7, b"x"])
-async def test_a_session_id_is_a_text(tmp_path, session_id):
-    with pytest.raises((ConfigurationError, JournalError)):
-        await run(tmp_path, session_id)
-    assert contents(tmp_path) == {}
-    assert carried_out == []
-
-
-def test_a_journal_needs_a_session_id(tmp_path):
-    with pytest.raises(ConfigurationError, match="session_id"):
-        AgentCacheSession(journal=Journal(tmp_path))
 
 
 # Who else resumes
@@ -378,15 +316,6 @@ async def test_a_forked_child_does_not_write_into_the_journal_of_its_parent(tmp_
     assert carried_out == NAMES[2:]
 
 
-@needs_fork
-async def test_a_forked_child_cannot_resume_the_run_of_its_parent(tmp_path):
-    # In a thread, which has neither the loop nor the session of its parent.
-    resume = "t = threading.Thread(target=resume_in_child, args=(errors,)); t.start(); t.join()"
-    assert said(FORK % resume, tmp_path).splitlines() == ["JournalError ['look o1']", "o1 is paid"]
-    assert await run(tmp_path) == ANSWERS
-    assert carried_out == NAMES[2:]
-
-
 # Disks that take nothing
 
 
@@ -433,52 +362,6 @@ async def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, room):
     ]
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 KB."""
-    mounted = tmp_path / "small"
-    mounted.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(mounted)]
-    if os.name != "posix" or os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("only root can mount a small file system here, and not in every container")
-    try:
-        yield mounted
-    finally:
-        subprocess.run(["umount", "-l", str(mounted)], check=True)
-
-
-async def test_a_real_full_disk_stops_the_run_and_loses_nothing(small_disk):
-    ballast = small_disk / "ballast"
-    taken: list[str] = []
-
-    async def pay_often(on_doubt: Any = "raise") -> None:
-        async with AgentCacheSession("s", journal=Journal(small_disk, on_doubt=on_doubt)):
-            await look("o1")
-            if not taken:
-                with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-                    while file.write(b"x" * 512):
-                        pass
-            for number in range(40):
-                await pay(f"x{number}")
-
-    def take(arguments: dict[str, Any], key: str) -> str:
-        taken.append(f"pay {arguments['order']}")
-        return "paid"
-
-    with pytest.raises(JournalError, match=r"(?i)space"):
-        await pay_often()
-    paid = [name for name in carried_out if name.startswith("pay")]
-    assert 0 < len(paid) < 40
-    ballast.unlink()
-    taken.append("the disk has room")
-    carried_out.clear()
-    await pay_often({"pay": take})
-    assert "look o1" not in carried_out
-    in_doubt = taken[1:]
-    assert in_doubt in ([], paid[-1:])
-    assert [*paid, *carried_out] == [f"pay x{number}" for number in range(40)]
-
-
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no rights of files there")
 @pytest.mark.parametrize("may_search", [True, False])
 def test_a_directory_that_cannot_be_written_is_said_before_anything_runs(may_search):
@@ -499,7 +382,7 @@ def test_a_directory_that_cannot_be_written_is_said_before_anything_runs(may_sea
             for session_id in ("s", "new"):
                 try:
                     asyncio.run(run(Path(sys.argv[1]), session_id))
-                except (JournalError, ConfigurationError) as error:
+                except JournalError as error:
                     print(session_id, sys.argv[1] in str(error), carried_out)
         """
         try:

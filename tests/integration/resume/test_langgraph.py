@@ -169,20 +169,6 @@ async def test_a_run_that_had_ended_has_ended_in_a_new_process():
     assert after.values == (await snapshot(first)).values
 
 
-async def test_messages_of_your_own_form_are_restored_into_a_thread():
-    target = graph()
-    state = LangChainState(messages=[{"role": "user", "content": "hi"}], values={"steps": ["x"]}, next=["answer"])
-    await restore(checkpoint(state), target)
-    assert (await snapshot(target)).next == ("answer",)
-    found = await target.ainvoke(None)
-    assert [message.content for message in found["messages"]] == ["hi", "answer 0"]
-    assert found["steps"] == ["x", "answer", "review"]
-
-
-class Other(MessagesState):
-    steps: Annotated[list[str], operator.add]
-
-
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
@@ -243,24 +229,6 @@ async def test_a_cancelled_restore_leaves_the_thread_as_it_was():
     assert (after.values, after.next) == (before.values, before.next)
 
 
-async def test_a_thread_that_cannot_be_put_back_is_said():
-    target = graph(saver := Saver(), interrupt_before=["answer"])
-    await target.ainvoke({"messages": [("user", "hi")]})
-    put = saver.aput
-    state = LangChainState(messages=[], values={"steps": [], "plan": ""}, next=["plan", "review"])
-
-    async def fails(*arguments: Any) -> Any:
-        if arguments[2].get("source") == "update" and saver.puts >= saver.fails_at > 0:
-            raise OSError("the disk is full")
-        return await put(*arguments)
-
-    saver.fails_at = saver.puts + 2
-    saver.aput = fails
-    with pytest.raises(RestoreError, match=r"is not as it was.*disk is full") as caught:
-        await restore(checkpoint(state), target)
-    assert len(caught.value.errors) == 2
-
-
 async def test_a_graph_without_a_thread_or_a_checkpointer_is_refused():
     made = checkpoint(LangChainState(messages=MESSAGES))
     plain = StateGraph(State).add_node("a", lambda state: {}).add_edge(START, "a")
@@ -268,13 +236,6 @@ async def test_a_graph_without_a_thread_or_a_checkpointer_is_refused():
         await restore(made, plain.compile(checkpointer=InMemorySaver()))
     with pytest.raises(RestoreError, match="checkpointer"):
         await restore(made, plain.compile().with_config({"configurable": {"thread_id": "t"}}))
-
-
-async def test_values_that_are_not_plain_are_an_error_that_names_them():
-    found = {"messages": list(MESSAGES), "connection": object()}
-    with pytest.raises(CheckpointError) as caught:
-        checkpoint(found)
-    assert caught.value.field == "values"
 
 
 def test_the_example_of_the_page_prints_what_stands_below_it(capsys):

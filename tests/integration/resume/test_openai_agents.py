@@ -12,11 +12,9 @@ pytest.importorskip("agents")
 from agents import Agent, RunConfig, Runner, SQLiteSession, function_tool
 from agents.testing import ScriptedModel, assistant_message, function_call
 
-from agent_cache import AgentCacheSession
 from agent_cache.errors import CheckpointError, RestoreError
-from agent_cache.resume import Checkpoint, Journal, OpenAIAgentsState, register_restore_hook, restore
+from agent_cache.resume import Checkpoint, OpenAIAgentsState, restore
 from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of
-from agent_cache.resume.journal import read_journal
 from tests.harness.page_examples import examples
 
 QUIET = RunConfig(tracing_disabled=True)
@@ -65,17 +63,6 @@ async def test_the_result_of_a_run_is_a_state_that_the_next_run_goes_on_from():
     assert len(model.last_call.input) == len(state.items) + 1
 
 
-async def test_a_journal_keeps_the_items_of_a_run_and_removes_nothing_from_them(tmp_path):
-    finder, _ = agent()
-    journal = Journal(tmp_path)
-    async with AgentCacheSession("run", journal=journal) as session:
-        result = await Runner.run(finder, "where is a?", run_config=QUIET)
-        await session.checkpoint("found", result)
-    [made] = read_journal(journal.path("run")).checkpoints
-    assert made.redacted == ()
-    assert made.state.items == result.to_input_list()
-
-
 async def test_a_session_goes_back_to_its_checkpoint_and_on_from_there(session):
     finder, model = agent()
     await Runner.run(finder, "where is a?", session=session, run_config=QUIET)
@@ -87,13 +74,6 @@ async def test_a_session_goes_back_to_its_checkpoint_and_on_from_there(session):
     assert await session.get_items() == items
     await Runner.run(finder, "bye", session=session, run_config=QUIET)
     assert len(model.last_call.input) == len(items) + 1
-
-
-async def test_a_new_session_gets_all_items(session):
-    await restore(checkpoint(OpenAIAgentsState(items=ITEMS)), session)
-    assert await session.get_items() == ITEMS
-    await restore(checkpoint(OpenAIAgentsState(items=[])), session)
-    assert await session.get_items() == []
 
 
 async def test_a_session_whose_settings_give_a_part_is_restored_as_a_whole(tmp_path):
@@ -160,18 +140,6 @@ async def test_a_session_that_cannot_be_put_back_is_said(failing):
     assert [type(error) for error in caught.value.errors] == [OSError, OSError]
 
 
-async def test_a_hook_of_your_own_takes_the_place_of_that(session):
-    async def mine(state, target):
-        await target.add_items(state.items[:1])
-
-    remove = register_restore_hook("openai_agents", mine)
-    try:
-        await restore(checkpoint(OpenAIAgentsState(items=ITEMS)), session)
-    finally:
-        remove()
-    assert await session.get_items() == ITEMS[:1]
-
-
 async def test_a_result_that_is_still_streaming_is_refused():
     finder, _ = agent()
     result = Runner.run_streamed(finder, "where is a?", run_config=QUIET)
@@ -180,11 +148,6 @@ async def test_a_result_that_is_still_streaming_is_refused():
     async for _ in result.stream_events():
         pass
     assert len(checkpoint(result).state.items) == 4
-
-
-async def test_bare_items_are_refused_with_what_to_pass():
-    with pytest.raises(CheckpointError, match=r"OpenAIAgentsState\(items="):
-        checkpoint(list(ITEMS))
 
 
 def test_the_example_of_the_page_prints_what_stands_below_it(capsys):

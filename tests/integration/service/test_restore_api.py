@@ -173,15 +173,6 @@ def test_events_after_the_checkpoint_are_replayed_on_request_and_counted(client,
     assert [one.key for one in new.in_doubt] == [killed.key]
 
 
-def test_a_checkpoint_before_all_calls_gives_an_empty_session(client, journal):
-    run = journal()
-    checkpoint_id = run.checkpoint()
-    run.read("shop:get_order", order_id="1")
-    answer = restored(client, checkpoint_id, replay_events=True, track_drift=True).json()
-    assert (answer["copied_call_count"], answer["replayed_events_count"], answer["drift_detected"]) == (0, 1, False)
-    assert restored(client, checkpoint_id).json()["copied_call_count"] == 0
-
-
 def test_a_label_is_redacted_as_the_journal_is(client, journal, store):
     run = journal(redact={"names": [], "patterns": ["ord-[0-9]+"]})
     answer = restored(client, run.checkpoint(), label="of ord-77", session_id="ann-2").json()
@@ -259,15 +250,6 @@ def test_one_of_two_requests_for_one_session_id_gets_it(served, store, killed):
         for turn, status in enumerate(statuses):  # what was refused has not used its key up
             if status == 409:
                 restored(client, checkpoint_id, key=f"k{turn}", session_id=f"ann-3-{turn}").raise_for_status()
-
-
-def test_a_session_whose_journal_was_deleted_can_be_made_again(client, killed, store):
-    [later, checkpoint_id] = ids(client)
-    restored(client, checkpoint_id, session_id="ann-2", track_drift=True).raise_for_status()
-    killed.path.with_name("ann-2.jsonl").unlink()
-    assert client.get("/sessions/ann-2/drift").status_code == 404
-    restored(client, later, session_id="ann-2", track_drift=True).raise_for_status()
-    assert client.get("/sessions/ann-2/drift").json()["checkpoint_id"] == later
 
 
 # Dies at a call to the system, the number of which is its argument, and repeats the request in another process.
@@ -588,21 +570,6 @@ def test_the_tolerance_of_the_service_is_applied(store, killed):
         killed.seal()
         found = client.get("/sessions/ann-2/drift").json()
         assert (found["worst"], found["drift_detected"]) == ("warning", False)
-
-
-def test_a_session_that_has_nothing_in_common_is_not_compared(client, journal, store, caplog):
-    run = journal()
-    checkpoint_id = run.checkpoint()
-    run.read("shop:get_order")
-    restored(client, checkpoint_id, track_drift=True, session_id="ann-2").raise_for_status()
-    worker = continued(store, "ann-2")
-    for number in range(5):
-        worker.read(f"bank:get_{number}")
-    worker.seal()
-    answer = client.get("/sessions/ann-2/drift")
-    assert problem(answer) == (409, [])
-    assert "of another agent" in answer.json()["detail"]
-    assert "no call in common" in caplog.text
 
 
 def test_only_sessions_whose_drift_is_tracked_have_one(client, killed):
