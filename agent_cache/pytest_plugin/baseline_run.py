@@ -25,17 +25,6 @@ class BaselineRun:
     It is recorded inside of the test's cassette, if there is one, which may answer its calls. Otherwise it is live, and
     `--agent-block-live` refuses it as it would without a baseline.
 
-    Args:
-        paths: of the baselines.
-        settings: of which `redact`, `http` and `empty_cache` count.
-        item: the test.
-        sharing: other tests with one of these baselines.
-        options: `tolerance` and `fail_on` of the markers.
-        folder: for the recording of the run.
-
-    Attributes:
-        accepted: lines about what was written to the baseline.
-
     Raises:
         MissingFixture: if there is no baseline, and the mode is to compare.
         CassetteError: if a baseline cannot be read.

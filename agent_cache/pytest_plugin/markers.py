@@ -59,14 +59,7 @@ class BaselineMarkers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a cassette is used.
-
-    Attributes:
-        mode: one of `MODES`.
-        allow_unplayed: whether recorded calls may be left over.
-        empty_cache: whether the test starts with an empty cache, so that its recording does not depend on other tests.
-        strict, redact, policy, model, http: as `agent_cache.recording.record` takes them.
-    """
+    """How a cassette is used."""
 
     mode: str
     strict: bool

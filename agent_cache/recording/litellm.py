@@ -464,11 +464,8 @@ def _claimed(path: Path) -> PartialFile:
 
 
 def to_cassette(entries: Iterable[Entry], path: str | os.PathLike[str] = "") -> Cassette:
-    """A cassette with the calls of a fixture. `LLMReplay` replays it, and `from_cassette` converts it back.
-
-    Args:
-        entries: as `read_fixture` returns them. Of two with one key, the later one counts.
-        path: for messages.
+    """A cassette with the calls of a fixture; of two with one key, the later one. `LLMReplay` replays it, and
+    `from_cassette` converts it back.
     """
     found = {_identity(entry): entry for entry in entries}
     return Cassette([_call(number, entry) for number, entry in enumerate(found.values(), 1)], path=path)

@@ -151,12 +151,7 @@ class Usage:
         self.model = inside.model or self.model
 
     def complete(self, call: Any, answer: Any) -> None:
-        """Apply the user's extractors. If nothing has named a model, take it from the arguments.
-
-        Args:
-            call: the running call (`ActiveCall`).
-            answer: what it returned; the list of its chunks if that was a stream.
-        """
+        """Apply the user's extractors. If nothing has named a model, take it from the arguments."""
         if self.model is None:
             self.model = asked_model(call.arguments)
         function = call.function
@@ -232,11 +227,6 @@ def model_calls(
 
     Of model calls inside of each other, such as a function that calls another one, only the outermost that knows its
     tokens counts; the innermost, if none knows them.
-
-    Args:
-        calls: all calls.
-        chosen: indices of calls of models.
-        enclosing: gives the index of the call that encloses one, below 0 if none does.
     """
     outer: dict[int, list[int]] = {index: [] for index in chosen}
     for index, around in outer.items():
@@ -257,12 +247,7 @@ def _knows_tokens(call: RecordedCall) -> bool:
 
 
 def savings_of(calls: Iterable[RecordedCall], recorded_at: str | None) -> Savings:
-    """The sum of model calls.
-
-    Args:
-        calls: the calls, as `model_calls` gives them.
-        recorded_at: the start of their recording, in UTC; prices are those of today if it is not known.
-    """
+    """The sum of model calls."""
     try:
         began = datetime.fromisoformat(recorded_at or "")
         began = began if began.tzinfo else began.replace(tzinfo=UTC)

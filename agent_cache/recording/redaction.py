@@ -509,9 +509,6 @@ def without_secret_fields(value: Any, redaction: Redaction, path: tuple[int, ...
 
     These are fields of named tuples, and of structs of msgspec written as lists: at the top, in lists, tuples and
     dicts, and in each other.
-
-    Args:
-        path: addresses of the containers around the value.
     """
     kind = type(value)
     if id(value) in path or len(path) > MAX_DEPTH:

@@ -35,19 +35,12 @@ WORDS: Final = {name: tuple(words) for name, words in DATA["words"].items()}
 
 
 class NameKind(enum.IntEnum):
-    """How much a name says about its value.
-
-    Attributes:
-        NONE: nothing.
-        MAYBE: the value is a secret if it looks like one, such as that of ``bot_token`` or ``auth``.
-        ENDING: a word is a secret and a number too, a sentence is none: ``smtp_password``.
-        SECRET: any value is one.
-    """
+    """How much a name says about its value."""
 
     NONE = 0
-    MAYBE = 1
-    ENDING = 2
-    SECRET = 3
+    MAYBE = 1  # the value is a secret if it looks like one, such as that of `bot_token` or `auth`
+    ENDING = 2  # a word is a secret and a number too, a sentence is none: `smtp_password`
+    SECRET = 3  # any value is one
 
 
 _PLURALS = tuple(f"{ending}s" for ending in WORDS["endings"])
@@ -130,11 +123,7 @@ def is_secret_value(kind: NameKind, name: str, value: str) -> bool:
 
 
 def is_granted(value: str, *, is_certain: bool) -> bool:
-    """Whether a value of ``code`` may be one that an authorization server has granted, and not a word or a status.
-
-    Args:
-        is_certain: whether parameters that only OAuth has stand beside it.
-    """
+    """Whether a value of ``code`` may be one that an authorization server has granted, and not a word or a status."""
     if stands_for_another(value) or not RE.granted.match(value):
         return False
     is_long = len(value) >= (6 if is_certain else 10)

@@ -26,9 +26,6 @@ _UNLIMITED = 2**40
 def patches(library: Any) -> list[Patch]:
     """The methods to replace.
 
-    Args:
-        library: the module aiohttp.
-
     Raises:
         LookupError: if it has no middlewares yet.
     """

@@ -108,12 +108,7 @@ def _decompressor(headers: Headers) -> Callable[[bytes], bytes] | None:
 
 
 def request_arguments(headers: Headers, body: bytes) -> dict[str, Any]:
-    """What identifies a request body: one of ``json``, ``form``, ``multipart``, ``text`` and ``bytes``.
-
-    Args:
-        headers: those of the request, with names in lower case.
-        body: as it is sent.
-    """
+    """What identifies a request body: one of ``json``, ``form``, ``multipart``, ``text`` and ``bytes``."""
     if not body:
         return {}
     if "content-encoding" in headers:
@@ -182,16 +177,10 @@ _IN_ONE_PIECE = re.compile(r"text/(?!plain$).*|.*[/+](json|xml)$|application/(ja
 
 
 class ResponseBody:
-    """The body of a response while it arrives.
+    """The body of a response while it arrives, with these headers, whose names are in lower case.
 
-    Args:
-        headers: those of the response, with names in lower case.
-
-    Attributes:
-        size: bytes that were added so far, as they were sent.
-        is_encoded: whether `data` has the bytes as they were sent, with their content-encoding, because that cannot be
-            taken off here.
-        is_stream: whether it has events, frames or lines, which a replay hands out one by one.
+    `size` counts the bytes as they were sent. It `is_encoded` if its content-encoding cannot be taken off here. It
+    `is_stream` if it has events, frames or lines, which a replay hands out one by one.
     """
 
     def __init__(self, headers: Headers) -> None:

@@ -63,14 +63,7 @@ def response_data(
     redaction: Redaction,
     end: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What a cassette has under ``response``, redacted.
-
-    Args:
-        status, reason, headers: of the response.
-        body: of the response, as far as it arrived.
-        redaction: of the recording.
-        end: how the body ended, if it did not arrive as a whole.
-    """
+    """What a cassette has under ``response``, redacted."""
     data: dict[str, Any] = {"status": status}
     if reason and reason != _phrase(status):
         data["reason"] = reason
@@ -138,10 +131,6 @@ def running_call(tape: Tape) -> ActiveCall | None:
 
 def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange | None:
     """The exchange of a request, or None if it is to be made as if there were no recording.
-
-    Args:
-        method, url: of the request.
-        headers: of the request, with names in lower case.
 
     Raises:
         CassetteError: if live calls are refused here.
@@ -222,15 +211,9 @@ class Exchange:
     A seam calls `start`. If the exchange `is_answered` then, it calls `respond`, and hands out `pieces`. Else it makes
     the request inside of `running`, and reports the response by `responded`, `logged` or `add`, and `ended`, `closed`
     or `failed`.
-
-    Attributes:
-        is_answered: whether the request is not made, because there is a recorded response, or a refusal.
-        status, reason, headers: of that response, after `respond`.
-        is_stream: whether it has several pieces.
-        is_empty: whether it has a whole body of no bytes.
     """
 
-    status: int
+    status: int  # of the recorded response, as the others, after `respond`
     reason: str
     headers: Pairs
     is_stream: bool
@@ -271,9 +254,6 @@ class Exchange:
 
     def start(self, body: bytes) -> None:
         """Begin the call in each recording, until one has the answer.
-
-        Args:
-            body: of the request.
 
         Raises:
             CassetteError: if a replay has no answer to the request, and it is not one to a model.
@@ -449,11 +429,7 @@ class Exchange:
         return self._method.upper() != "HEAD" and status not in (204, 304)
 
     def responded(self, status: int, reason: str, headers: Pairs) -> None:
-        """The head of the response has arrived.
-
-        Args:
-            status, reason, headers: of the response.
-        """
+        """The head of the response has arrived."""
         if not self._calls and not self._learners:
             return
         headers = [(name, _readable(value)) for name, value in headers]

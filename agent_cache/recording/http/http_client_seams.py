@@ -16,11 +16,7 @@ from agent_cache.recording.http.exchange import Exchange, Pairs, Patch, is_inter
 
 
 def urllib3_patches(library: Any) -> list[Patch]:
-    """The methods to replace.
-
-    Args:
-        library: the module urllib3.
-    """
+    """The methods to replace."""
     return [(library.HTTPConnectionPool, "urlopen", functools.partial(_urlopen, library))]
 
 

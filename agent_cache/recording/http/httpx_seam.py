@@ -13,11 +13,7 @@ from agent_cache.recording.http.exchange import Exchange, Patch, is_intercepted,
 
 
 def patches(library: Any) -> list[Patch]:
-    """The methods to replace.
-
-    Args:
-        library: the module httpx or httpx2.
-    """
+    """The methods to replace."""
     return [
         (library.HTTPTransport, "handle_request", functools.partial(_handle_request, library)),
         (library.AsyncHTTPTransport, "handle_async_request", functools.partial(_handle_async_request, library)),

@@ -243,14 +243,7 @@ def _is_model(method: str, parts: SplitResult, headers: Mapping[str, str], setti
 def identity(
     method: str, url: str, headers: Mapping[str, str], body: bytes, settings: Http, redaction: Redaction
 ) -> tuple[str, str, dict[str, Any]]:
-    """Kind, name and arguments of a request, as a recorded call has them. The arguments are not redacted.
-
-    Args:
-        method, url, body: of the request.
-        headers: likewise, with names in lower case.
-        settings: of the recording.
-        redaction: of the recording; for the path.
-    """
+    """Kind, name and arguments of a request, as a recorded call has them. The arguments are not redacted."""
     parts = urlsplit(url)
     host, shown = host_and_server(parts)
     alone = f"[{host}]" if ":" in host else host
@@ -316,11 +309,7 @@ def _request(**arguments: Any) -> NoReturn:
 
 
 class _Endpoint(RecordedFunction):
-    """Method and URL of requests, in the place of the function that is called.
-
-    Args:
-        kind, name: as in `identity`.
-    """
+    """Method and URL of requests, in the place of the function that is called."""
 
     def __init__(self, kind: str, name: str) -> None:
         super().__init__(_request, name, kind)

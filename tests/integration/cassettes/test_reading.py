@@ -387,17 +387,10 @@ def test_show_says_nothing_of_money_where_no_model_was_called(cassette, capsys):
     assert "model call" not in capsys.readouterr().out
 
 
-def test_show_names_tokens_from_the_prompt_cache(tmp_path, capsys):
-    path = tmp_path / "run.jsonl"
-    think = intercept(name="think", kind="llm")(
-        lambda: {"model": "m-1", "usage": {"input_tokens": 20, "cache_read_input_tokens": 100, "output_tokens": 30}}
-    )
-    with record(path):
-        think()
-    assert main(["cassette", "show", str(path)]) == 0
-    assert "(m-1, 120+30 tokens, 100 from the prompt cache)" in capsys.readouterr().out
-    assert main(["cassette", "text", str(path)]) == 0
-    assert "cache_read_tokens: 100" in capsys.readouterr().out
+def test_show_counts_no_errors_as_a_number(cassette, command, document):
+    path = cassette("a.jsonl", "x")
+    assert command("show", path)[1].endswith(", 0 errors\n")
+    assert document("show", path)[1]["totals"]["errors"] is not False
 
 
 def write_model(path, model):

@@ -494,14 +494,13 @@ def test_a_value_that_pydantic_refuses_is_redacted_by_its_place(path):
     assert [one["input"] for one in raised.value.errors()] == ["[redacted]", "eighty1"]
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray])
-def test_bytes_that_are_no_text_are_searched_as_well(kind, path):
+def test_bytes_that_are_no_text_are_searched_as_well(path):
     secret, rest = b"\xff\x00Authorization: Bearer abcdef0123456", b"\xff\x00 left"
     with record(path) as recorder:
-        intercept(lambda value: None, name="send")(kind(secret))
-        intercept(lambda value: None, name="send")(kind(rest))
+        intercept(lambda value: None, name="send")(secret)
+        intercept(lambda value: None, name="send")(rest)
     assert secret[-7:].hex() not in path.read_text()
-    assert recorder.steps[1].arguments == {"value": {f"${kind.__name__}": "hex:" + rest.hex()}}
+    assert recorder.steps[1].arguments == {"value": {"$bytes": "hex:" + rest.hex()}}
 
 
 @pytest.mark.parametrize("name", ["x-goog-api-key", "X-Amz-Security-Token", "PRIVATE-TOKEN"])
@@ -768,21 +767,6 @@ def test_no_divergence_shows_a_secret_that_was_recorded_when_fewer_were_known(pa
 
 
 # Objects that hold secrets
-
-
-def test_a_secret_of_pydantic_is_not_written(path):
-    pydantic = pytest.importorskip("pydantic")
-
-    class Settings(pydantic.BaseModel):
-        key: pydantic.SecretStr
-        pin: pydantic.SecretBytes
-
-    settings = Settings(key="zq7Hushhush", pin=b"zq7Hushhush")
-    text = written(path, settings, one=settings.key, other=[settings.pin], third=pydantic.Secret[int](40719))
-    assert "zq7Hushhush" not in text
-    assert "40719" not in text
-    with replay(path):
-        call(settings, one=settings.key, other=[settings.pin], third=pydantic.Secret[int](40719))
 
 
 @pytest.mark.parametrize("name", ["DB_PASSWORD", "MY_API_KEY", "password"])
