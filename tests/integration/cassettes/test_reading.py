@@ -13,7 +13,7 @@ import pytest
 
 import agent_cache
 from agent_cache.cli.main import main
-from agent_cache.recording import Cassette, intercept, record
+from agent_cache.recording import Cassette, record
 from tests.harness.forks import forks
 from tests.harness.slow import slow_rows
 
@@ -326,7 +326,7 @@ def test_a_process_of_its_own_that_has_no_rich_and_a_reader_that_stops(cassette,
 
 @pytest.mark.parametrize("command", [["show"], ["show", "--json"], ["diff"], ["diff", "--json"], ["verify"]])
 def test_what_a_terminal_would_obey_is_escaped(command, tmp_path, capsys):
-    from agent_cache.recording import cached_llm_call, record
+    from agent_cache.recording import cached_llm_call
 
     evil = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\r\n"
 

@@ -144,17 +144,6 @@ def test_a_tolerance_is_an_object_or_a_file_beside_the_test(suite):
     suite.run(passed=1)
 
 
-@pytest.mark.slow
-def test_a_misspelt_tolerance_is_an_error_that_names_the_key_and_nothing_runs(suite):
-    suite.write("drift.toml", 'fail_at = "critical"')
-    suite.write("test_order.py", with_marker(ORDER, 'agent_baseline(tolerance="drift.toml")'))
-    result = suite.run("--agent-baseline=once", errors=1)
-    result.stdout.fnmatch_lines(["*drift.toml*fail_at*"])
-    suite.write("test_order.py", with_marker(ORDER, 'agent_baseline(tolerance="no.toml")'))
-    suite.run(errors=1).stdout.fnmatch_lines(["*no.toml cannot be read*"])
-    assert suite.live == []
-
-
 @pytest.mark.parametrize(
     ("marker", "text"),
     [
@@ -190,85 +179,6 @@ def test_a_baseline_is_at_the_path_of_the_marker(suite):
         ["*cancel.jsonl, instead of 1; it differs by ? critical"]
     )
     suite.run(passed=1)
-
-
-@pytest.mark.slow
-def test_several_baselines_are_read_and_none_is_written(suite):
-    marker = 'agent_baseline("one.jsonl", "two")'
-    suite.write("test_order.py", with_marker(ORDER, 'agent_baseline("one.jsonl")'))
-    suite.run("--agent-baseline=once", passed=1)
-    suite.environment.setenv("ANSWER", "late")
-    suite.write("test_order.py", with_marker(ORDER, marker))
-    suite.run(errors=1).stdout.fnmatch_lines(
-        ["*two: there is no baseline*", "*agent-cache drift accept RUN --as */two"]
-    )
-    suite.write("test_order.py", with_marker(ORDER, 'agent_baseline("two")'))
-    suite.run("--agent-baseline=once", passed=1)
-    suite.environment.setenv("ANSWER", "lost")
-    suite.write("test_order.py", with_marker(ORDER, marker))
-    suite.run(passed=1)  # learned from both
-    for mode in ("once", "add", "accept"):
-        suite.run(f"--agent-baseline={mode}", errors=1).stdout.fnmatch_lines(["*the test has 2 baselines*"])
-
-
-def test_markers_of_the_class_and_of_the_module_count(suite):
-    suite.write(
-        "test_order.py",
-        """
-        import pytest
-        from shop import cancel_order, get_order
-
-        pytestmark = pytest.mark.agent_baseline(fail_on="critical")
-
-        class TestOrders:
-            @pytest.fixture
-            async def order(self):
-                return await get_order("W1")
-
-            @pytest.fixture
-            async def stream(self):
-                await get_order("W2")
-                yield
-                await get_order("after")
-
-            @pytest.mark.parametrize("order_id", ["W1", "w1"])
-            async def test_cancel(self, order, stream, order_id):
-                await cancel_order(order_id)
-        """,
-    )
-    suite.run("--agent-baseline=once", passed=2)
-    names = [f"baselines/test_order/TestOrders.test_cancel[{one}]" for one in ("W1", "w1")]
-    assert [one.partition("]")[0] + "]" for one in suite.cassettes] == names
-    for one in suite.cassettes:
-        calls = [(call.arguments["order_id"], call.lane) for call in Cassette.load(suite.path / one)]
-        assert [*calls[:2], calls[2][1]] == [("W1", 0), ("W2", 0), 0]  # those of fixtures, too
-    suite.environment.setenv("ANSWER", "late")
-    suite.run(passed=2)  # a changed result of a read is no critical drift
-
-
-UNITTEST = """
-    import unittest
-    import pytest
-    from shop import cancel_order, get_order
-
-    @pytest.mark.agent_cassette
-    @pytest.mark.agent_baseline
-    class TestOrder(unittest.IsolatedAsyncioTestCase):
-        async def test_cancel(self):
-            await get_order("W1")
-            await cancel_order("W1")
-"""
-
-
-def test_tests_of_unittest_are_compared(suite):
-    suite.write("test_order.py", UNITTEST)
-    suite.run("--agent-record-mode=once", "--agent-baseline=once", passed=1)
-    for one in suite.cassettes:
-        calls = [(call.name, call.lane) for call in Cassette.load(suite.path / one)]
-        assert calls == [("shop:get_order", 0), ("shop:cancel_order", 0)]
-    suite.run(passed=1)
-    suite.write("test_order.py", UNITTEST.replace('cancel_order("W1")', 'cancel_order("W2")'))
-    suite.run("--agent-record-mode=rewrite", failed=1).stdout.fnmatch_lines(["CRITICAL: *"])
 
 
 ANYIO = """

@@ -113,17 +113,6 @@ def test_what_is_blocked_is_blocked_there(suite, text):
     assert suite.live == []
 
 
-def test_a_failing_unittest_shows_what_diverged(suite):
-    suite.write("test_loop.py", UNITTEST)
-    suite.run("--agent-record-mode=once", passed=2)
-    suite.write("test_loop.py", UNITTEST.replace('ask("?"), "pending?"', 'ask("!"), "pending?"'))
-    suite.run("-k", "Plain", failed=1).stdout.fnmatch_lines(
-        ["*ask(question='!') was not recorded*", "*played: 0 of 1*"]
-    )
-    suite.write("test_loop.py", UNITTEST.replace('self.assertEqual(ask("?"), "pending?")', "pass"))
-    suite.run("-k", "Plain", failed=1).stdout.fnmatch_lines(["*1 of 1 recorded calls was not made*"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["-n1", "-n2"])
 def test_workers_of_xdist_record_and_replay(suite, workers):

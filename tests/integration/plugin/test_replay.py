@@ -153,24 +153,6 @@ def test_calls_of_a_strict_test_come_in_their_order(suite):
     suite.run(failed=1).stdout.fnmatch_lines(["*ask(question='b') was called too early*"])
 
 
-def test_an_expected_divergence_is_an_xfail(suite):
-    suite.write("test_order.py", ORDER)
-    suite.record("--agent-record-mode=once", passed=1)
-    suite.write(
-        "test_order.py",
-        """
-        import pytest
-        from agent_cache.recording import DivergenceError
-
-        @pytest.mark.xfail(raises=DivergenceError, strict=True)
-        @pytest.mark.agent_cassette
-        def test_cancel():
-            pass
-        """,
-    )
-    suite.run(xfailed=1)
-
-
 @pytest.mark.parametrize(
     ("mode", "outcome", "live", "steps"),
     [
@@ -206,36 +188,6 @@ def test_a_skipped_test_leaves_its_recording_alone(suite):
     suite.run("--agent-record-mode=rewrite", skipped=1)
     assert (suite.path / CASSETTE).read_bytes() == before
     assert list(suite.path.rglob("*.partial")) == []
-
-
-def test_a_fixture_that_fails_leaves_the_recording_alone(suite):
-    suite.write("test_order.py", ORDER)
-    suite.record("--agent-record-mode=once", passed=1)
-    before = (suite.path / CASSETTE).read_bytes()
-    suite.write(
-        "test_order.py",
-        """
-        import pytest
-
-        @pytest.fixture
-        def broken(agent_cassette):
-            raise OSError("no network")
-
-        @pytest.mark.agent_cassette
-        def test_cancel(broken):
-            pass
-        """,
-    )
-    suite.run("--agent-record-mode=rewrite", errors=1)
-    assert (suite.path / CASSETTE).read_bytes() == before
-
-
-def test_the_recording_of_a_test_that_fails_is_kept(suite):
-    suite.write("test_order.py", ORDER.replace('assert await get_order("W1")', 'assert 0, await get_order("W1")'))
-    suite.run("--agent-record-mode=once", failed=1)
-    cassette = Cassette.load(suite.path / CASSETTE)
-    assert [call.name for call in cassette] == ["shop:get_order"]
-    assert cassette.trailer.ended == "raised AssertionError"
 
 
 def test_the_fixture_is_the_recorder(suite):

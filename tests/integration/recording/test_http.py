@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import gzip
 import importlib
 import json
@@ -26,7 +25,6 @@ from agent_cache.recording import (
     DivergenceError,
     Http,
     ReplayExhausted,
-    cached_llm_call,
     intercept,
     record,
     replay,
@@ -208,7 +206,8 @@ async def test_a_refused_connection_raises_the_same(fetch: Fetch, path: Path):
         recorded = await outcome(fetch, gone.url)
     assert isinstance(recorded, list)
     with replay(path, strict=True):
-        assert [kind for kind, _ in await outcome(fetch, gone.url)] == [kind for kind, _ in recorded]
+        replayed = await outcome(fetch, gone.url)
+    assert all(issubclass(one, other) for (one, _), (other, _) in zip(replayed, recorded, strict=True))
 
 
 async def test_a_request_that_was_not_recorded_is_refused(fetch: Fetch, server: HttpServer, path: Path):
@@ -237,15 +236,6 @@ async def test_requests_outside_of_a_recording_are_left_alone(fetch: Fetch, serv
     await task
     await fetch(f"{server.url}/after")
     assert [call.name.rpartition("/")[2] for call in calls_of(path)] == ["inside"]
-
-
-async def test_nothing_is_recorded_without_http(fetch: Fetch, server: HttpServer, path: Path):
-    with record(path):
-        await fetch(server.url)
-    assert not calls_of(path)
-    with replay(path):
-        await fetch(server.url)
-    assert len(server.requests) == 2
 
 
 async def test_nothing_inside_of_a_recorded_call_is_recorded(fetch: Fetch, server: HttpServer, path: Path):
@@ -284,25 +274,6 @@ async def test_the_methods_are_restored(fetch: Fetch, server: HttpServer, path: 
     with pytest.raises(DivergenceError), replay(path):
         await fetch(f"{server.url}/new")
     assert [vars(owner)[name] for owner, name in places] == before
-
-
-def test_the_methods_are_restored_after_a_failed_save_and_in_any_order(server: HttpServer, path: Path):
-    handler = urllib.request.AbstractHTTPHandler
-    before = vars(handler)["do_open"]
-    with pytest.raises(CassetteError), record(path, http=True):
-        get(server.url)
-        path.mkdir()  # no file can take its place
-    assert vars(handler)["do_open"] is before
-    blocks = [record(path.with_name(f"{number}.jsonl"), http=True) for number in range(2)]
-    contexts = [contextvars.copy_context() for _ in blocks]
-    for block, context in zip(blocks, contexts, strict=True):
-        context.run(block.__enter__)
-    for block, context in zip(blocks, contexts, strict=True):
-        assert vars(handler)["do_open"] is not before
-        context.run(get, server.url)
-        context.run(block.__exit__, None, None, None)
-    assert vars(handler)["do_open"] is before
-    assert [Cassette.load(path.with_name(f"{number}.jsonl")).num_steps for number in range(2)] == [1, 1]
 
 
 async def test_a_recording_inside_of_another_is_part_of_both(fetch: Fetch, server: HttpServer, path: Path):
@@ -455,26 +426,6 @@ def test_a_pattern_of_redaction_takes_what_changes_out_of_paths_and_prompts(serv
     assert len(server.requests) == 1
 
 
-def test_a_host_can_have_another_name(server: HttpServer, path: Path):
-    with record(path, http=Http(aliases={"127.0.0.1": "api.shop.example"})):
-        get(f"{server.url}/orders")
-    assert calls_of(path)[0].name == "GET http://api.shop.example/orders"
-    server.close()
-    with replay(path):
-        get(f"{server.url}/orders")
-
-
-def test_json_that_is_very_deep_is_text(server: HttpServer, path: Path):
-    deep = b"[" * 700 + b'"DB_PASSWORD=hunter2"' + b"]" * 700
-    with record(path, http=True):
-        recorded = get(f"{server.url}/echo", {"content-type": "application/json"}, deep)
-    assert recorded == deep
-    assert "hunter2" not in path.read_text()
-    server.close()
-    with replay(path, strict=True):
-        get(f"{server.url}/echo", {"content-type": "application/json"}, deep)
-
-
 def test_hosts_can_be_left_out(server: HttpServer, path: Path):
     with record(path, http=Http(ignore=["localhost"])):
         get(server.url)
@@ -503,39 +454,6 @@ CHAT = {"model": "large-1", "messages": [{"role": "user", "content": "Which city
 
 def chat(server: HttpServer, **changes: Any) -> Any:
     return json.loads(get(f"{server.url}/v1/chat/completions", None, json.dumps({**CHAT, **changes}).encode()))
-
-
-def test_a_call_of_a_model_has_its_tokens(server: HttpServer, path: Path):
-    with record(path, http=Http(models=[server.url])):
-        chat(server)
-        get(f"{server.url}/v1beta/models/gemini-9:streamGenerateContent", None, b"{}")
-        get(f"{server.url}/model/large.nova-1:0/converse-stream", None, b"{}")
-    found = [(call.kind, call.model, call.input_tokens, call.output_tokens) for call in calls_of(path)]
-    assert found == [("llm", "large-1", 3, 2), ("llm", "gemini-9", 3, 2), ("llm", "large.nova-1:0", 3, 2)]
-
-
-def test_a_function_that_calls_a_model_has_the_tokens_of_the_response(server: HttpServer, path: Path):
-    @cached_llm_call()
-    def ask(prompt: str) -> str:
-        answer: str = chat(server, messages=[prompt])["choices"][0]["message"]["content"]
-        return answer
-
-    with record(path, http=True):
-        ask("Where is W1?")
-    [call] = calls_of(path)
-    assert (call.model, call.input_tokens, call.output_tokens) == ("large-1", 3, 2)
-
-
-def test_a_changed_prompt_is_refused_by_a_response_and_raised_at_the_end(server: HttpServer, path: Path):
-    with record(path, http=True):
-        chat(server)
-    with pytest.raises(DivergenceError, match="Which city"), replay(path):
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            chat(server, messages=[{"role": "user", "content": "Which river?"}])
-        with caught.value as refused:
-            assert refused.code == 400
-            assert refused.headers["x-should-retry"] == "false"
-            assert "Which river?" in json.load(refused)["error"]["message"]
 
 
 def test_a_divergence_does_not_cancel_the_end_of_its_event_loop(path: Path, caplog):
@@ -578,20 +496,6 @@ def test_the_nearest_call_is_named_by_the_words_that_differ(server: HttpServer, 
     assert "Nearest is call 2" in text
     assert "json.messages[0] (system).content line 2: Today is [-Monday-]{+Tuesday+}." in text
     assert len(text) < 700
-
-
-def test_a_client_that_should_try_later_does_so_at_once(server: HttpServer, path: Path):
-    def retry_after(**options: Any) -> list[str]:
-        with record(path, http=Http(**options)), pytest.raises(urllib.error.HTTPError) as recorded:
-            get(f"{server.url}/busy")
-        recorded.value.close()
-        with replay(path), pytest.raises(urllib.error.HTTPError) as caught:
-            get(f"{server.url}/busy")
-        with caught.value as error:
-            return [error.headers[name] for name in ("retry-after-ms", "retry-after")]
-
-    assert retry_after() == ["1", "0"]
-    assert retry_after(hurry=False) == [None, "7"]
 
 
 # Ends
@@ -693,13 +597,6 @@ async def test_a_request_that_a_timeout_has_cancelled_is_cancelled_again(server:
         assert await run() == "late"
 
 
-def test_an_error_in_the_block_keeps_what_was_recorded(server: HttpServer, path: Path):
-    with pytest.raises(KeyError), record(path, http=True):
-        get(server.url)
-        raise KeyError
-    assert len(calls_of(path)) == 1
-
-
 def test_a_request_in_a_thread_without_a_context_is_refused_under_strict(server: HttpServer, path: Path):
     with record(path, http=True):
         get(server.url)
@@ -763,17 +660,6 @@ def test_a_redaction_hook_gets_headers_and_body(server: HttpServer, path: Path):
     server.close()
     with replay(path, redact=hook):
         assert b"things" in get(f"{server.url}/a?x=orders", None, b"orders")
-
-
-def test_a_cassette_is_redacted_later(server: HttpServer, path: Path):
-    with record(path, http=True):
-        get(f"{server.url}/echo?customer=Ada", {"content-type": "text/plain"}, b'{"customer": "Ada"}')
-    cassette = Cassette.load(path).redact("customer")
-    cassette.save(path)
-    assert '"customer":"Ada"' not in path.read_text()
-    server.close()
-    with replay(path, strict=True):
-        get(f"{server.url}/echo?customer=Ada", {"content-type": "text/plain"}, b'{"customer": "Ada"}')
 
 
 def test_verify_accepts_what_was_recorded_and_finds_what_was_edited(server: HttpServer, path: Path, capsys):

@@ -19,7 +19,6 @@ from agent_cache.cli.cassettes import secret_places
 from agent_cache.cli.main import main
 from agent_cache.recording import (
     Cassette,
-    CassetteError,
     DivergenceError,
     Redaction,
     cached_llm_call,
@@ -34,7 +33,6 @@ from tests.harness.searches import searched
 from tests.harness.slow import slow
 
 SECRET = "sk-ant-api03-Zm9vYmFyYmF6cXV4"
-SENDGRID = "SG.abcdefghij0123456789ab.abcdefghij0123456789"
 
 
 @intercept(name="call")
@@ -46,34 +44,6 @@ def written(path, value, **more) -> str:
     with record(path):
         call(value, **more)
     return path.read_text()
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["token", "TOKEN", "api_key", "apiKey", "Api-Key", "x-api-key", "Authorization", "access_token", "client-secret",
-     "password", "Set-Cookie", "private_key", "aws_secret_access_key", "refreshToken"],
-)  # fmt: skip
-def test_a_name_of_a_secret_is_known_whatever_its_case_and_dashes(name, path):
-    assert "hunter2" not in written(path, {"deep": [{name: "hunter2"}]}, **{name.replace("-", "_"): "hunter2"})
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "input_tokens",
-        "next_page_token",
-        "max_tokens",
-        "tokens",
-        "token_count",
-        "keyboard",
-        "passwordless",
-        "secretary",
-        "key",
-    ],
-)
-def test_a_name_that_only_contains_one_is_left_alone(name, path):
-    text = written(path, {name: "hunter2", "count": 3}, **{name: "hunter2"})
-    assert text.count("hunter2") == 3, text
 
 
 @pytest.mark.parametrize(
@@ -144,23 +114,6 @@ def test_what_is_no_secret_stays(value, path):
     assert "redacted" not in path.read_text()
 
 
-def test_exceptions_are_redacted(path):
-    @intercept(name="fail")
-    def fail() -> None:
-        error = ValueError(f"401 for {SECRET}", {"api_key": "hunter2"})
-        error.token = "hunter3"
-        error.add_note(f"with {SECRET}")
-        raise error from KeyError(SECRET)
-
-    with record(path), pytest.raises(ValueError):
-        fail()
-    text = path.read_text()
-    assert not any(one in text for one in (SECRET, "hunter2", "hunter3"))
-    with replay(path), pytest.raises(ValueError, match="401 for") as caught:
-        fail()
-    assert caught.value.token == "[redacted]"
-
-
 @dataclass
 class Reply:
     status: int
@@ -181,16 +134,6 @@ def test_bytes_are_looked_into(annotation, path):
     assert not any(base64.b64encode(body)[at : at + 12].decode() in path.read_text() for at in range(20, 40))
     with replay(path):
         assert b"[redacted]" in repr(fetch()).encode()
-
-
-async def test_streams_are_redacted(path):
-    @intercept(name="stream")
-    async def stream():
-        yield {"delta": SECRET}
-
-    with record(path):
-        [_ async for _ in stream()]
-    assert SECRET not in path.read_text()
 
 
 def test_a_rotated_credential_still_matches(path):
@@ -245,11 +188,6 @@ def test_a_number_under_a_secret_name_keeps_its_type(path):
         assert call({"password": 1, "token": None, "cookie": [1.5, "x"]}) == {
             "password": 0, "token": None, "cookie": [0.0, "[redacted]"]
         }  # fmt: skip
-
-
-def test_headers_as_pairs_are_redacted(path):
-    text = written(path, [["Accept", "x"], ["Cookie", "hunter2"]], headers=[("authorization", "hunter2"), ("a", "b")])
-    assert "hunter2" not in text
 
 
 def test_names_in_bytes_are_names_too(path):
@@ -312,22 +250,6 @@ def test_a_rule_that_is_added_later_holds_for_what_stands_there(mode, redact, pa
         call("left", pin="PIN1234")
 
 
-def test_a_rule_that_is_added_in_a_replay_takes_no_part_in_matching(path):
-    with record(path):
-        call(1, pin="PIN1234")
-    with replay(path, strict=True, redact=["pin"]):
-        call(1, pin="PIN5678")
-
-
-def test_new_episodes_keep_the_label_unless_there_is_another(path):
-    with record(path, model="one"):
-        call(1)
-    for label, found in ((None, "one"), ("two", "two")):
-        with record(path, mode="new_episodes", model=label):
-            call(found)
-        assert Cassette.load(path).model == found
-
-
 @pytest.mark.parametrize(
     "cache_key", [lambda value, **_: value, lambda value, **_: f"{value}!", lambda value, pin: f"a/{pin}"]
 )
@@ -353,19 +275,6 @@ def test_the_name_of_a_model_may_be_a_secret(redact, path):
     found = secret_places(Cassette.load(path)[0], Redaction(["model"]))
     assert found == ["outcome.value.model", "model"]
     assert Cassette.load(path).redact("model")[0].model == "[redacted]"
-
-
-@pytest.mark.parametrize(
-    "redact",
-    [Redaction(["pin"], replacement="XXX"), Redaction(patterns=["cust-\\d+"]), Redaction(["pin"], defaults=False)],
-)
-def test_redacting_later_keeps_the_rules_of_the_recording(redact, path):
-    with record(path, redact=redact):
-        call("cust-77", pin="p", token="t")
-    Cassette.load(path).redact("zip").save(path)
-    with replay(path, strict=True):
-        assert "7" in call("cust-77", pin="p", token="t") or redact.patterns
-    assert Cassette.load(path).header.redact["names"] == [*redact.names, "zip"]
 
 
 class Login(NamedTuple):
@@ -399,19 +308,6 @@ def test_fields_that_are_written_by_position_are_known_by_their_names(function, 
     assert "ann" in path.read_text()
     with replay(path):
         assert "[redacted]" in repr(fetch())
-
-
-@pytest.mark.parametrize(
-    "value", [("password", "hunter2"), [["password", "hunter2"], ["x"]], [("password", "hunter2"), 3]]
-)
-def test_a_pair_needs_no_company(value, path):
-    text = written(path, value)
-    assert "hunter2" not in text
-    assert "password" in text
-
-
-def test_a_pair_of_other_words_is_left_alone(path):
-    assert "hunter2" in written(path, [["user", "hunter2"], "token", "x"])
 
 
 COMMANDS = [
@@ -503,26 +399,6 @@ def test_bytes_that_are_no_text_are_searched_as_well(path):
     assert recorder.steps[1].arguments == {"value": {"$bytes": "hex:" + rest.hex()}}
 
 
-@pytest.mark.parametrize("name", ["x-goog-api-key", "X-Amz-Security-Token", "PRIVATE-TOKEN"])
-def test_names_of_headers_of_services(name, path):
-    assert "hunter2" not in written(path, {name: "hunter2"})
-
-
-@pytest.mark.parametrize("text", ["password: hunter2", "user: ann\n  password:  hunter2 \nport: 1", "- token: 1234567"])
-def test_a_line_with_a_name_and_a_word_is_an_assignment(text, path):
-    found = written(path, text)
-    assert "hunter2" not in found
-    assert "1234567" not in found
-    assert found.count("[redacted]") == 2
-
-
-@pytest.mark.parametrize(
-    "text", ["password: str", "Password: eight or more", "password:\n  hunter2", "a password: hunter2"]
-)
-def test_a_line_of_prose_or_code_is_none(text, path):
-    assert "redacted" not in written(path, text)
-
-
 KEY = "sk-abcdefghijklmnopqrstuvwxyz0123"
 
 
@@ -554,17 +430,6 @@ def test_a_secret_that_goes_over_chunks_of_a_stream_is_not_written_down(cut, for
 @dataclass
 class Delta:
     text: str
-
-
-def test_chunks_with_nothing_to_hide_are_as_they_were(path):
-    @cached_llm_call(name="ask")
-    def ask():
-        yield from ["the pass", "word: s", "tr", {"token": "hunter2"}, "x"]
-
-    with record(path) as recorder:
-        list(ask())
-    chunks = [chunk["value"] for chunk in recorder.steps[0].outcome["stream"]["chunks"]]
-    assert chunks == ["the pass", "word: s", "tr", {"token": "[redacted]"}, "x"]
 
 
 def test_a_secret_is_found_among_words_that_were_seen_before(path):
@@ -635,18 +500,6 @@ secrets = st.one_of(
     words,
     st.text(max_size=40),
 )
-surroundings = st.sampled_from(
-    [
-        str,
-        "x {} y".format,
-        "{}\n".format,
-        in_base64,
-        lambda text: json.dumps({"a": [text]}),
-        lambda text: text.ljust(30),
-    ]
-)
-
-
 names = st.sampled_from(["a", "token", "Api-Key", "set_cookie", "own", "$bytes", "$tuple", "PIN"]) | st.text(max_size=4)
 texts = secrets | names | names.map(in_base64) | st.binary(max_size=40).map(lambda raw: f"hex:{raw.hex()}")
 
@@ -677,14 +530,6 @@ def test_data_that_is_spared_has_nothing_to_redact(several, rules):
     for data in (*several, *several):
         if not redaction.may_change(encode(data)):
             assert rules().apply(data) == data
-
-
-def test_a_credential_in_base64_is_found_after_the_same_letters_were_part_of_a_longer_text(path):
-    credential = in_base64(SECRET[:24])
-    with record(path):
-        call(f"{credential} as a word")
-        call(credential)
-    assert f'"{credential}"' not in path.read_text()
 
 
 TOKENS = {form.pattern: form.starts for form in token_forms() if not re.search(r"\{\d{3}", form.pattern)}
@@ -791,9 +636,3 @@ def test_the_password_in_a_url_object_is_not_written(path):
         asked(url)
     with pytest.raises(DivergenceError), replay(path):
         asked(httpx.URL("https://me:zq7Hushhush@shop.example/orders?id=8"))
-
-
-@pytest.mark.parametrize("name", ["DB_PASSWORD", "password"])
-def test_a_result_whose_bytes_are_removed_is_one_that_a_replay_cannot_repeat(name, path):
-    with pytest.raises(CassetteError, match="cannot be replayed"), record(path, strict=True):
-        call({name: b"zq7Hushhush"})
