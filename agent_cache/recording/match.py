@@ -187,9 +187,7 @@ class Matcher:
 _MAX_CANDIDATES = 200
 _MAX_TEXT = 400
 _SHORT = 60
-_MAX_WORDS = 500
 _ABSENT = object()
-_WORD = re.compile(r"\w+|\W")
 _REQUEST = re.compile(r"[A-Z]+ https?://(?P<server>(?P<host>[^/]*?)(:\d+)?)(?P<rest>/.*)?")
 ADVICE = 'If the run has changed on purpose, record it again, or record what is new with mode="new_episodes".'
 _ANOTHER_ASKER = (
@@ -226,9 +224,9 @@ def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
     return max(candidates[:_MAX_CANDIDATES], key=similarity, default=None)
 
 
-def _text_of(arguments: dict[str, Any]) -> list[str]:
-    """The words of arguments, the last ones of many: of a conversation the end is new."""
-    return _WORD.findall(encode_sorted(arguments).decode())[-_MAX_WORDS:]
+def _text_of(arguments: dict[str, Any]) -> str:
+    """The end of the arguments as text: of a conversation it is what is new."""
+    return encode_sorted(arguments).decode()[-_MAX_TEXT:]
 
 
 def differences(recorded: RecordedCall, call: ActiveCall) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.core.wrappers import called_by
-from agent_cache.recording import CassetteError, cached_llm_call, intercept, observe, record, replay
+from agent_cache.recording import CassetteError, cached_llm_call, intercept, record, replay
 
 DECORATORS = {
     "AgentCache": AgentCache("page:{q}"),
@@ -128,20 +128,6 @@ def test_two_that_bind_other_texts_are_refused_before_the_second_runs(tmp_path, 
     with pytest.raises(CassetteError, match=r"two functions of the name .*name="), replay(tmp_path / "r"):
         asyncio.run(agent())
     assert got == ["eu:x", "eu:x"]
-
-
-def test_an_observed_run_goes_on(tmp_path):
-    class Listener:
-        def on_start(self, call):
-            names.append(call.name)
-
-        def on_end(self, call): ...
-
-    names = []
-    with observe(Listener()):
-        assert asyncio.run(both(of_text(intercept, "eu"), of_text(intercept, "us"))) == ["eu:x", "us:x"]
-    assert len(set(names)) == 1
-    assert len(names) == 2
 
 
 def test_a_value_that_differs_from_run_to_run_keeps_no_replay_from_its_calls(tmp_path):

@@ -122,46 +122,6 @@ async def test_a_stream_that_timed_out_waits_for_the_timeout_again(is_live, path
         assert await read(0.01) == [1]
 
 
-async def test_other_timers_come_in_their_order(slow, is_live, path):
-    """A sleep of the agent's own beside the call ends before the timeout does, as it did."""
-    order = []
-
-    async def run(seconds):
-        async def pause():
-            await asyncio.sleep(seconds / 2)
-            order.append("slept")
-
-        async def call():
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(slow(), seconds)
-            order.append("timed out")
-
-        await asyncio.gather(call(), pause())
-
-    with record(path):
-        await run(0.2)
-    is_live[0] = False
-    with replay(path):
-        await run(0.1)
-    assert order == ["slept", "timed out"] * 2
-
-
-async def test_a_task_that_the_run_cancels_itself_is_cancelled_again(slow, is_live, path):
-    async def run():
-        task = asyncio.create_task(slow())
-        await asyncio.sleep(0.01)
-        assert not task.done()
-        task.cancel()
-        [outcome] = await asyncio.gather(task, return_exceptions=True)
-        assert isinstance(outcome, asyncio.CancelledError)
-
-    with record(path):
-        await run()
-    is_live[0] = False
-    with replay(path, strict=True):
-        await run()
-
-
 async def test_a_call_that_nobody_cancels_this_time_is_a_divergence(slow, is_live, path, monkeypatch):
     monkeypatch.setattr("agent_cache.recording.replaying._PATIENCE", 0.05)
     with record(path), pytest.raises(TimeoutError):

@@ -84,12 +84,6 @@ async def test_a_builtin_exception_comes_back_as_itself(error, path):
     assert str(caught) == str(error)
 
 
-async def test_a_file_error_keeps_its_number_and_its_file(path):
-    caught = await round_trip(FileNotFoundError(2, "No such file", "x.txt"), path)
-    assert type(caught) is FileNotFoundError
-    assert (caught.errno, caught.filename) == (2, "x.txt")
-
-
 async def test_an_exception_of_the_tools_own_module_comes_back_with_its_attributes(path):
     caught = await round_trip(Refused(5, retry=True), path)
     assert type(caught) is Refused
@@ -351,35 +345,6 @@ async def test_no_class_that_a_cassette_names_is_ever_imported(path):
     import sys
 
     assert "antigravity" not in sys.modules
-
-
-async def test_a_cancelled_call_waits_for_its_cancellation_again(path):
-    running = asyncio.Event()
-
-    @intercept(name="slow")
-    async def slow() -> None:
-        running.set()
-        await asyncio.Event().wait()
-
-    async def run() -> str:
-        task = asyncio.create_task(slow())
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not task.done()
-        task.cancel()
-        try:
-            await task
-        except asyncio.CancelledError:
-            return "cancelled"
-        return "returned"
-
-    with record(path) as recorder:
-        assert await run() == "cancelled"
-    assert recorder.steps[0].outcome == {"cancelled": True}
-    running.clear()
-    with replay(path, strict=True):
-        assert await run() == "cancelled"
-    assert not running.is_set()
 
 
 async def test_a_call_that_timed_out_times_out_again(path):

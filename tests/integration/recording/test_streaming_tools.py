@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, get_metrics
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
 from agent_cache.errors import InDoubtError
-from agent_cache.recording import Cassette, observe, record, replay
+from agent_cache.recording import Cassette, record, replay
 from agent_cache.resume import Journal
 
 
@@ -108,22 +108,6 @@ def traced(session: AgentCacheSession) -> list[tuple[str, str, str]]:
     return [(one.tool, one.source, one.outcome) for one in calls if one.tool != "streaming:get"]
 
 
-def plain_agent(shop: Shop) -> list[Any]:
-    """The same with synchronous tools."""
-    found: list[Any] = []
-    with AgentCacheSession() as session:
-        found.append(list(shop.plain_words("7")))
-        found.append(list(shop.plain_words("7")))
-        found.append(list(shop.plain_change("7")))
-        one, two = shop.plain_words("7"), shop.plain_words("7")
-        found += [next(one), next(two), *two, *one]
-        stream = shop.plain_words("8")
-        found.append(next(stream))
-        stream.close()
-        found.append(sorted(traced(session)))  # two streams of one thread may end in another order
-    return found
-
-
 async def test_a_replay_streams_the_same_and_runs_nothing(shop: Shop, path: Path):
     async with record(path):
         recorded = await agent(shop)
@@ -131,19 +115,6 @@ async def test_a_replay_streams_the_same_and_runs_nothing(shop: Shop, path: Path
     shop.words.clear()
     async with replay(path, strict=True) as player:
         replayed = await agent(shop)
-    assert replayed == recorded
-    assert type(replayed[0][0]) is Word
-    assert shop.runs == []
-    assert player.remaining == 0
-
-
-def test_a_replay_of_synchronous_streams_runs_nothing(shop: Shop, path: Path):
-    with record(path):
-        recorded = plain_agent(shop)
-    shop.runs.clear()
-    shop.plain_words.clear()
-    with replay(path, strict=True) as player:
-        replayed = plain_agent(shop)
     assert replayed == recorded
     assert type(replayed[0][0]) is Word
     assert shop.runs == []
@@ -177,35 +148,6 @@ async def test_what_a_tool_calls_is_enclosed_by_its_stream(shop: Shop, path: Pat
     stream, *inner = sorted(Cassette.load(path).steps, key=lambda call: call.id)
     assert [call.name for call in inner] == ["streaming:get"] * 3
     assert {call.parent for call in inner} == {stream.id}
-
-
-async def test_an_observer_sees_streams(shop: Shop):
-    class Listener:
-        def __init__(self) -> None:
-            self.ended: list[Any] = []
-
-        def on_start(self, call: Any) -> None:
-            pass
-
-        def on_end(self, call: Any) -> None:
-            self.ended.append((call.name, len(call.outcome.get("stream", {}).get("chunks", ()))))
-
-    listener = Listener()
-    with observe(listener):
-        await collected(shop.words("7"))
-    assert ("streaming:words", 3) in listener.ended
-
-
-async def test_hits_are_counted_in_a_replay(shop: Shop, path: Path):
-    async with record(path):
-        await agent(shop)
-    before = get_metrics()
-    async with replay(path):
-        await agent(shop)
-    after = get_metrics()
-    hits, shared = (after["tools"]["streaming:words"][name] - before["tools"]["streaming:words"][name]
-                    for name in ("hits", "shared"))  # fmt: skip
-    assert (hits, shared) == (1, 2)
 
 
 class Killed(BaseException):

@@ -175,23 +175,6 @@ async def test_calls_inside_of_a_stream_are_enclosed_by_it(source, path):
             assert await inner(number) == number
 
 
-async def test_interleaved_streams_keep_their_own_chunks(source, path):
-    async def run(order: list[int]) -> list[list[str]]:
-        streams = [source.words("a b c"), source.words("x y z")]
-        seen: list[list[str]] = [[], []]
-        for which in order:
-            seen[which].append(await anext(streams[which]))
-        for stream in streams:
-            await stream.aclose()
-        return seen
-
-    with record(path):
-        await run([0, 1, 0, 1, 0, 1])
-    source.is_on = False
-    with replay(path):
-        assert await run([0, 1, 1, 1, 0, 0]) == [["a", "b", "c"], ["x", "y", "z"]]
-
-
 async def test_a_stream_that_is_cancelled_waits_for_that_again(source, path):
     @intercept(name="slow")
     async def slow():
