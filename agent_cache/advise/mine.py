@@ -37,17 +37,14 @@ from typing import Final, Literal, NamedTuple
 from agent_cache.advise.calls import LoggedCall
 from agent_cache.advise.intervals import ENOUGH, INTERVALS, Equal, Evidence, Harmless, Option, worlds_of
 from agent_cache.advise.paths import (
-    MIN_OVERLAP,
     Survey,
     ToolFacts,
     find_candidates,
     is_argument,
     kind_by_name,
-    name_of,
-    nouns_of,
     server_of,
 )  # fmt: skip
-from agent_cache.advise.tag_rules import Advice, Kind, Link, Origin, ToolAdvice, Why, tag_templates
+from agent_cache.advise.tag_rules import Advice, Kind, Link, Origin, ToolAdvice, Why, tagged
 
 __all__ = ["mine", "unwrapped"]
 
@@ -303,9 +300,6 @@ class _Chooser:
         """What is missing before a write may leave answers alone that it does not meet; None if nothing is."""
         evidence, survey = self.evidence, self.survey
         linked = [self.candidates[one.option[1]] for one in kept]
-        known = {path for one in linked for path in one.write_path.split(":")}
-        if self._may_be_named_by(writer, known, [*chosen, *kept]):
-            return "rarely"
         is_list = any("[]" in one.read_path for one in linked)
         is_search = survey.may_list(self.read, writer)
         is_of_all = not survey.arguments.get(self.read)  # a count, or a list of everything
@@ -337,21 +331,6 @@ class _Chooser:
         writes, pairs = self.evidence.elsewhere[server, own]
         is_other = bool(server) and server != own and server not in self.suspected_servers
         return is_other and len(writes) >= ENOUGH and sum(pairs) >= _OF_SERVERS
-
-    def _may_be_named_by(self, writer: str, known: set[str], chosen: list[_Chosen]) -> bool:
-        """Whether another argument of the write holds values like those that identify the read, and it is not known
-        what happens if it meets. An amount does so, and an id with the name of a role.
-        """
-        return any(
-            not self._is_refuted(writer, number, chosen, ENOUGH // 2)
-            for number in self.evidence.of_pair[writer, self.read]
-            if not (one := self.candidates[number]).is_entity
-            and one.overlap >= MIN_OVERLAP
-            and one.write_path not in known
-            and is_argument(one.write_path)
-            and is_argument(one.read_path)
-            and name_of(self.read, one.read_path).is_id
-        )
 
     def _is_keyed(self, writer: str, linked: set[str]) -> bool:
         """Whether the arguments of both are ids of one entity, and the write has no other ids."""
@@ -399,16 +378,10 @@ class _Conclusion:
             lacking[read] = why
         tools = {tool: self._tool(tool) for tool in sorted(self.survey.tools)}
         kept = [link for link in self.links if tools[link.write].kind in ("write", "unknown")]
-        tags, roots = tag_templates(
-            [(link.write, link.write_path, link.read, link.read_path) for link in kept],
-            reads=[tool for tool, one in tools.items() if one.kind == "read"],
-            writes=[tool for tool, one in tools.items() if one.kind in ("write", "unknown")],
-            names={tool: sorted(nouns_of(tool)) for tool in tools},
-            entity=lambda tool, path: sorted(name_of(tool, path).entity),
-        )
+        tools, links = tagged(kept, tools)
         return Advice(
-            tools={tool: replace(one, tags=tags.get(tool, ())) for tool, one in tools.items()},
-            links=tuple(replace(link, root=root) for link, root in zip(kept, roots, strict=True)),
+            tools=tools,
+            links=links,
             lacking=lacking,
             changes=changes,
             explained=explained,

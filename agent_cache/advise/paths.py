@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from agent_cache.advise.calls import UNKNOWN, LoggedCall, is_failure
 
 __all__ = [
-    "MIN_OVERLAP", "Candidate", "Survey", "ToolFacts", "find_candidates", "is_argument", "kind_by_name", "name_of",
+    "Candidate", "Survey", "ToolFacts", "find_candidates", "is_argument", "kind_by_name", "name_of",
     "nouns_of", "server_of", "values_at",
 ]  # fmt: skip
 

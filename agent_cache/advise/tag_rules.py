@@ -15,17 +15,17 @@ import textwrap
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from agent_cache.advise.paths import server_of
+from agent_cache.advise.paths import name_of, nouns_of, server_of
 from agent_cache.recording import Redaction
 from agent_cache.toolbox.rules import Pass, Read, Rule, Watch, Write
 from agent_cache.values.compare import escaped, shortened
 
 __all__ = [
     "Advice", "Kind", "Link", "Names", "Origin", "RuleText", "ToolAdvice", "Why", "needs_parsing", "plural", "rules_of",
-    "tag_templates",
+    "tagged",
 ]  # fmt: skip
 
 Kind = Literal["read", "write", "watch", "pass", "unknown"]
@@ -130,29 +130,21 @@ def needs_parsing(tool: ToolAdvice) -> bool:
     return tool.parse and any("{result[" in tag for tag in tool.tags)
 
 
-def tag_templates(
-    links: Sequence[tuple[str, str, str, str]],
-    *,
-    reads: Sequence[str],
-    writes: Sequence[str],
-    names: Mapping[str, Sequence[str]],
-    entity: Callable[[str, str], Sequence[str]],
-) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """Templates for tools, from links between them. Returns those of each tool, and the root of each link."""
+def tagged(links: Sequence[Link], tools: Mapping[str, ToolAdvice]) -> tuple[dict[str, ToolAdvice], tuple[Link, ...]]:
+    """The tools with templates of their tags, and the links with their roots."""
     writers: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
-    paths: dict[str, list[str]] = {read: [] for read in reads}
-    for write, write_path, read, read_path in links:
-        if read_path:
-            writers[read, read_path].add((write, write_path))
-            if read_path not in paths[read]:
-                paths[read].append(read_path)
+    found: dict[str, set[str]] = {name: set() for name, tool in tools.items() if tool.kind == "read"}
+    for link in links:
+        if link.read_path:
+            writers[link.read, link.read_path].add((link.write, link.write_path))
+            found[link.read].add(link.read_path)
     paths = {
         read: sorted(own, key=lambda path: (path.startswith("result"), len(path), path)) or [""]
-        for read, own in paths.items()
+        for read, own in found.items()
     }
-    for write, _, read, read_path in links:
-        if not read_path:
-            writers[read, paths[read][0]].add((write, ""))
+    for link in links:
+        if not link.read_path:
+            writers[link.read, paths[link.read][0]].add((link.write, ""))
     roots: dict[frozenset[tuple[str, str]], str] = {}
     taken: set[str] = set()
     tags: dict[str, dict[str, None]] = defaultdict(dict)
@@ -160,26 +152,26 @@ def tag_templates(
     def root_for(read: str, path: str) -> str:
         group = frozenset(writers[read, path]) or frozenset({(read, path)})  # what nothing writes has its own root
         if group not in roots:
-            words = entity(read, path) if path and ":" not in path else names.get(read, ())
-            roots[group] = _free_name(["_".join(words), "_".join(names.get(read, ())), _as_name(read)], taken)
+            nouns = "_".join(sorted(nouns_of(read)))
+            words = "_".join(sorted(name_of(read, path).entity)) if path and ":" not in path else nouns
+            roots[group] = _free_name([words, nouns, _as_name(read)], taken)
         return roots[group]
 
     # Reads by arguments name their roots first: theirs are the plain ones.
-    for read in sorted(reads, key=lambda read: (paths[read][0] == "", paths[read][0].startswith("result"), read)):
+    for read in sorted(paths, key=lambda read: (paths[read][0] == "", paths[read][0].startswith("result"), read)):
         tags[read].update((_template(root_for(read, path), path), None) for path in paths[read])
-    of_links = []
-    for write, write_path, read, read_path in links:
-        of_links.append(root := root_for(read, read_path or paths[read][0]))
-        tags[write][_template(root, write_path)] = None
-    for write in writes:
-        if write not in tags:
-            tags[write][_free_name([_as_name(write)], taken)] = None
-    whole = {tool: {tag for tag in own if ":" not in tag} for tool, own in tags.items()}
-    kept = {
-        tool: tuple(tag for tag in own if tag in whole[tool] or tag.partition(":")[0] not in whole[tool])
-        for tool, own in tags.items()
-    }
-    return kept, of_links
+    rooted = tuple(replace(one, root=root_for(one.read, one.read_path or paths[one.read][0])) for one in links)
+    for link in rooted:
+        tags[link.write][_template(link.root, link.write_path)] = None
+    for name, tool in tools.items():
+        if tool.kind in ("write", "unknown") and name not in tags:
+            tags[name][_free_name([_as_name(name)], taken)] = None
+    with_tags = {}
+    for name, tool in tools.items():
+        whole = {tag for tag in tags[name] if ":" not in tag}
+        kept = tuple(tag for tag in tags[name] if tag in whole or tag.partition(":")[0] not in whole)
+        with_tags[name] = replace(tool, tags=kept)
+    return with_tags, rooted
 
 
 def _template(root: str, path: str) -> str:

@@ -117,19 +117,6 @@ def test_it_says_what_the_run_took_and_saved(written: Callable[..., Path], show:
     assert "1 raised, 2 in loops" in summary
 
 
-def test_legend_and_patterns_say_the_same_without_colours(written: Callable[..., Path], show: Callable[..., Any]):
-    shown = show(written(shop_run()))
-    names = shown.locator(".legend b").all_inner_texts()
-    assert names == ["hit", "shared", "miss", "write", "blocked", "model", "function", "raised", "loop"]
-    patterns = shown.evaluate(
-        "() => Bokeh.documents[0].roots()[0].renderers.filter((one) => one.data_source.data.n)"
-        ".map((one) => one.glyph.hatch_pattern.value)"
-    )
-    assert len(patterns) == 7
-    assert sorted(patterns).count("blank") == 2  # miss and function, of which one is dark and one is light
-    assert len(set(patterns)) == 6
-
-
 def test_the_legend_has_the_colours_of_the_bars() -> None:
     """They stand twice: bars on a canvas are given theirs by Python, and the legend and the table by CSS."""
     rules = (Path(page_module.__file__).parent / "page.css").read_text("utf-8")
@@ -331,46 +318,10 @@ def test_it_is_read_on_a_narrow_screen(width: int, written: Callable[..., Path],
         assert shown.get_by_role("row").count() >= len(run.calls) - 1  # still a table
 
 
-def test_a_page_scrolls_by_a_touch_of_the_timeline(written: Callable[..., Path], show: Callable[..., Any]):
-    shown = show(written(shop_run()), viewport={"width": 390, "height": 740}, has_touch=True, is_mobile=True)
-    assert shown.locator("#figure-a").evaluate("(box) => getComputedStyle(box).touchAction") == "pan-y"
-
-
 def test_without_scripts_the_table_is_there(written: Callable[..., Path], show: Callable[..., Any]):
     shown = show(written(shop_run()), waits=False, java_script_enabled=False)
     assert shown.get_by_text("needs scripts, which are switched off").is_visible()
     assert shown.get_by_role("row").filter(has_text="refund").count() == 3  # two calls, and the sums of the tool
-
-
-def test_a_browser_that_cannot_draw_says_so(written: Callable[..., Path], show: Callable[..., Any], tmp_path: Path):
-    path = written(shop_run())
-    path.write_text(re.sub(r'(id="bokeh">)[^<]{100}', r"\1AAAA", path.read_text("utf-8")), "utf-8")
-    shown = show(path, waits=False)
-    shown.wait_for_selector("html[data-ready=no]", state="attached")
-    assert "cannot draw" in shown.locator("#loading").inner_text()
-    shown.get_by_label("Search").fill("refund")
-    assert shown.locator(".calls tbody tr:visible").count() == 2
-
-
-def test_it_prints_with_every_row(written: Callable[..., Path], show: Callable[..., Any]):
-    run = TimedRun()
-    for number in range(600):
-        run.add("shop:get", number, 1, source="miss", arguments={"number": number})
-    shown = show(written(run))
-    shown.emulate_media(media="print")
-    assert shown.locator("#zoom-in").is_hidden()
-    assert shown.locator("#search").is_hidden()
-    states = shown.locator(".group").evaluate_all("(all) => all.map((one) => getComputedStyle(one).contentVisibility)")
-    assert states == ["visible"] * 3
-    assert len(shown.pdf()) > 50_000
-
-
-def test_the_dark_is_dark(written: Callable[..., Path], show: Callable[..., Any]):
-    shown = show(written(shop_run()), color_scheme="dark")
-    assert shown.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(18, 23, 30)"
-    colours = shown.evaluate("() => Bokeh.documents[0].roots()[0].below[0].major_label_text_color")
-    assert "c3ccd8" in str(colours)
-    assert pixels(shown)[MISS] > 200
 
 
 def test_two_runs_are_side_by_side_with_their_drifts(written: Callable[..., Path], show: Callable[..., Any]):
@@ -401,20 +352,6 @@ def test_two_runs_are_side_by_side_with_their_drifts(written: Callable[..., Path
         "() => [...document.querySelectorAll('.figure')].map(({ offsetTop: y, offsetHeight: h }) => [y, y + h])"
     )
     assert first[1] <= second[0]
-
-
-def test_runs_that_cannot_be_compared_are_shown_with_the_reason(written: Callable[..., Path], show: Callable[..., Any]):
-    other = TimedRun()
-    other.add("bank:pay", 0, 1, source="write")
-    shown = show(written(shop_run(), other))
-    assert "no call in common" in shown.locator("#drifts").inner_text()
-    assert shown.locator(".calls").count() == 2
-
-
-def test_a_run_without_calls_is_a_page(written: Callable[..., Path], show: Callable[..., Any]):
-    shown = show(written(TimedRun()))
-    assert "The run has no calls." in shown.locator("#summary").inner_text()
-    assert shown.locator(".calls tbody tr").count() == 0
 
 
 @pytest.mark.timeout(300)

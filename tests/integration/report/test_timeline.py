@@ -14,7 +14,6 @@ from agent_cache.errors import CassetteError
 from agent_cache.recording import Cassette, cached_llm_call, intercept, record
 from agent_cache.report.timeline import TimedCall, Timeline, compared, read_timeline, text_limit
 from agent_cache.resume import Journal
-from agent_cache.values.compare import escaped
 from tests.harness.searches import searched
 from tests.harness.timed_runs import TimedRun, shop_run
 
@@ -127,14 +126,6 @@ def test_concurrent_calls_get_rows_of_their_own_below_the_call_around_them(tmp_p
     ]
 
 
-def test_tasks_that_follow_each_other_share_rows(tmp_path: Path):
-    run = TimedRun()
-    for lane in range(1, 501):
-        run.add("shop:one", lane * 10, 9, source="miss", lane=lane)
-    timeline = timeline_of(run, tmp_path / "run.jsonl")
-    assert [(track.label, track.rows) for track in timeline.tracks] == [("500 tasks", 1)]
-
-
 @searched(8, 60, st.data())
 def test_no_two_bars_overlap_and_each_is_below_what_encloses_it(data: st.DataObject):
     run = TimedRun()
@@ -183,13 +174,6 @@ def test_a_model_call_around_another_one_is_paid_once(tmp_path: Path):
     assert sum(call.input_tokens for call in timeline.calls) == timeline.models.input_tokens == 1000
 
 
-def test_hits_without_any_load_of_their_tool_are_of_unknown_time(tmp_path: Path):
-    run = TimedRun()
-    run.add("shop:get_order", 0, 1, source="hit")
-    saved = timeline_of(run, tmp_path / "run.jsonl").saved
-    assert (saved.hits, saved.unknown, saved.seconds) == (1, 1, 0)
-
-
 def test_a_run_without_times_is_drawn_in_its_order(tmp_path: Path):
     run = TimedRun()
     outer = run.add("shop:outer", 0, 0)
@@ -220,11 +204,6 @@ def test_long_texts_are_cut_and_counted(tmp_path: Path):
     assert len(call.arguments) == len(call.outcome) == timeline.cut == 2000
     assert timeline.cut_texts == 2
     assert [text_limit(number) for number in (1, 1000, 10_000, 10**6)] == [2000, 400, 40, 40]
-
-
-def test_marks_that_turn_text_around_are_spelt_out():
-    assert escaped("a\u202eb\u2066\x1b[0m\ud800") == r"a\u202eb\u2066\x1b[0m\ud800"
-    assert escaped("größe 注文 שלום") == "größe 注文 שלום"
 
 
 def test_drifts_are_marked_in_both_runs(tmp_path: Path):
@@ -292,12 +271,6 @@ def test_an_outcome_that_is_none_is_said_in_one_line(outcome: dict[str, object],
     cassette = Cassette.load(run.save(tmp_path / "run.jsonl"))
     with pytest.raises(CassetteError, match="call 1 is not as a recording writes it, and cannot be shown: "):
         read_timeline(cassette)
-
-
-def test_the_calls_of_a_task_stand_together_below_what_encloses_them(tmp_path: Path):
-    timeline = timeline_of(shop_run(), tmp_path / "run.jsonl")
-    assert [timeline.calls[position].id for position in timeline.tree()] == list(range(1, 16))
-    assert [call.id for call in timeline.calls] != list(range(1, 16))
 
 
 @pytest.mark.parametrize(

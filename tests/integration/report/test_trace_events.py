@@ -68,21 +68,6 @@ def test_a_slice_says_what_the_call_was(tmp_path: Path):
     ]
 
 
-def test_names_are_text_whatever_they_are(tmp_path: Path):
-    run = TimedRun()
-    run.add('größe</script>"\\\u202e', 0, 1, source="miss", arguments={"x": "\x00\u2028"})
-    text = "\n".join(trace_lines(timeline_of(run, tmp_path / "run.jsonl")))
-    assert text.isascii()
-    (event,) = (one for one in json.loads(text)["traceEvents"] if one["ph"] == "X")
-    assert event["args"]["name"] == r'größe</script>"\\u202e'
-
-
-def test_an_empty_run_is_a_document_too(tmp_path: Path):
-    document = document_of(timeline_of(TimedRun(), tmp_path / "run.jsonl"))
-    assert [event["name"] for event in document["traceEvents"]] == ["process_name"]
-    assert document["otherData"]["notes"] == ["The run has no calls."]
-
-
 @searched(10, 100, st.data())
 def test_any_run_is_drawn_right(data: st.DataObject):
     run = TimedRun()
