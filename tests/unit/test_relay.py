@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from agent_cache import Inner, Read, Toolbox, Write
-from agent_cache.relay.messages import ConnectionLost, Response, parsed
+from agent_cache.relay.messages import ConnectionLost, Response, listed, parsed
 from agent_cache.relay.relay import HostRequest, Relay
 from agent_cache.relay.relay_settings import RelaySettings, load, proposals, starter_rules
 from agent_cache.testing import FakeClock, reset
@@ -385,3 +385,19 @@ def test_looking_for_tools_without_a_rule_warns_of_no_rule(clock, caplog):
     assert "get" not in rules
     assert "list" not in rules
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("cursors", "names"),
+    [
+        ({"first": None}, ["first"]),
+        ({"first": "", "": "last"}, ["first", "", "last"]),
+        ({"first": "same", "same": "same"}, ["first", "same"]),
+    ],
+)
+async def test_a_list_has_every_page_and_ends_where_the_cursor_does_not_advance(cursors, names):
+    async def page(params):
+        cursor = params.get("cursor", "first")
+        return {"tools": [cursor], "nextCursor": cursors.get(cursor)}
+
+    assert await listed(page) == names

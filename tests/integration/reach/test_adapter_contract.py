@@ -504,3 +504,13 @@ async def test_two_spellings_of_an_argument_are_one(kind: type[Adapter], call: C
     assert await adapter.turn(call) == first
     await adapter.turn(("set_number", {"number": 7}))
     assert await adapter.turn(call) != first
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+async def test_shared_and_vary_say_what_counts_of_a_context(kind: type[Adapter]) -> None:
+    shared: list[dict[str, Any]] = [{"shared": True}]
+    if not issubclass(kind, FastMCPServer):  # where it counts beside who the client is
+        shared.append({"vary": lambda _: "all"})
+    for options in shared:
+        adapter = kind(Shop(), toolbox(), **options)
+        assert [await adapter.turn(MINE, user=user) for user in ("ada", "bob")] == [["get_mine ada (1)"]] * 2

@@ -424,31 +424,3 @@ async def test_two_people_behind_one_user_id_share_nothing(name: str, decorated:
     office = Office(my_tickets, decorated=decorated)
     answers = [await office.ask(await office.session("web", **{name: person})) for person in ("ada", "bob")]
     assert answers == ["0", "1"]
-
-
-async def test_shared_and_vary_say_what_counts():
-    options: list[dict[str, Any]] = [
-        {"shared": True},
-        {"rule": Read("ticket", shared=True)},
-        {"vary": lambda context: 1},
-    ]
-    for number, one in enumerate(options):
-        office = Office(my_tickets, **one)
-        assert [await office.ask(await office.session(user)) for user in ("ada", "bob")] == [str(number)] * 2
-
-
-class Lookup(BaseTool):
-    def __init__(self) -> None:
-        super().__init__(name="my_tickets", description="Tickets of the current user.")
-
-    def _get_declaration(self) -> Any:
-        return types.FunctionDeclaration(name=self.name, description=self.description)
-
-    async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> Any:
-        return str(next(RUNS))
-
-
-async def test_a_tool_that_is_no_function_keeps_users_apart():
-    office = Office(Lookup())
-    ada, bob = await office.session("ada"), await office.session("bob")
-    assert [await office.ask(session) for session in (ada, bob, ada)] == ["0", "1", "0"]

@@ -15,7 +15,6 @@ pytest.importorskip("fastmcp", reason="the FastMCP adapter is tested where FastM
 
 from fastmcp import Client, Context, FastMCP
 from fastmcp.client.transports import StdioTransport
-from fastmcp.exceptions import ToolError
 from fastmcp.server.providers.fastmcp_provider import FastMCPProviderTool
 from fastmcp.server.providers.proxy import FastMCPProxy, ProxyClient
 
@@ -29,7 +28,7 @@ from agent_cache import (
     Toolbox,
     Write,
 )
-from agent_cache.integrations.fastmcp import AgentCacheMiddleware, LoopInTool, describe
+from agent_cache.integrations.fastmcp import AgentCacheMiddleware, describe
 from tests.harness.page_examples import examples
 from tests.integration.reach.mcp_shop import Shop, new_box, over_http
 
@@ -88,16 +87,6 @@ async def test_a_read_runs_once_until_something_that_it_depends_on_is_written(tr
         assert await runs() == 5
 
 
-async def test_structured_content_and_meta_survive_a_hit():
-    shop = cached_shop()
-    async with Client(shop.server, mode="legacy") as client:
-        first, hit = [await client.call_tool_mcp("get_meta", ORDER) for _ in range(2)]
-    assert shop.runs == ["get_meta"]
-    assert hit == first
-    assert hit.meta == {"source": "shelf"}
-    assert hit.structured_content == {"id": "1", "none": None}
-
-
 @pytest.mark.parametrize(
     ("tool", "arguments"),
     [
@@ -150,17 +139,6 @@ async def test_a_loop_is_an_error_result_with_its_text(masked: bool):
         session.new_turn()
         session.loop_error = None  # else the end of the session raises it
     assert not any(answer.is_error for answer in answers[:40])
-
-
-async def test_a_loop_stops_a_program_that_calls_the_server():
-    shop = cached_shop()
-    with pytest.raises(LoopInTool) as raised:
-        async with AgentCacheSession():
-            for _ in range(40):
-                await shop.server.call_tool("get_order", ORDER)
-    assert isinstance(raised.value, AgentLoopDetectedError)
-    assert isinstance(raised.value, ToolError)
-    assert raised.value.kind == "repeat"
 
 
 # Who is told apart

@@ -204,16 +204,6 @@ async def test_equal_calls_in_the_threads_of_one_turn_wait_for_one_run(shop):
     assert shop.runs == ["get"]
 
 
-async def test_a_write_in_a_thread_ends_what_an_async_agent_has_read_and_the_other_way_round(shop):
-    box = box_of()
-    for reader, writer in (("ainvoke", "invoke"), ("invoke", "ainvoke")):
-        shop.runs.clear()
-        await Way(reader)(agent_of(model_of(get(), get()), shop.tools, box))
-        await Way(writer)(agent_of(model_of(CANCEL), shop.tools, box))
-        await Way(reader)(agent_of(model_of(get()), shop.tools, box))
-        assert shop.runs == ["get 1", "cancel 1", "get 1"]
-
-
 # Arguments
 
 
@@ -362,19 +352,6 @@ async def test_a_command_is_neither_stored_nor_shared(run, shop, rule):
     assert shop.runs == ["greet"] * 3
 
 
-async def test_several_outputs_of_one_call_are_not_stored(run, shop):
-    @tool
-    def get_both(order_id: str, ident: Annotated[str, InjectedToolCallId]) -> Any:
-        """Greet."""
-        shop.runs.append("both")
-        return [Command(update={"mood": "good"}), ToolMessage("hello", tool_call_id=ident)]
-
-    both = get(name="get_both")
-    state = await run.state(agent_of(model_of(both, both), [get_both], state_schema=Moody))
-    assert texts(tool_messages(state)) == ["hello", "hello"]
-    assert shop.runs == ["both", "both"]
-
-
 async def test_equal_reads_that_interrupt_ask_each_for_itself(run, shop):
     @tool
     def get_secret(order_id: str) -> str:
@@ -389,22 +366,6 @@ async def test_equal_reads_that_interrupt_ask_each_for_itself(run, shop):
     assert len(set(idents)) == 2
     state = await run.state(agent, Command(resume=dict.fromkeys(idents, "anna")), config)
     assert texts(tool_messages(state)) == ["secret for anna"] * 2
-
-
-async def test_a_message_that_the_tool_makes_itself_comes_with_its_parts(run, shop):
-    @tool
-    def get_picture(order_id: str, ident: Annotated[str, InjectedToolCallId]) -> Any:
-        """Draw."""
-        shop.runs.append("picture")
-        blocks = [{"type": "text", "text": "look"}, {"type": "image", "url": "http://pictures/1"}]
-        return ToolMessage(blocks, tool_call_id=ident, name="painter", id="m1", additional_kwargs={"size": 2})
-
-    picture = get(name="get_picture")
-    first, second = await run(agent_of(model_of(picture, picture), [get_picture]))
-    assert shop.runs == ["picture"]
-    assert first.id == "m1"
-    assert first.model_dump(exclude={"id", "tool_call_id"}) == second.model_dump(exclude={"id", "tool_call_id"})
-    assert (second.tool_call_id, second.name) == ("call-1-0", "painter")
 
 
 # Decorated tools
@@ -546,15 +507,6 @@ def test_an_agent_is_described_by_its_tools(shop):
     assert list(found[0].schema["properties"]) == ["order_id"]
     table = box_of().explain(found)
     assert [row.kind for row in table] == ["read", "write", "read", "write", "decorated"]
-
-
-def test_tools_of_subgraphs_and_of_a_node_are_described(shop):
-    inner = agent_of(model_of(), shop.tools[:1])
-    graph = StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner").compile()
-    assert [one.name for one in describe(graph) or ()] == ["get_order"]
-    assert [one.name for one in describe(ToolNode(shop.tools[:2])) or ()] == ["get_order", "cancel_order"]
-    assert describe(object()) is None
-    assert describe(create_agent(model_of(), [])) == []
 
 
 def test_the_example_of_the_page_prints_what_stands_below_it(capsys):

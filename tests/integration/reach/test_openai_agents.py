@@ -158,22 +158,6 @@ async def test_a_synchronous_tool_is_cached():
             dataclasses.replace(tool, timeout_seconds=1)
 
 
-async def test_the_model_sees_the_same_tools():
-    shop = Shop()
-
-    @function_tool(strict_mode=False, description_override="loose")
-    async def get_loose(order_id: str, options: dict[str, int] | None = None) -> str:
-        return await shop.run("get_loose", order_id)
-
-    agent = shop.agent(tools=[shop.get_order, get_loose])
-    copy = cached(agent, toolbox())
-    for before, after in zip(agent.tools, copy.tools, strict=True):
-        assert (after.name, after.description, after.params_json_schema, after.strict_json_schema) == (
-            before.name, before.description, before.params_json_schema, before.strict_json_schema,
-        )  # fmt: skip
-        assert after.__wrapped__ is before.__wrapped__
-
-
 async def test_a_vary_that_fails_ends_the_run_and_no_tool_has_run():
     shop = Shop()
     agent = cached(shop.agent([read()]), toolbox(), vary=lambda context: context.context.missing)
@@ -217,19 +201,6 @@ async def test_an_exception_is_not_stored_and_the_model_sees_the_usual_text():
     assert len(shop.runs) == 4
     shop.fails = None
     assert await run(cached(shop.agent([read()]), box)) == {"c0.0": "get_order 5"}
-
-
-async def test_a_tool_without_a_failure_function_fails_the_run():
-    shop = Shop()
-    shop.fails = ValueError("gone")
-
-    @function_tool(failure_error_function=None)
-    async def get_order(order_id: str) -> str:
-        return await shop.run("get_order", order_id)
-
-    for through in (lambda agent: agent, lambda agent: cached(agent, toolbox())):
-        with pytest.raises(UserError, match="Error running tool get_order: gone"):
-            await run(through(shop.agent([read()], tools=[get_order])))
 
 
 async def test_the_answer_of_an_agent_as_a_tool_is_not_stored():
@@ -417,28 +388,6 @@ async def test_an_agent_that_a_handoff_makes_is_cached():
     agent = Agent("first", model=ScriptedModel(steps([read()], [("to_new", "{}")], prefix="f")), handoffs=[to_new])
     agent.tools = [shop.get_order]
     await Runner.run(cached(agent, toolbox()), "go")
-    assert shop.runs == [("get_order", "7")]
-
-
-async def test_a_run_that_waits_for_an_approval_after_a_handoff_goes_on_with_the_copies():
-    shop = Shop()
-
-    @function_tool(needs_approval=True)
-    async def get_order(order_id: str) -> str:
-        return await shop.run("get_order", order_id)
-
-    second = Agent("second", tools=[get_order], model=script([read()], [read()]))
-    first = Agent(
-        "first", handoffs=[handoff(second)], model=ScriptedModel(steps([("transfer_to_second", "{}")], prefix="f"))
-    )
-    copy = cached(first, toolbox())
-    result = await Runner.run(copy, "go")
-    while result.interruptions:
-        state = await agents.RunState.from_string(copy, result.to_state().to_string())
-        for interruption in state.get_interruptions():
-            state.approve(interruption)
-        result = await Runner.run(copy, state)
-    assert result.final_output == "done"
     assert shop.runs == [("get_order", "7")]
 
 
@@ -637,13 +586,6 @@ async def test_a_tool_of_an_mcp_server_that_changes_is_asked_anew():
     server.properties = {**server.properties, "lines": {"type": "boolean", "default": True}}
     agent.model = script([read()])
     assert texts(await run(agent)) == {"c0.0": "get_order 2"}
-
-
-async def test_hints_of_an_mcp_server_tell_reads_from_writes():
-    shop = Shop()
-    box = Toolbox({"get_order": Read("order:{order_id}")}, namespace="hinted_oa", unknown="watch", hints="kind")
-    result = texts(await run(cached(mcp_agent(shop, [read()], [write()], [read()]), box)))
-    assert result["c2.0"] == "get_order 3"
 
 
 @pytest.mark.parametrize(

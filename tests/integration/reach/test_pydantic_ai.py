@@ -20,20 +20,16 @@ from pydantic_ai import (
     ModelRetry,
     RunContext,
     Tool,
-    ToolDefinition,
-    ToolReturn,
 )
 from pydantic_ai.messages import (
     ModelRequest,
     ModelResponse,
     TextPart,
     ToolCallPart,
-    ToolReturnPart,
-    UserPromptPart,
 )
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.models.test import TestModel
-from pydantic_ai.toolsets import CombinedToolset, ExternalToolset, FunctionToolset, WrapperToolset
+from pydantic_ai.toolsets import CombinedToolset, FunctionToolset, WrapperToolset
 from pydantic_ai.usage import RunUsage
 
 from agent_cache import (
@@ -145,21 +141,6 @@ async def run(agent: Agent[Any, Any], **options: Any) -> dict[str, Any]:
 # What is cached
 
 
-async def test_the_model_sees_the_same_tools():
-    found: list[list[ToolDefinition]] = []
-
-    def look(messages: list[Any], info: AgentInfo) -> ModelResponse:
-        found.append(info.function_tools)
-        return ModelResponse(parts=[TextPart("done")])
-
-    shop = Shop()
-    for box in (None, toolbox()):
-        agent = shop.agent(box=box)
-        await agent.run("go", model=FunctionModel(look))
-    assert found[0] == found[1]
-    assert len(found[0]) == 2
-
-
 async def test_toolsets_with_a_prefix_are_known_by_what_the_model_sees():
     first, second = Shop(), Shop()
     toolsets = [FunctionToolset([shop.get_order]).prefixed(name) for name, shop in (("a", first), ("b", second))]
@@ -251,20 +232,6 @@ async def test_a_template_that_names_no_argument_fails_the_run():
 # What is not stored
 
 
-async def test_an_answer_with_content_and_metadata_is_stored_whole():
-    shop = Shop()
-
-    async def get_order(order_id: str) -> ToolReturn:
-        return ToolReturn(await shop.run("get_order", order_id), content="look at this", metadata={"rows": [1]})
-
-    result = await shop.agent([read()], [read()], tools=[get_order], box=toolbox()).run("go")
-    parts = [part for message in result.all_messages() for part in message.parts]
-    assert [part.content for part in parts if isinstance(part, UserPromptPart)] == ["go"] + ["look at this"] * 2
-    returned = [part for part in parts if isinstance(part, ToolReturnPart)]
-    assert [(part.content, part.metadata) for part in returned] == [("get_order 1", {"rows": [1]})] * 2
-    assert shop.runs == [("get_order", "7")]
-
-
 # Deferred calls
 
 
@@ -312,15 +279,6 @@ async def test_a_call_that_a_tool_defers_is_no_failure_and_not_stored():
             result = await resumed(agent, result)
         assert {call.outcome for call in session.get_execution_trace()} == {"ok"}
     assert shop.runs == ["7"] * 6
-
-
-async def test_external_tools_pass():
-    external = ExternalToolset([ToolDefinition(name="get_order", parameters_json_schema={"type": "object"})])
-    agent = Shop().agent(
-        [read()], tools=[], toolsets=[external], box=toolbox(), output_type=[str, DeferredToolRequests]
-    )
-    result = await agent.run("go")
-    assert [call.tool_name for call in result.output.calls] == ["get_order"]
 
 
 # Loops

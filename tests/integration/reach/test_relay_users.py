@@ -16,7 +16,8 @@ from agent_cache.testing import reset
 from tests.harness.mcp_host import RELAY, started
 from tests.harness.mcp_http_host import ACCEPT, relaying, running
 from tests.harness.odd_mcp_host import call_of
-from tests.harness.odd_mcp_server import OddApplication
+from tests.harness.odd_mcp_server import ODD, OddApplication
+from tests.integration.reach.test_relay_odd_messages import NOT_JUDGED
 
 RULES = """
 namespace = "users"
@@ -29,6 +30,9 @@ kind = "read"
 tags = ["value:{key}"]
 [tools.raw]
 kind = "pass"
+[tools.odd]
+kind = "read"
+tags = ["odd"]
 """
 
 TELLING = [
@@ -199,3 +203,26 @@ async def test_a_recording_is_replayed_without_the_credentials_and_the_address_o
             assert (await answer(relay.url, "get", **sent), await answer(relay.url, "raw", **sent)) == recorded
     async with started((*RELAY, "--config", rules, "--replay", tape), greets=False) as host:
         assert await host.call("get", key="a") == recorded[0]
+
+
+# Messages that nobody can judge, or read
+
+
+async def test_a_call_in_a_form_that_nobody_can_judge_is_refused_and_reaches_no_server(application, rules):
+    async with relaying(application.url, rules) as relay, httpx2.AsyncClient(timeout=None) as client:
+        for line in NOT_JUDGED:
+            found = await client.post(relay.url, content=line, headers=ACCEPT)
+            assert (found.status_code, found.json()["error"]["code"]) == (400, -32600), line
+            assert line not in application.server.seen
+
+
+@pytest.mark.parametrize("events", [False, True])
+async def test_an_answer_that_cannot_be_read_passes_as_it_came(events, rules):
+    async with (
+        running(OddApplication(events=events)) as origin,
+        relaying(f"{origin}/mcp", rules) as relay,
+        httpx2.AsyncClient(timeout=None) as client,
+    ):
+        for kind, value in ODD.items():
+            found = await client.post(relay.url, content=call_of("odd", kind, b"2"), headers=ACCEPT)
+            assert b'{"jsonrpc":"2.0","id":2,"result":{"content":[],"odd":%b}}' % value in found.content

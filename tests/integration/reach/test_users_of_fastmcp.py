@@ -221,26 +221,6 @@ async def test_shared_gives_all_clients_the_same_answer(options: dict[str, Any])
         assert [await ask(url, auth=user) for user in ("ada", "bob")] == ["0", "0"]
 
 
-TRACES = [
-    "traceparent", "x-request-id", "x-correlation-id", "x-amzn-trace-id", "x-amz-cf-id", "x-cloud-trace-context",
-    "cf-ray", "sentry-trace", "b3", "x-b3-traceid", "x-b3-spanid",
-]  # fmt: skip
-
-
-@WAYS
-async def test_the_traces_of_balancers_cost_no_hit(decorated: bool):
-    with over_http(server_of(by_headers, decorated=decorated)) as url:
-        sent = [dict.fromkeys(TRACES, str(number)) for number in range(2)]
-        assert [await ask(url, headers={"x-user": "ada", **one}) for one in sent] == ["0", "0"]
-
-
-@WAYS
-async def test_clients_that_name_themselves_are_apart(decorated: bool):
-    async with Client(server_of(by_context, decorated=decorated)) as client:
-        answers = [(await client.call_tool("my_tickets", meta={"client_id": one})).data for one in ("a", "b", "a")]
-    assert answers == ["0", "1", "0"]
-
-
 @WAYS
 async def test_users_in_the_metadata_of_a_request_are_apart(decorated: bool):
     async with Client(server_of(by_context, decorated=decorated)) as client:

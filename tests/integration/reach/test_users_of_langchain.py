@@ -181,18 +181,6 @@ async def test_a_context_that_says_nothing_runs_uncached_with_one_warning(caplog
     assert any("shared=True" in problem for problem in table.problems)
 
 
-async def test_shared_and_vary_say_what_counts():
-    options: list[dict[str, Any]] = [
-        {"shared": True},
-        {"rule": Read("ticket", shared=True)},
-        {"vary": lambda request: 1},
-    ]
-    for number, one in enumerate(options):
-        agent, _ = agent_of(my_tickets, **one)
-        contexts = (Context("ada"), Context("bob"), {"client": object()})
-        assert [await ask(agent, "invoke", context) for context in contexts] == [str(number)] * 3
-
-
 class Lookup(BaseTool):
     name: str = "my_tickets"
     description: str = "Tickets of the current user."

@@ -137,18 +137,6 @@ async def test_a_context_that_says_nothing_runs_uncached_with_one_warning(caplog
     assert any("shared=True" in problem for problem in table.problems)
 
 
-async def test_shared_and_vary_say_what_counts():
-    contexts = (Context("ada"), Context("bob"), object())
-    options: list[dict[str, Any]] = [
-        {"shared": True},
-        {"rule": Read("ticket", shared=True)},
-        {"vary": lambda context: 1},
-    ]
-    for number, one in enumerate(options):
-        desk = Desk(named(by_wrapper), **one)
-        assert [await desk.ask(context) for context in contexts] == [str(number)] * 3
-
-
 class Invoker:
     def __init__(self, user: str) -> None:
         self.user = user

@@ -131,15 +131,6 @@ async def test_a_client_alone_is_nobody_and_explain_says_so(caplog: pytest.LogCa
     assert {row.tool: "context" in row.why for row in table} == {"my_tickets": True, "list_all": False}
 
 
-async def test_shared_and_vary_say_what_counts():
-    users = (Deps("ada"), Deps("bob"), object())
-    assert [await Desk(shared=True).mine(deps) for deps in users[:1]] == [0]
-    for desk in (Desk(shared=True), Desk(rule=Read("ticket", shared=True)), Desk(vary=lambda ctx: "all")):
-        assert [await desk.mine(deps) for deps in users] == [0, 0, 0]
-    desk = Desk(vary=lambda ctx: ctx.deps.user)
-    assert [await desk.mine(deps) for deps in (*users[:2], users[0])] == [0, 1, 0]
-
-
 async def test_a_toolset_made_for_each_run_counts_too():
     runs = itertools.count()
 
