@@ -41,7 +41,7 @@ Mode = Literal["none", "once", "new_episodes", "all", "rewrite"]
 Policy = Literal["stub", "live", "forbid"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-H = TypeVar("H")
+H = TypeVar("H", bound=Tape)
 
 SEAMS = Seams()
 """Those of the process."""
@@ -50,31 +50,21 @@ SEAMS = Seams()
 class Block(Generic[H]):
     """A block whose calls are intercepted: ``with`` and ``async with`` alike.
 
-    A subclass sets `_path`, if there is a file; its `_open` makes the interceptor, and what ``as`` binds.
+    A subclass sets `_path`, if there is a file; its `_open` makes the tape, which ``as`` binds.
     """
 
     is_guarded = False
     ends_refusal = True
     _bypasses = False
-    _strict = False
-    _policy: Mapping[str, str] = {}
     _path: Path | None = None
-    _tape: Tape | None = None
+    _tape: H | None = None
     _token: Token[Scope] | None = None
     _scope: Scope | None = None
     _outer: Scope | None = None
     _has_ended = False
 
-    def _open(self) -> tuple[Tape, H]:
+    def _open(self) -> H:
         raise NotImplementedError
-
-    def _tape_of(
-        self, mode: str, redaction: Redaction, answers: Matcher | None, file: CassetteLog | None, http: Http | None
-    ) -> tuple[Tape, Tape]:
-        """The tape of `record` or `replay`, twice."""
-        options: dict[str, Any] = {"policy": self._policy, "strict": self._strict, "is_guarded": self.is_guarded}
-        tape = Tape(self._path, mode, redaction, answers=answers, file=file, http=http, **options)
-        return tape, tape
 
     def __enter__(self) -> H:
         if self._tape is not None:
@@ -82,20 +72,20 @@ class Block(Generic[H]):
         scope = PLACE.get().scope
         if self._path is not None:
             _check_path_is_free(scope, self._path)
-        self._tape, handle = self._open()
+        self._tape = tape = self._open()
         self._has_ended = False
-        INTERCEPTORS[self._tape] = "" if self._path is None else os.path.realpath(self._path)
-        if self._tape.http is not None:
+        INTERCEPTORS[tape] = "" if self._path is None else os.path.realpath(self._path)
+        if tape.http is not None:
             SEAMS.enter()
-            if self._tape.http.guard:
+            if tape.http.guard:
                 install_guard()
-        self._tape.lanes.current()  # this is lane 0
+        tape.lanes.current()  # this is lane 0
         around = _without_blocker(scope) if self.ends_refusal else scope
         if self._bypasses:
             around = around.variant(bypasses=True)
-        self._outer, self._scope = scope, around.intercepted(self._tape)
+        self._outer, self._scope = scope, around.intercepted(tape)
         self._token = self._scope.enter()
-        return handle
+        return tape
 
     def end(self, error: BaseException | None = None) -> None:
         """Write the file and check the replay now, as the end of the block would, which then only leaves.
@@ -209,7 +199,7 @@ class record(Block[Tape]):  # noqa: N801 - used as a function, as in vcrpy and a
         self._http = http
         Http.of(http, "record")
 
-    def _open(self) -> tuple[Tape, Tape]:
+    def _open(self) -> Tape:
         mode = self._mode
         if mode == "once":
             mode = "none" if self._path.exists() else "rewrite"
@@ -229,7 +219,10 @@ class record(Block[Tape]):  # noqa: N801 - used as a function, as in vcrpy and a
                     http = recorded
         described = None if http is None else http.describe(redaction)
         file = None if mode == "none" else CassetteLog(self._path, model, redaction, described)
-        return self._tape_of(self._mode, redaction, answers, file, http)
+        return Tape(
+            self._path, self._mode, redaction, answers=answers, file=file, policy=self._policy, strict=self._strict,
+            is_guarded=self.is_guarded, http=http,
+        )  # fmt: skip
 
 
 class replay(Block[Tape]):  # noqa: N801 - as `record`
@@ -271,11 +264,14 @@ class replay(Block[Tape]):  # noqa: N801 - as `record`
         self._policy = _checked_policy(policy, "replay")
         self._redaction = redaction_of(redact)
 
-    def _open(self) -> tuple[Tape, Tape]:
+    def _open(self) -> Tape:
         if is_being_recorded(self._path):
             raise CassetteError("is being recorded; replay it when that has ended", self._path)
         cassette, redaction = loaded(self._path, self._redaction)
-        return self._tape_of("none", redaction, Matcher(cassette, redaction), None, recorded_http(cassette))
+        return Tape(
+            self._path, "none", redaction, answers=Matcher(cassette, redaction), policy=self._policy,
+            strict=self._strict, is_guarded=self.is_guarded, http=recorded_http(cassette),
+        )  # fmt: skip
 
 
 class observe(Block[Tape]):  # noqa: N801 - as `record`
@@ -312,10 +308,9 @@ class observe(Block[Tape]):  # noqa: N801 - as `record`
         self._redaction = redaction
         self._http = Http.of(http, "observe")
 
-    def _open(self) -> tuple[Tape, Tape]:
+    def _open(self) -> Tape:
         log = ObservedCalls(self._redaction, self._listeners)
-        tape = Tape(None, "observe", self._redaction, file=log, http=self._http)
-        return tape, tape
+        return Tape(None, "observe", self._redaction, file=log, http=self._http)
 
 
 def loaded(source: Path | Cassette, given: Redaction) -> tuple[Cassette, Redaction]:

@@ -167,11 +167,10 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
         states = Counter(itertools.compress(self._prefix.states, self._prefix.is_reached))
         return {"answered": states[_ANSWERED], "edited": len(self._prefix.edits), "repeated": states[_REPEATED]}
 
-    def _open(self) -> tuple[Branch, Branch]:
+    def _open(self) -> Branch:
         assert self._path is not None
         _check_is_free(self._path)
-        branch = Branch(self._path, self._prefix, self._redaction, is_guarded=self.is_guarded, http=self._http)
-        return branch, branch
+        return Branch(self._path, self._prefix, self._redaction, is_guarded=self.is_guarded, http=self._http)
 
 
 class _Given(msgspec.Struct, forbid_unknown_fields=True):

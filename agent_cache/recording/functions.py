@@ -426,19 +426,12 @@ def _decorator(
 
 def _checked_function(function: Any, decorator: str) -> Any:
     """A callable whose calls are not recorded yet."""
-    if isinstance(function, staticmethod | classmethod):
-        kind = type(function).__name__
+    if isinstance(function, staticmethod | classmethod) or not callable(function):
         raise ConfigurationError(
-            f"{decorator} was given a {kind}; put @{decorator} closest to the function, below @{kind}"
+            f"{decorator} takes a callable, got {function!r}; put it below @staticmethod and @classmethod"
         )
-    if not callable(function):
-        raise ConfigurationError(f"{decorator} takes a callable, got {function!r}")
-    if hasattr(function, "__agent_cache__"):
-        raise ConfigurationError(
-            f"{decorator}: a tool decorated with AgentCache or AgentCacheInvalidator is recorded already"
-        )
-    if hasattr(function, "__agent_cache_recorded__"):
-        raise ConfigurationError(f"{decorator}: {function.__agent_cache_recorded__.name} is recorded already")
+    if hasattr(function, "__agent_cache__") or hasattr(function, "__agent_cache_recorded__"):
+        raise ConfigurationError(f"{decorator}: calls of {function!r} are recorded already")
     return function
 
 

@@ -328,12 +328,13 @@ def _is_made(name: str, plain: Any) -> bool:
 
 def problems_of(outcome: Outcome, verb: str = "returned") -> Iterator[str]:
     """What a replay of this outcome will not do as the recorded call did, and what helps. The texts name types only."""
+    reason = f" ({outcome['reason']})" if outcome.get("reason") else ""
     if "unencodable" in outcome:
         yield f"{verb} a {outcome['unencodable']}, which cannot be replayed{_advice(outcome)}"
     elif "class" in outcome:
         yield (
-            f"{verb} a {outcome['class']}, which a replay gives back as plain data{_reason(outcome)}; annotate what "
-            "the function returns, or register the class"
+            f"{verb} a {outcome['class']}, which a replay gives back as plain data{reason}; annotate what the function "
+            "returns, or register the class"
         )
     elif "redacted" in outcome:
         yield f"{verb} a value that does not fit its annotation without its secrets; give it one that does"
@@ -343,18 +344,13 @@ def problems_of(outcome: Outcome, verb: str = "returned") -> Iterator[str]:
             f"raised {error.get('type')}, which a replay raises as RecordedError or without parts of it; "
             "register the class with agent_cache.recording.register, or raise one that is made of plain values"
         )
+    stream: dict[str, Any] = outcome.get("stream") or outcome.get("response") or {}
     for member in error.get("group", ()):
         yield from problems_of({"error": member})
     for chunk in outcome.get("stream", {}).get("chunks", ()):
         yield from problems_of(chunk, "yielded")
-    for part in ("stream", "response"):
-        if "end" in outcome.get(part, ()):
-            yield from problems_of(outcome[part]["end"])
-
-
-def _reason(outcome: Outcome) -> str:
-    reason = outcome.get("reason")
-    return f" ({reason})" if reason else ""
+    if "end" in stream:
+        yield from problems_of(stream["end"])
 
 
 def _advice(outcome: Outcome) -> str:
@@ -363,7 +359,8 @@ def _advice(outcome: Outcome) -> str:
             ", because it is opened after the call, and what happens then is not recorded; record a function that "
             "opens it, and returns or yields what it gives"
         )
-    return f"{_reason(outcome)}; give the function a return annotation of plain fields"
+    reason = f" ({outcome['reason']})" if outcome.get("reason") else ""
+    return f"{reason}; give the function a return annotation of plain fields"
 
 
 # Redaction of what was written

@@ -718,7 +718,7 @@ class _Attached(Block[_JournalTape]):
         self._session_id = session_id
         self._path = journal.path(session_id)
 
-    def _open(self) -> tuple[Tape, _JournalTape]:
+    def _open(self) -> _JournalTape:
         scope = PLACE.get().scope
         while scope.outside is not None:
             if isinstance(scope.interceptor, _JournalTape):
@@ -746,7 +746,7 @@ class _Attached(Block[_JournalTape]):
                 if isinstance(error, OSError):
                     raise JournalError(f"cannot be written: {error.strerror}", self._path) from error
                 raise
-            return tape, tape
+            return tape
 
     def _settings(self) -> dict[str, Any]:
         journal = self._journal
