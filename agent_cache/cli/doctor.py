@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from agent_cache.cli.output import Printer, print_json, size_text
@@ -94,7 +94,7 @@ async def _of_server(options: argparse.Namespace, namespace: str) -> AsyncIterat
 
     from agent_cache.remote.deployments import deployment_of_url
 
-    deployment = deployment_of_url(options.url, cluster=False, options={})
+    deployment = deployment_of_url(options.url)
     async with deployment.connect(options.timeout) as client, asyncio.timeout(options.timeout):
         is_cluster = bool((await client.info("cluster")).get("cluster_enabled"))
         slots = await client.execute_command("CLUSTER", "SLOTS") if is_cluster else []
@@ -105,7 +105,8 @@ async def _of_server(options: argparse.Namespace, namespace: str) -> AsyncIterat
         for first, last, (host, port, *_), *_ in slots:
             if first <= slot <= last:
                 name = host.decode() if isinstance(host, bytes) else host
-                deployment = replace(deployment, seeds=((name or deployment.seeds[0][0], int(port)),))
+                place = {"host": name or deployment.names[0].rpartition(":")[0], "port": int(port)}
+                deployment = deployment_of_url(options.url, options=place)
     key = f"{{{namespace}}}:doctor:{os.urandom(6).hex()}"
     async with deployment.connect(options.timeout) as client:
         info = await client.info()

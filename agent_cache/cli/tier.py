@@ -169,7 +169,7 @@ async def _opened(options: argparse.Namespace) -> AsyncIterator[_Opened]:
     from agent_cache.remote import RedisTier
     from agent_cache.remote.deployments import deployment_of_url
 
-    client = deployment_of_url(options.url, cluster=False, options={}).connect(options.timeout)
+    client = deployment_of_url(options.url).connect(options.timeout)
     async with client, asyncio.timeout(options.timeout):
         info = await client.info("cluster")
     async with RedisTier.from_url(

@@ -29,16 +29,15 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 from hashlib import sha1
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
@@ -50,19 +49,13 @@ except ModuleNotFoundError as error:
 from agent_cache.clock import boottime
 from agent_cache.core.lease import Term
 from agent_cache.core.options import configures, seconds
-from agent_cache.core.store import NEVER
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import IDLE, Reading, Refused, State, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.codecs import Codec
-from agent_cache.remote.deployments import (
-    TIER_OPTIONS,
-    Deployment,
-    close_client,
-    deployment_of_client,
-    deployment_of_url,
-)
+from agent_cache.remote.deployments import Deployment, close_client, deployment_of_client, deployment_of_url
 from agent_cache.remote.feed import LOST, News
+from agent_cache.remote.keeper import Keeper
 from agent_cache.remote.versioned import UNUSABLE, VersionedTier
 
 __all__ = ["RedisBackend", "RedisTier", "scripts_of"]
@@ -71,7 +64,9 @@ T = TypeVar("T")
 
 _DAY: Final = 86_400.0
 _MESSAGES: Final = 10_000
-_LONGEST_NAME: Final = 1_000
+_OPTIONS: Final = frozenset({
+    "namespace", "max_staleness", "timeout", "lease", "remote_ttl", "codec", "max_value_size"
+})  # fmt: skip
 _AT_ONCE: Final = 200
 """Keys that are looked at or deleted by one command."""
 
@@ -83,10 +78,6 @@ if not string.find(info, 'role:master', 1, true) then return redis.error_reply('
 local store = string.match(info, 'master_replid:(%x+)')
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6 + @SHIFT
-local function get(key)
-  local found = redis.pcall('GET', key)
-  return type(found) ~= 'table' and found
-end
 local function newest()
   local n = redis.call('GET', N)
   if not n then
@@ -99,11 +90,7 @@ local function step(cells, message)
   newest()
   local n = string.format('%.0f', redis.call('INCR', N))
   for _, cell in ipairs(cells) do redis.call('SET', P .. 'c:' .. cell, n, 'PX', TTL) end
-  local added = redis.pcall('XADD', F, 'MAXLEN', '~', @MESSAGES, n .. '-0', 'm', message)
-  if type(added) == 'table' and added.err then
-    redis.call('DEL', F)
-    redis.call('XADD', F, n .. '-0', 'm', message)
-  end
+  redis.call('XADD', F, 'MAXLEN', '~', @MESSAGES, n .. '-0', 'm', message)
   return n
 end
 local function unregister(writer)
@@ -139,8 +126,8 @@ _READ: Final = """
 local busy = redis.call('ZCARD', W) > 0
 local function state(cell)
   local key, mode = P .. 'c:' .. cell, 0
-  local version = get(key)
-  if not version or #version == 0 or #version > 20 then
+  local version = redis.call('GET', key)
+  if not version then
     version = newest()
     redis.call('SET', key, version, 'PX', TTL)
   end
@@ -161,7 +148,7 @@ for _, asked in ipairs(cjson.decode(ARGV[1])) do
     known[#known + 1], known[#known + 2] = state(cell)
   end
   if asked[2] then
-    value = get(P .. 'v:' .. asked[2])
+    value = redis.call('GET', P .. 'v:' .. asked[2])
     local head = value and string.match(value, '^([^\\n]*)\\n')
     local is_read, opened = pcall(cjson.decode, head or '')
     if is_read and type(opened) == 'table' and type(opened[1]) == 'table' then
@@ -214,15 +201,12 @@ return {store, newest(), found}
 """
 
 _TTL: Final = """
-if type(redis.pcall('HDEL', T, ARGV[1])) == 'table' then redis.call('DEL', T) end
+redis.call('HDEL', T, ARGV[1])
 if ARGV[2] ~= '' then redis.call('HSET', T, ARGV[1], ARGV[2]) end
 return {store, step({}, ARGV[3])}
 """
 
-_TTLS: Final = """
-local found = redis.pcall('HGETALL', T)
-return found.err and {} or found
-"""
+_TTLS: Final = "return redis.call('HGETALL', T)"
 
 _TEXTS: Final = {
     "read": _READ, "begin": _BEGIN, "commit": _COMMIT, "claim": _CLAIM, "feed": _FEED, "ttl": _TTL, "ttls": _TTLS,
@@ -256,7 +240,6 @@ class _Loop:
         self.client = client
         self.asked: list[tuple[list[Cell], Cell | None, asyncio.Future[Reading]]] = []
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.follower: asyncio.Task[Any] | None = None
         self.ending = self._end()
         self.is_closed = False
 
@@ -276,44 +259,20 @@ class _Loop:
                 await asyncio.sleep(0)
 
     def close_soon(self) -> None:
-        """Close the client, or end the thread that follows the feed, which closes it. Called in its event loop."""
-        if self.follower is not None:
-            self.follower.cancel()
-        else:
-            self.tasks.add(asyncio.get_running_loop().create_task(self.ending.aclose(), context=Context()))
+        """Called in its event loop."""
+        self.tasks.add(asyncio.get_running_loop().create_task(self.ending.aclose(), context=Context()))
 
 
 _Loops = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop]
 
 
-def _close_soon(loops: Mapping[asyncio.AbstractEventLoop, _Loop]) -> None:
+def _close_soon(loops: Mapping[asyncio.AbstractEventLoop, _Loop], keeper: Keeper) -> None:
     """Close what a tier has open that nobody has any more."""
     for loop, own in list(loops.items()):
         with suppress(RuntimeError):  # it has ended
-            loop.call_soon_threadsafe(own.close_soon)
-
-
-class _Aside(Generic[T]):
-    """Awaits something in an empty context. A connection that is opened meanwhile keeps that, and not its caller's."""
-
-    def __init__(self, steps: Awaitable[T]) -> None:
-        self._steps = steps
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        steps, context = self._steps.__await__(), Context()
-        resume: Callable[[], Any] = partial(next, steps)
-        while True:
-            try:
-                waits_for = context.run(resume)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            try:
-                yield waits_for
-            except BaseException as error:  # noqa: BLE001 - passed on
-                resume = partial(steps.throw, error)
-            else:
-                resume = partial(next, steps)
+            if loop is not keeper.loop:  # else it closes with its loop
+                loop.call_soon_threadsafe(own.close_soon)
+    keeper.stop()
 
 
 class _Rejected(Refused):
@@ -382,7 +341,7 @@ class RedisBackend:
         """
         begun = time.monotonic()
         try:
-            return await _Aside(self._in_time(command, self._timeout + patience))
+            return await self._in_time(command, self._timeout + patience)
         except ResponseError as error:  # it has answered
             raise _Rejected(str(error)) from error
         except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
@@ -489,13 +448,7 @@ class RedisBackend:
 
     async def ttls(self) -> dict[str, float]:
         flat = await self._run("ttls")
-        found: dict[str, float] = {}
-        for tool, ttl in zip(flat[::2], flat[1::2], strict=True):
-            with suppress(ValueError):  # of what somebody else has written
-                name, life = tool.decode(), float(ttl)
-                if 0 < life < NEVER and len(name) <= _LONGEST_NAME:
-                    found[name] = life
-        return found
+        return {tool.decode(): float(ttl) for tool, ttl in zip(flat[::2], flat[1::2], strict=True)}
 
     async def clear(self) -> int:
         await self._run("commit", "clear", _encode([EVERYTHING]), "0", LOST)
@@ -598,6 +551,7 @@ class RedisTier(VersionedTier):
     """
 
     backend: RedisBackend
+    keeper: Keeper
 
     def __init__(
         self,
@@ -624,10 +578,8 @@ class RedisTier(VersionedTier):
             backend, namespace=namespace, lease=lease, remote_ttl=life, codec=codec, max_value_size=max_value_size,
             max_staleness=staleness,
         )  # fmt: skip
-        self._thread: threading.Thread | None = None
-        self._following: asyncio.AbstractEventLoop | None = None
-        self._start_lock = threading.Lock()
-        weakref.finalize(self, _close_soon, backend.loops).atexit = False
+        self.keeper = Keeper("agent_cache follows a server")
+        weakref.finalize(self, _close_soon, backend.loops, self.keeper).atexit = False
         _TIERS.add(self)
 
     @classmethod
@@ -642,7 +594,7 @@ class RedisTier(VersionedTier):
                 ``ssl_ca_certs``, ``credential_provider``... A setting without effect, such as a timeout of redis-py's,
                 is refused.
         """
-        own = {name: options.pop(name) for name in TIER_OPTIONS & options.keys()}
+        own = {name: options.pop(name) for name in _OPTIONS & options.keys()}
         return cls(deployment_of_url(url, cluster=cluster, options=options), **own)
 
     def __repr__(self) -> str:
@@ -653,14 +605,12 @@ class RedisTier(VersionedTier):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            pass
+            if self.keeper.is_alive() and self.keeper.loop is not None:
+                asyncio.run_coroutine_threadsafe(steps, self.keeper.loop)
+            else:
+                steps.close()
         else:
             super()._start(steps)
-            return
-        if self._following is None:
-            steps.close()
-        else:
-            asyncio.run_coroutine_threadsafe(steps, self._following)
 
     def stats(self) -> dict[str, Any]:
         """Counts of this process and its present state: a plain copy, to be logged or exported.
@@ -675,38 +625,19 @@ class RedisTier(VersionedTier):
             "servers": dict.fromkeys(self._deployment.names, state),
         }
 
-    # The thread that follows the feed
-
-    def _keep_up(self) -> None:
-        if self._thread is None and not self.is_closed:
-            with self._start_lock:
-                if self._thread is not None:
-                    return
-                ready = threading.Event()
-                arguments = weakref.ref(self), ready
-                name = "agent_cache follows a server"
-                self._thread = threading.Thread(target=_run_thread, args=arguments, name=name, daemon=True)
-                try:
-                    self._thread.start()
-                except RuntimeError as error:  # the next call tries again
-                    self._thread = None
-                    self.log.once("no thread could be started, so what others write is only seen by lookups", error)
-                    return
-                ready.wait()
-
     async def catch_up(self) -> None:
         """See `VersionedTier`. Only the thread asks a server that has not answered, if there is one."""
-        failure, loop = self.backend.failure, asyncio.get_running_loop()
-        if failure is not None and self._following not in (None, loop) and not self.is_closed:
+        failure, keeper = self.backend.failure, self.keeper
+        is_its_own = not keeper.is_alive() or keeper.loop is asyncio.get_running_loop()
+        if failure is not None and not is_its_own and not self.is_closed:
             raise Refused(failure)
         await super().catch_up()
 
-    async def follow(self) -> tuple[int, float]:
+    async def look_after(self) -> Awaitable[object]:
         """Apply what others have written, and deliver what is pending. Called by the thread.
 
         Returns:
-            The number after which there may be news, and seconds after which to ask all the same; after 0 if the
-            server cannot be asked.
+            What lasts until there may be news, or for a third of `max_staleness`.
         """
         third = self.max_staleness / 3
         try:
@@ -716,15 +647,15 @@ class RedisTier(VersionedTier):
                 await self.flush()
         except ConnectionError as error:
             self._note_failure(error)
-            return 0, third / 2
-        return self.feed.number or 0, third
+            return asyncio.sleep(third / 2)
+        return self.backend.wait_for_news(self.feed.number or 0, third)
 
     def after_fork(self) -> None:
         """In the child: what is pending is delivered by the parent."""
         self.backend.after_fork()
         self.feed.after_fork()
         self.pending = {}
-        self._thread, self._following, self._start_lock = None, None, threading.Lock()
+        self.keeper = Keeper("agent_cache follows a server")
         self.heard = Term(boottime)
         if self.trust.term is not None and not self.is_closed:
             self.trust.term.until = self.heard.until
@@ -737,42 +668,8 @@ class RedisTier(VersionedTier):
         """
         self.backend.failure = None  # one attempt more
         await super().aclose()
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            _close_soon({loop: own for loop, own in self.backend.loops.items() if own.follower is not None})
-            await asyncio.to_thread(thread.join)
-
-
-def _run_thread(reference: weakref.ref[RedisTier], ready: threading.Event) -> None:
-    """The body of the thread. It ends with its tier."""
-    with suppress(asyncio.CancelledError):
-        asyncio.run(_follow_feed(reference, ready))
-
-
-async def _follow_feed(reference: weakref.ref[RedisTier], ready: threading.Event) -> None:
-    tier = reference()
-    if tier is None:
-        ready.set()
-        return
-    backend, tier._following = tier.backend, asyncio.get_running_loop()
-    with suppress(ConnectionError):  # it was closed
-        (await backend.own_loop()).follower = asyncio.current_task()
-    ready.set()
-    while tier is not None and not tier.is_closed:
-        try:
-            number, seconds_left = await tier.follow()
-        except Exception as error:  # noqa: BLE001 - what is pending depends on this thread
-            tier.log.once("the server could not be followed", error)
-            number, seconds_left = 0, 1.0
-        tier = None  # it may be freed meanwhile
-        try:
-            if number:
-                await backend.wait_for_news(number, seconds_left)
-            else:
-                await asyncio.sleep(seconds_left)
-        except ConnectionError:
-            await asyncio.sleep(0.01)  # the next question says why
-        tier = reference()
+        self.keeper.stop()
+        await self.keeper.ended()
 
 
 _TIERS: weakref.WeakSet[RedisTier] = weakref.WeakSet()

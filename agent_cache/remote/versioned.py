@@ -47,6 +47,7 @@ from agent_cache.remote.backend import (  # fmt: skip
 from agent_cache.remote.cells import EVERYTHING, MOST_ENTITIES, STORE, Cell, Cells, whole_roots
 from agent_cache.remote.codecs import Codec, MessagePackCodec, Undecodable, Unencodable
 from agent_cache.remote.feed import LOST, Feed, Log, Message
+from agent_cache.remote.keeper import Keeper
 from agent_cache.remote.protocol import Found, Listener, Request, Versions, WriteIntent
 from agent_cache.remote.tickets import Ticket
 from agent_cache.values.canonical import make_room
@@ -106,6 +107,9 @@ class VersionedTier:
     """Whether no operation of the backend waits for anything but itself."""
     copies_outlive_values = False
     """Whether `remote_ttl` bounds the values in the store alone, and not the copies in processes."""
+
+    keeper: Keeper | None = None
+    """The thread that applies what others write."""
 
     def __init__(
         self,
@@ -554,6 +558,8 @@ class VersionedTier:
 
     def _keep_up(self) -> None:
         """Start the thread that applies what others write, if there is to be one."""
+        if self.keeper is not None and not self.is_closed:
+            self.keeper.start(self)
 
     def receive(self) -> None:
         """Apply what others have written, where that does not wait."""

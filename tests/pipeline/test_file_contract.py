@@ -57,4 +57,4 @@ class TestFileTier(TierContract):
         Away.is_locked = False
         self.a.backend.mark(is_missing=False)
         for tier in (self.a, self.b):
-            tier.look_after()
+            (await tier.look_after()).close()

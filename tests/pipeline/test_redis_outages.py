@@ -18,10 +18,11 @@ import pytest
 
 pytest.importorskip("redis")
 
+import redis.asyncio.cluster
+import redis.asyncio.sentinel
 from redis.asyncio.connection import Connection
 
 from agent_cache import AgentCache, RemoteTierError
-from agent_cache.remote.deployments import Deployment
 from agent_cache.remote.protocol import Touched
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.versioned import Ticket
@@ -139,11 +140,19 @@ async def test_a_port_that_refuses_costs_nothing(
     await costs_nothing_more(tier, attempts)
 
 
+def client_of(kind: str, ports: list[int]) -> Any:
+    """A client of redis-py that has asked nobody yet."""
+    if kind == "sentinel":
+        return redis.asyncio.sentinel.Sentinel([(HOST, port) for port in ports]).master_for("shop")
+    nodes = [redis.asyncio.cluster.ClusterNode(HOST, port) for port in ports]
+    return redis.asyncio.RedisCluster(startup_nodes=nodes)
+
+
 @pytest.mark.slow  # of real time
 @pytest.mark.parametrize("kind", ["cluster", "sentinel"])
 async def test_nodes_that_do_not_say_who_has_what_cost_the_timeout_once(make: Make, sink, attempts: Attempts, kind):
     """However many of them there are to be asked."""
-    tier = make(Deployment(kind, {}, tuple((HOST, sink()) for _ in range(4)), service="shop"))
+    tier = make(client_of(kind, [sink() for _ in range(4)]))
     with Stopwatch() as stopwatch:
         await miss(tier)
     assert stopwatch.running < ONCE
@@ -152,7 +161,7 @@ async def test_nodes_that_do_not_say_who_has_what_cost_the_timeout_once(make: Ma
 
 @pytest.mark.parametrize("kind", ["cluster", "sentinel"])
 async def test_nodes_that_refuse_cost_nothing(make: Make, attempts: Attempts, kind):
-    tier = make(Deployment(kind, {}, tuple((HOST, free_port()) for _ in range(4)), service="shop"))
+    tier = make(client_of(kind, [free_port() for _ in range(4)]))
     await miss(tier)
     await costs_nothing_more(tier, attempts)
 
@@ -368,7 +377,7 @@ async def test_a_loop_that_was_blocked_is_not_the_servers_fault(make: Make, valk
 async def test_nodes_that_answer_later_are_found(make: Make, cluster: Cluster, behind):
     proxy = behind(cluster.primaries[0].port)
     proxy.refuse()
-    tier = make(Deployment("cluster", {}, ((HOST, proxy.port),)), max_staleness=1.5)
+    tier = make(client_of("cluster", [proxy.port]), max_staleness=1.5)
     await miss(tier)
     proxy.heal()
     deadline = time.monotonic() + 60

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import stat
 import sys
-import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +21,7 @@ from agent_cache.core.versions import VERSIONS
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import Refused, checked_namespace, drive
 from agent_cache.remote.codecs import Codec
+from agent_cache.remote.keeper import Keeper
 from agent_cache.remote.versioned import UNUSABLE, VersionedTier
 
 if sys.platform != "win32":  # which is refused
@@ -29,6 +30,7 @@ if sys.platform != "win32":  # which is refused
 __all__ = ["NETWORK_FILE_SYSTEMS", "FileTier", "checked_path", "filesystem_of", "mounts_text"]
 
 _PERIOD: Final = 0.1
+_THREAD: Final = "agent_cache keeps a file"
 
 NETWORK_FILE_SYSTEMS: Final = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "gfs2",
@@ -71,6 +73,7 @@ class FileTier(VersionedTier):
 
     never_waits = copies_outlive_values = True
     backend: SqliteBackend
+    keeper: Keeper
 
     def __init__(
         self,
@@ -101,7 +104,7 @@ class FileTier(VersionedTier):
         self.log = self.backend.log
         self.max_value_size = min(self.max_value_size, max_bytes // 2)
         self.trust = Lease(self)
-        self._keeper: threading.Thread | None = None
+        self.keeper = Keeper(_THREAD)
         try:
             self.backend.open()
         except PASSING as error:
@@ -137,7 +140,7 @@ class FileTier(VersionedTier):
             # Last, and the page first: a hit that finds both compares the versions after that. Without a thread that
             # looks whether the files were replaced, each hit does.
             self.trust.page = page.word
-            is_heard = self.feed.has_listeners and self._is_kept() and self.feed.ttls is not None
+            is_heard = self.feed.has_listeners and self.keeper.is_alive() and self.feed.ttls is not None
             self.trust.stamp = self.feed.number or -1 if is_heard else -1
 
     def is_complete(self) -> bool:
@@ -167,36 +170,19 @@ class FileTier(VersionedTier):
             self.log.allow_again("an invalidation could not be written, so nobody uses the file until it is")
         self._keep_up()
 
-    # The keeper: a thread that does what no call does
-
-    def _is_kept(self) -> bool:
-        return self._keeper is not None and self._keeper.is_alive()
-
-    def _keep_up(self) -> None:
-        if not self.is_closed and not self._is_kept():
-            arguments, name = (weakref.ref(self),), "agent_cache keeps a file"
-            keeper = threading.Thread(target=_keep, args=arguments, name=name, daemon=True)
-            try:
-                keeper.start()
-            except RuntimeError as error:  # the next call tries again
-                self.log.once("no thread could be started, so each hit looks into the file", error)
-            else:
-                self._keeper = keeper
-
-    def look_after(self) -> None:
+    async def look_after(self) -> Awaitable[object]:
         """Deliver what is pending, look whether the files were replaced, and apply what others have written. Called by
-        the keeper.
+        the thread, ten times a second.
         """
-        if self.is_closed:
-            return
         try:
             if self.pending:
-                drive(self.flush())
+                await self.flush()
             is_due = time.monotonic() >= self.backend.look_by
-            if (is_due or not self.trust.is_valid()) and drive(self.caught_up()):
+            if (is_due or not self.trust.is_valid()) and await self.caught_up():
                 self.log.allow_again(UNUSABLE)
         except ConnectionError:
             pass  # the next time
+        return asyncio.sleep(_PERIOD)
 
     def before_fork(self) -> Callable[[], None]:
         """Called in the parent. Returns what it does after it."""
@@ -208,22 +194,7 @@ class FileTier(VersionedTier):
         self.pending = {}
         self.feed.after_fork()
         self.trust.stamp = -1
-        self._keeper = None
-
-
-def _keep(reference: weakref.ref[FileTier]) -> None:
-    """The body of the keeper's thread. It ends with its tier."""
-    end = threading.Event()
-    while True:
-        end.wait(_PERIOD)
-        tier = reference()
-        if tier is None or tier.is_closed:
-            return
-        try:
-            tier.look_after()
-        except Exception as error:  # noqa: BLE001 - what is pending depends on this thread
-            tier.log.once("the files could not be looked after", error)
-        del tier
+        self.keeper = Keeper(_THREAD)
 
 
 _TIERS: weakref.WeakSet[FileTier] = weakref.WeakSet()

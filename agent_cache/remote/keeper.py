@@ -1,0 +1,84 @@
+"""The thread of a tier, which applies what others write, and delivers what could not be delivered."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["Keeper"]
+
+
+class Keeper:
+    """A daemon thread with an event loop of its own. It ends with its tier, which it does not keep alive.
+
+    It calls ``tier.look_after()`` again and again. What that returns is awaited in between, without the tier.
+
+    Attributes:
+        loop: in which it works; None before it has begun.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._lock = threading.RLock()
+
+    def is_alive(self) -> bool:
+        """Whether it works."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, tier: Any) -> None:
+        """Begin, if it does not work."""
+        if self.is_alive():
+            return
+        with self._lock:
+            if self.is_alive():
+                return
+            ready = threading.Event()
+            arguments = weakref.ref(tier), ready
+            self._thread = threading.Thread(target=self._run, args=arguments, name=self._name, daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # the next call tries again
+                self._thread = None
+                tier.log.once("no thread could be started, so each call looks for what others write", error)
+            else:
+                ready.wait()
+
+    def _run(self, reference: weakref.ref[Any], ready: threading.Event) -> None:
+        with suppress(asyncio.CancelledError):
+            asyncio.run(self._keep(reference, ready))
+
+    async def _keep(self, reference: weakref.ref[Any], ready: threading.Event) -> None:
+        self.loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        ready.set()
+        while (tier := reference()) is not None and not tier.is_closed:
+            try:
+                pause: Awaitable[object] = await tier.look_after()
+            except Exception as error:  # noqa: BLE001 - what is pending depends on this thread
+                tier.log.once("what others write could not be followed", error)
+                pause = asyncio.sleep(1.0)
+            del tier  # it may be freed meanwhile
+            try:
+                await pause
+            except ConnectionError:
+                await asyncio.sleep(0.01)  # the next look says why
+
+    def stop(self) -> None:
+        """Let it end, from any thread."""
+        if self.loop is not None and self._task is not None:
+            with suppress(RuntimeError):  # it has ended
+                self.loop.call_soon_threadsafe(self._task.cancel)
+
+    async def ended(self) -> None:
+        """Wait until it has ended, after `stop`."""
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
