@@ -138,7 +138,7 @@ LINES = {
     # call that is new in one function: a tenth of the bytecode of a session of few calls; 10 more make no object for a
     # call that is made once, and 11 the key of a write with one frame in place of five
     "toolbox": 1_145,  # of 1,000: meta-tools and names with a server in front (100) were no row
-    "remote": 4_321,  # of 3,100: `database` (755), `file` (310) and `redis` (770) have what no prototype had: files
+    "remote": 4_132,  # of 3,100: `database` (755), `file` (310) and `redis` (770) have what no prototype had: files
     # that are damaged, replaced or locked, forks, threads and loops that end
     "recording": 11_269,  # encrypted journals (115) are read by every reader of a cassette
     "resume": 2_309,  # of 1,250: typed states and restore are 980; doubt, checks, keys, interrupts and cut files 1,300
@@ -149,8 +149,13 @@ LINES = {
     "relay": 1_822,  # of 1,350: lists by hints (90), tasks (70) and a first file of rules (75) were no row
     "advise": 2_856,  # of 2,150: what links a write to a read (`mine`, `intervals`, `paths`: 1,225 of 850) keeps each
     # rule that a world of the benchmark has shown to be needed; five forms of logs are 720 of 520 with their time line
+<<<<<<< HEAD
     "report": 1_136,  # of 950: a trajectory and the texts of model calls (150) were no row of the plan
-    "cli": 2_919,
+    "cli": 2_846,
+=======
+    "report": 1_191,  # of 950: a trajectory and the texts of model calls (150) were no row of the plan
+    "cli": 2_846,
+>>>>>>> 70b4b214 (The commands list a tier through its backend, the doctor asks once, and a codec with keys is written once)
 }
 LINES_OF_THE_PACKAGE = 54_216
 EXPORTED_NAMES = 731

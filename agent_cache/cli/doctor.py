@@ -9,17 +9,16 @@ import argparse
 import asyncio
 import os
 import re
+import sqlite3
 import statistics
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from agent_cache.cli.output import Printer, print_json, size_text
-from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import checked_namespace
-from agent_cache.remote.inspection import FileInspection
 
 __all__ = ["examine"]
 
@@ -33,16 +32,6 @@ _COMMANDS: Final = (
 """What a tier sends, itself or in a script."""
 _LITTLE_SPACE: Final = 1 << 26
 _STYLES: Final = {"fine": "green", "note": "cyan", "finding": "red"}
-_NO_LIMIT: Final = "set maxmemory, and maxmemory-policy volatile-ttl: a server that takes all memory gets killed"
-_WRONG_EVICTION: Final = (
-    "set maxmemory-policy volatile-ttl, which takes values first: this one may take a registry of writers, and if such "
-    "a writer then dies, its change goes unnoticed until the ttl"
-)
-_FULL: Final = "a full server refuses writes, and invalidations with them; raise maxmemory, or set volatile-ttl"
-_NO_FENCE: Final = (
-    "set min-replicas-to-write 1 and min-replicas-max-lag 2 on every node: otherwise a primary that is cut off from "
-    "them goes on answering readers on its side, for as long as nobody demotes it"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +101,8 @@ async def _of_server(options: argparse.Namespace, namespace: str) -> AsyncIterat
         info = await client.info()
         yield _version(info, is_cluster=is_cluster)
         if info.get("role") != "master" or info.get("loading"):
-            says = "a primary that is still loading its data" if info.get("role") == "master" else "a replica"
-            yield _Result("role", "finding", says, "give the URL of the primary, or wait until it has loaded")
+            do = "give the URL of the primary, or wait until it has loaded"
+            yield _Result("role", "finding", "a replica, or still loading its data", do)
             return
         yield _memory(info)
         yield await _replication(client, info, is_cluster=is_cluster)
@@ -121,8 +110,7 @@ async def _of_server(options: argparse.Namespace, namespace: str) -> AsyncIterat
         do = "raise maxclients: a process that gets no connection runs without the tier"
         yield _result("clients", connections > 0.9 * limit, f"{connections:,} of {limit:,}", do)
         try:
-            for result in await _rights(client, namespace, key):
-                yield result
+            yield await _rights(client, namespace, key)
             yield await _latency(client, key, scripts_of(5_000)["read"][0], options.tier_timeout)
         finally:
             with suppress(RedisError):  # what may not be deleted expires
@@ -135,19 +123,22 @@ def _version(info: dict[str, Any], *, is_cluster: bool) -> _Result:
     name, text = ("Valkey", info["valkey_version"]) if is_valkey else ("Redis", info.get("redis_version", "0"))
     needed = (7, 2) if is_valkey else (7, 0) if is_cluster else (6, 2)
     is_old = tuple(int(part) for part in re.findall(r"\d+", str(text))[:2]) < needed
-    do = f"a tier needs {name} {needed[0]}.{needed[1]} or later{' in a cluster' if is_cluster else ''}"
-    return _result("version", is_old, f"{name} {text}", f"{do}; upgrade the server")
+    return _result("version", is_old, f"{name} {text}", f"a tier needs {name} {needed[0]}.{needed[1]} or later")
 
 
 def _memory(info: dict[str, Any]) -> _Result:
     """Eviction must take values before registries of writers, which have the longest ttl of all keys."""
     policy, limit, used = info.get("maxmemory_policy", "unknown"), info.get("maxmemory", 0), info.get("used_memory", 0)
-    if not limit:
-        return _Result("memory", "finding", f"{size_text(used)} used, without a limit", _NO_LIMIT)
-    says = f"{size_text(used)} of {size_text(limit)} used, {policy}, {info.get('evicted_keys', 0):,} evicted"
-    if policy == "noeviction":
-        return _result("memory", used >= 0.8 * limit, says, _FULL)
-    return _result("memory", policy != "volatile-ttl", says, _WRONG_EVICTION)
+    of_limit = f"of {size_text(limit)}" if limit else "without a limit,"
+    says = f"{size_text(used)} {of_limit} used, {policy}, {info.get('evicted_keys', 0):,} evicted"
+    if limit and policy == "noeviction":
+        do = "a full server refuses writes, and invalidations with them; raise maxmemory, or set volatile-ttl"
+        return _result("memory", used >= 0.8 * limit, says, do)
+    do = (
+        "set maxmemory, and maxmemory-policy volatile-ttl, which takes values first: another one may take a registry "
+        "of writers, and if such a writer then dies, its change goes unnoticed until the ttl"
+    )
+    return _result("memory", not limit or policy != "volatile-ttl", says, do)
 
 
 async def _replication(client: Any, info: dict[str, Any], *, is_cluster: bool) -> _Result:
@@ -158,49 +149,44 @@ async def _replication(client: Any, info: dict[str, Any], *, is_cluster: bool) -
     with suppress(ResponseError):  # it is not allowed
         settings = await client.config_get("min-replicas-*")
     least = int(settings.get("min-replicas-to-write", 0)) or int("min_slaves_good_slaves" in info)
+    says = f"{replicas} replicas, min-replicas-to-write {least or 'is 0 or not known'}"
     if least:
         is_cut_off = info.get("min_slaves_good_slaves", replicas) < least
-        says = f"{replicas} replicas, min-replicas-to-write {least}{': writes are refused now' if is_cut_off else ''}"
-        return _result("replication", is_cut_off, says, "bring the replicas back")
+        return _result("replication", is_cut_off, says, "bring the replicas back: writes are refused now")
     if is_cluster or not replicas:
         return _Result("replication", "fine", f"{replicas} replicas")
-    verdict: Literal["finding", "note"] = "finding" if settings else "note"
-    return _Result("replication", verdict, f"{replicas} replicas, min-replicas-to-write is 0 or not known", _NO_FENCE)
+    do = (
+        "set min-replicas-to-write 1 and min-replicas-max-lag 2 on every node: otherwise a primary that is cut off "
+        "from them goes on answering readers on its side, for as long as nobody demotes it"
+    )
+    return _Result("replication", "finding" if settings else "note", says, do)
 
 
-async def _rights(client: Any, namespace: str, key: str) -> list[_Result]:
+async def _rights(client: Any, namespace: str, key: str) -> _Result:
     """Try every command of a tier."""
-    from redis.exceptions import NoPermissionError, NoScriptError, RedisError
+    from redis.exceptions import NoScriptError, RedisError
 
-    forbidden: dict[str, None] = {}
-    refused = []
+    refused: dict[str, None] = {}
     for line in _COMMANDS:
         try:
             await client.execute_command(*[key if part == "KEY" else part for part in line.split()])
         except NoScriptError:
             pass
-        except NoPermissionError:
-            forbidden[f"{line.split()[0]}{f' ~{{{namespace}}}:*' if ' KEY' in line else ''}"] = None
         except RedisError as error:
-            refused.append(str(error))
-    results = []
-    if forbidden:
-        do = "give the user the rights that the reference lists (docs/reference/tiers.md)"
-        results.append(_Result("rights", "finding", "; ".join(forbidden), do))
-    if refused:
-        do = "until writes are taken again, tools run without the tier"
-        results.append(_Result("writes", "finding", refused[0], do))
-    return results or [_Result("rights", "fine", f"all {len(_COMMANDS)} commands that a tier uses are allowed")]
+            place = f" ~{{{namespace}}}:*" if " KEY" in line else ""
+            refused[f"{line.split()[0]}{place}: {error}"] = None
+    do = "give the user the rights that the reference lists (docs/reference/tiers.md), and let the server take writes"
+    says = "; ".join(refused) or f"all {len(_COMMANDS)} commands that a tier uses are allowed"
+    return _result("rights", refused, says, do)
 
 
 async def _latency(client: Any, key: str, script: str, patience: float) -> _Result:
     """Measure round trips of the commands that a tier sends most."""
     from redis.exceptions import ResponseError
 
-    arguments = script, 2, f"{key}:none", f"{key}:n", '[[["*"],false]]'
     medians, slowest = [], 0.0
     try:
-        for command in (("PING",), ("GET", key), ("EVAL", *arguments)):
+        for command in (("PING",), ("EVAL", script, 2, f"{key}:none", f"{key}:n", '[[["*"],false]]')):
             times = []
             for _ in range(_TRIPS):
                 before = time.perf_counter()
@@ -219,36 +205,27 @@ async def _latency(client: Any, key: str, script: str, patience: float) -> _Resu
 
 
 async def _of_file(path: str, options: argparse.Namespace) -> AsyncIterator[_Result]:
-    from agent_cache.remote.database import beside, marked_slots
+    from agent_cache.remote.database import beside, marked_slots, require_ours
+    from agent_cache.remote.file import checked_path
 
+    place = checked_path(path)
     try:
-        with FileInspection(path, options.namespace, patience=options.timeout) as file:
-            place = file.path
-            says, corrupt = f"{place.name} has {size_text(place.stat().st_size)}", beside(place, ".corrupt")
-            if corrupt.exists():
-                do = "look into why (disk, power, copies of an open file), then remove it"
-                yield _Result("files", "note", f"{says}; {corrupt.name} is a damaged one that was set aside", do)
-            else:
-                yield _Result("files", "fine", says)
-            files = [
-                one for suffix in ("", "-wal", "-shm", ".page", ".lock") if (one := beside(place, suffix)).exists()
-            ]
-            exposed = ", ".join(one.name for one in files if one.stat().st_mode & 0o077)
-            says = f"others may read or write {exposed}" if exposed else "only this user may read and write the files"
-            yield _result("permissions", exposed, says, "chmod 600 them: values are in there, and invalidations")
-            damages = "; ".join(str(text) for (text,) in file.rows("pragma quick_check(5)") if text != "ok")
-            do = "the next process that comes across it sets the file aside as PATH.corrupt and begins a new one"
-            yield _result("integrity", damages, damages or "quick_check finds nothing", do)
-            marked = len(marked_slots(place))
-            do = "see why the file cannot be written (disk, permissions, locks): nobody uses it until it can be"
-            yield _result("pending", marked, f"{marked} processes could not write an invalidation yet", do)
-            space, used = os.statvfs(place.parent), file.meta["bytes"]
-            free = space.f_bavail * space.f_frsize
-            do = "free some: on a full disk nobody uses the file until it can be written"
-            says = f"{size_text(free)} free; {size_text(used)} in values"
-            yield _result("space", free < _LITTLE_SPACE, says, do)
-    except ConfigurationError:
-        raise
-    except ConnectionError as error:
-        do = "see which program holds it (lsof); a damaged one is set aside by the next process that uses it"
-        yield _Result("database", "finding", str(error), do)
+        with closing(sqlite3.connect(f"{place.as_uri()}?mode=ro", uri=True, timeout=options.timeout)) as db:
+            require_ours(db, place)
+            damages = "; ".join(str(text) for (text,) in db.execute("pragma quick_check(5)") if text != "ok")
+    except sqlite3.Error as error:
+        damages = str(error)
+    files = [one for suffix in ("", "-wal", "-shm", ".page", ".lock") if (one := beside(place, suffix)).exists()]
+    exposed = ", ".join(one.name for one in files if one.stat().st_mode & 0o077)
+    says = f"others may read or write {exposed}" if exposed else "only this user may read and write the files"
+    yield _result("permissions", exposed, says, "chmod 600 them: values are in there, and invalidations")
+    do = "see which program holds it (lsof); a damaged one is set aside by the next process that uses it"
+    yield _result("integrity", damages, damages or "quick_check finds nothing", do)
+    marked = len(marked_slots(place))
+    do = "see why the file cannot be written (disk, permissions, locks): nobody uses it until it can be"
+    yield _result("pending", marked, f"{marked} processes could not write an invalidation yet", do)
+    space = os.statvfs(place.parent)
+    free = space.f_bavail * space.f_frsize
+    do = "free some: on a full disk nobody uses the file until it can be written"
+    says = f"{size_text(free)} free; {size_text(sum(one.stat().st_size for one in files))} in the files"
+    yield _result("space", free < _LITTLE_SPACE, says, do)

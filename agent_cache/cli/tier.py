@@ -15,29 +15,25 @@ import os
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from agent_cache.cli.output import Printer, escaped, print_json, progress, shortened, size_text
+from agent_cache.cli.output import Printer, escaped, print_json, shortened, size_text
 from agent_cache.core.tags import parse_tag
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import WriteIntent
 from agent_cache.remote.addresses import path_of_url
 from agent_cache.remote.backend import checked_namespace
 from agent_cache.remote.cells import Cells
-from agent_cache.remote.inspection import FileInspection, ServerInspection, StoredValue
+from agent_cache.remote.listing import Entry, entries_of
 
 __all__ = ["add_options", "run"]
 
 _URL_VARIABLE: Final = "AGENT_CACHE_URL"
 _LONGEST_NAME: Final = 60
 _DIGEST: Final = 12
-_ROOTS_AT_ONCE: Final = 100
-_MAX_ROOTS: Final = 10_000
-_LEAST_FOR_A_PROGRESS_BAR: Final = 20_000  # values
 _NO_LOG: Final = logging.Handler(logging.CRITICAL + 1)
 """Stands for a program that has set up logging: the command reports its errors itself."""
 
@@ -66,17 +62,14 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
     help_text = "for the server or the file to answer (default: 5)"
     parser.add_argument("--timeout", type=_seconds, default=5.0, metavar="SECONDS", help=help_text)
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
-    if command == "stats":
-        help_text = "values to look into; more are counted alone (default: 10,000)"
-        parser.add_argument("--sample", type=_count, default=10_000, metavar="N", help=help_text)
-    elif command == "doctor":
+    if command == "doctor":
         help_text = "the timeout of the fleet's RedisTier (default: 0.25)"
         parser.add_argument("--tier-timeout", type=_seconds, default=0.25, metavar="SECONDS", help=help_text)
     elif command == "keys":
         help_text = "only entries that `clear` with the same tags would drop"
         parser.add_argument("--tag", action="append", default=[], dest="tags", metavar="TAG", help=help_text)
         parser.add_argument("--limit", type=_count, default=100, metavar="N", help="entries to list (default: 100)")
-    else:
+    elif command == "clear":
         parser.add_argument("tags", nargs="*", metavar="TAG", help="such as order:7, or order for all orders")
         help_text = "everything under the namespace, or in the file; needs --yes"
         parser.add_argument("--all", action="store_true", help=help_text)
@@ -117,54 +110,38 @@ def _tags_of(options: argparse.Namespace) -> list[str]:
     return [parse_tag(tag) for tag in [*options.tags, *options.entity]]
 
 
-def _path_of(url: str) -> str | None:
+def path_of(url: str) -> str | None:
     """The path of the file that ``--url`` names; None if it names a server.
 
     A text that is no URL is a path if it begins as one, or if there is such a file.
+
+    Raises:
+        ConfigurationError: if there is no such file.
     """
-    if "://" not in url and (url.startswith(("/", "./", "../", "~")) or Path(url).is_file()):
-        return url
-    return path_of_url(url)
+    is_path = "://" not in url and (url.startswith(("/", "./", "../", "~")) or Path(url).is_file())
+    path = url if is_path else path_of_url(url)
+    if path is not None and not Path(path).expanduser().is_file():
+        raise ConfigurationError(f"there is no file {path!r}; a tier makes it when a program first uses it")
+    return path
 
 
 # The tier
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A tier that is looked at.
-
-    Attributes:
-        name: for people: the server, or the path.
-        document: the same for JSON.
-        tier: to write with; that of a file is made when it is first needed.
-    """
-
-    name: str
-    document: dict[str, Any]
-    inspection: FileInspection | ServerInspection
-    tier: Any
-
-
 @asynccontextmanager
-async def _opened(options: argparse.Namespace) -> AsyncIterator[_Opened]:
-    """Open what the options name.
+async def _opened(options: argparse.Namespace) -> AsyncIterator[tuple[str, dict[str, Any], Any]]:
+    """Open what the options name: a name of it for people, the same for JSON, and the tier.
 
     Raises:
         ConfigurationError: if the URL or the namespace is not valid, or there is no such file.
         ConnectionError: if it cannot be used.
     """
-    path, namespace = _path_of(options.url), checked_namespace(options.namespace, "--namespace")
+    path, namespace = path_of(options.url), checked_namespace(options.namespace, "--namespace")
     if path is not None:
         from agent_cache.remote import FileTier
 
-        with FileInspection(path, namespace, patience=options.timeout) as file:
-
-            def tier() -> Any:
-                file.close()
-                return FileTier(file.path, namespace=namespace, timeout=options.timeout, max_bytes=1 << 62)
-
-            yield _Opened(str(file.path), {"path": str(file.path), "namespace": namespace}, file, tier)
+        async with FileTier(path, namespace=namespace, timeout=options.timeout) as file:
+            yield str(file.path), {"path": str(file.path), "namespace": namespace}, file
         return
     from agent_cache.remote import RedisTier
     from agent_cache.remote.deployments import deployment_of_url
@@ -172,16 +149,10 @@ async def _opened(options: argparse.Namespace) -> AsyncIterator[_Opened]:
     client = deployment_of_url(options.url).connect(options.timeout)
     async with client, asyncio.timeout(options.timeout):
         info = await client.info("cluster")
-    async with RedisTier.from_url(
-        options.url,
-        cluster=bool(info.get("cluster_enabled")),
-        namespace=namespace,
-        timeout=options.timeout,
-        max_staleness=1.2 * options.timeout,
-    ) as server:
+    settings = {"namespace": namespace, "timeout": options.timeout, "max_staleness": 1.2 * options.timeout}
+    async with RedisTier.from_url(options.url, cluster=bool(info.get("cluster_enabled")), **settings) as server:
         names = list(server.stats()["servers"])
-        document = {"servers": names, "namespace": namespace}
-        yield _Opened(", ".join(names), document, ServerInspection(server), lambda: server)
+        yield ", ".join(names), {"servers": names, "namespace": namespace}, server
 
 
 def run(options: argparse.Namespace, *, command: str) -> int:
@@ -194,7 +165,7 @@ def run(options: argparse.Namespace, *, command: str) -> int:
         if command == "doctor":
             from agent_cache.cli.doctor import examine
 
-            return asyncio.run(examine(options, _path_of(options.url)))
+            return asyncio.run(examine(options, path_of(options.url)))
         return asyncio.run({"stats": _stats, "keys": _keys, "clear": _clear}[command](options))
     except (ConfigurationError, ModuleNotFoundError, RemoteTierError) as error:  # the user has called no function
         print(re.sub(r"\A(RedisTier(\.from_url)?|FileTier): ", "", escaped(error)), file=sys.stderr)
@@ -212,62 +183,40 @@ def run(options: argparse.Namespace, *, command: str) -> int:
 
 
 async def _stats(options: argparse.Namespace) -> int:
-    """Print entries, bytes and writers of each resource root."""
-    totals: Counter[str] = Counter()
-    roots: defaultdict[str, Counter[str]] = defaultdict(Counter)
-
-    def counts_of(root: str) -> Counter[str]:
-        return roots[root if root in roots or len(roots) < _MAX_ROOTS else "(others)"]  # forged keys name any number
-
-    async with _opened(options) as opened:
-        totals["entries"] = await opened.inspection.count()
-        async for value in _values(opened, totals["entries"]):
-            totals.update(inspected=1, bytes=value.size, unreadable=value.head is None)
-            for root in value.roots:
-                counts_of(root).update(entries=1, bytes=value.size, current=value.is_current)
-            if totals["inspected"] == options.sample:
-                break
-        for root, count in (await opened.inspection.writers()).items():
-            counts_of(root)["writers"] += count
-    names = ("entries", "bytes", "current", "writers")
-    documents = {root: {name: counts[name] for name in names} for root, counts in sorted(roots.items())}
+    """Print entries and bytes of each resource root."""
+    totals: Counter[str] = Counter(entries=0, bytes=0, unreadable=0)
+    roots: defaultdict[str, Counter[str]] = defaultdict(lambda: Counter(entries=0, bytes=0, current=0))
+    async with _opened(options) as (_, document, tier):
+        async for entry in entries_of(tier):
+            totals.update(entries=1, bytes=entry.size, unreadable=entry.head is None)
+            for root in entry.roots:
+                roots[root].update(entries=1, bytes=entry.size, current=entry.is_current)
     if options.json:
-        counted = {name: totals[name] for name in ("entries", "bytes", "inspected", "unreadable")}
-        print_json({**opened.document, **counted, "roots": documents})
+        print_json({**document, **totals, "roots": dict(sorted(roots.items()))})
         return 0
     printer = Printer()
+    largest = sorted(roots.items(), key=lambda each: (-each[1]["bytes"], each[0]))
     rows = [
         (
             shortened(name, _LONGEST_NAME),
             f"{root['entries']:,}",
             size_text(root["bytes"]),
-            f"{root['current'] / root['entries']:.0%}" if root["entries"] else "-",
-            str(root["writers"]),
+            f"{root['current'] / root['entries']:.0%}",
         )
-        for name, root in sorted(documents.items(), key=lambda each: (-each[1]["bytes"], each[0]))
+        for name, root in largest
     ]
     if rows:
-        printer.table(("root", "entries", "bytes", "current", "writers"), rows)
+        printer.table(("root", "entries", "bytes", "current"), rows)
         printer.line()
-    sampled = f", {totals['inspected']:,} of them looked into" if totals["inspected"] < totals["entries"] else ""
     unreadable = f"; {totals['unreadable']:,} of another version or damaged" if totals["unreadable"] else ""
-    found = f"{_entries_text(totals['entries'])} in {options.namespace!r}{sampled}, {size_text(totals['bytes'])}"
-    printer.line(f"{found}{unreadable}")
+    printer.line(
+        f"{_entries_text(totals['entries'])} in {options.namespace!r}, {size_text(totals['bytes'])}{unreadable}"
+    )
     return 0
 
 
 def _entries_text(count: int) -> str:
     return f"{count:,} {'entry' if count == 1 else 'entries'}"
-
-
-async def _values(opened: _Opened, count: int) -> AsyncGenerator[StoredValue, None]:
-    with progress("scanning", count, least=_LEAST_FOR_A_PROGRESS_BAR) as update:
-        seen = 0
-        async for some in opened.inspection.values():
-            for value in some:
-                yield value
-            seen += len(some)
-            update(seen)
 
 
 # keys
@@ -280,15 +229,15 @@ async def _keys(options: argparse.Namespace) -> int:
     cells = Cells(options.namespace)
     written = cells.written(tags)
     named = {cells.read(tag)[-1]: ":".join(tag.split(":")[:2]) for tag in tags if ":" in tag}
-    async with _opened(options) as opened, aclosing(_values(opened, 0)) as found:
-        async for value in found:
-            if tags and (value.head is None or written.isdisjoint(value.head.versions)):
+    async with _opened(options) as (_, document, tier), aclosing(entries_of(tier)) as found:
+        async for entry in found:
+            if tags and (entry.head is None or written.isdisjoint(entry.head.versions)):
                 continue
             if is_cut := len(listed) == options.limit:
                 break
-            listed.append(_entry_document(value, named))
+            listed.append(_entry_document(entry, named))
     if options.json:
-        print_json({**opened.document, "entries": listed, "is_cut": is_cut})
+        print_json({**document, "entries": listed, "is_cut": is_cut})
         return 0
     rows = [
         (
@@ -319,20 +268,20 @@ def _duration_text(duration: float | None) -> str:
     return f"{duration / 60:.0f} min" if duration < 7200 else f"{duration / 3600:.0f} h"
 
 
-def _entry_document(value: StoredValue, named: Mapping[str, str]) -> dict[str, Any]:
+def _entry_document(entry: Entry, named: Mapping[str, str]) -> dict[str, Any]:
     """Facts of an entry. The id of an entity is a digest, ``order:#3fa9c1d2e4b5``, unless the command line names it."""
-    head = value.head
+    head = entry.head
     return {
-        "digest": value.digest,
+        "digest": entry.digest,
         "tool": "" if head is None else head.tool,
-        "tags": value.tags(named),
-        "bytes": value.size,
-        "age": None if value.age is None else round(value.age, 3),
+        "tags": entry.tags(named),
+        "bytes": entry.size,
+        "age": None if entry.age is None else round(entry.age, 3),
         "ttl": None if head is None else head.ttl,
         "grace": None if head is None else head.grace,
         "cost": None if head is None else round(head.cost, 6),
-        "expires_in": None if value.left is None else round(value.left, 3),
-        "is_current": value.is_current,
+        "expires_in": None if entry.left is None else round(entry.left, 3),
+        "is_current": entry.is_current,
     }
 
 
@@ -341,26 +290,26 @@ def _entry_document(value: StoredValue, named: Mapping[str, str]) -> dict[str, A
 
 async def _clear(options: argparse.Namespace) -> int:
     """Drop entries by tag: begin and commit a write of these tags, which has no other effect."""
-    tags = _tags_of(options)
+    tags = tuple(_tags_of(options))
     if options.all == bool(tags):
         raise ConfigurationError("clear: name tags, such as order:7 or order, or --all for everything; not both")
-    async with _opened(options) as opened:
+    async with _opened(options) as (name, document, tier):
         if options.all and not options.yes:
-            print(f"This drops everything in {opened.name}, in every process. Add --yes.", file=sys.stderr)
+            print(f"This drops everything in {name}, in every process. Add --yes.", file=sys.stderr)
             return 2
-        deleted = 0
-        async with opened.tier() as tier:
-            if options.all:
-                deleted = await tier.clear()
-            for start in range(0, len(tags), _ROOTS_AT_ONCE):
-                some = tuple(tags[start : start + _ROOTS_AT_ONCE])
-                write = WriteIntent(os.urandom(16).hex(), some, on_unreachable="refuse")
-                await tier.begin(write)
-                await tier.commit(write, some, failed=False, hold=0.0)
-                if tier.stats()["pending"]:
-                    raise ConnectionError("it was lost between begin and commit: run the command again, to be sure")
+        deleted = await tier.clear() if options.all else 0
+        if tags:
+            write = WriteIntent(os.urandom(16).hex(), tags, on_unreachable="refuse")
+            await tier.begin(write)
+            await tier.commit(write, tags, failed=False, hold=0.0)
+            if tier.stats()["pending"]:
+                raise ConnectionError("it was lost between begin and commit: run the command again, to be sure")
     if options.json:
-        print_json({**opened.document, "tags": tags, "deleted": deleted})
+        print_json({**document, "tags": tags, "deleted": deleted})
     else:
-        print(f"deleted {_entries_text(deleted)}" if options.all else f"cleared {', '.join(tags)}")
+        print(
+            f"deleted {deleted:,} {'entry' if deleted == 1 else 'entries'}"
+            if options.all
+            else f"cleared {', '.join(tags)}"
+        )
     return 0

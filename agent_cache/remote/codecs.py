@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any, Protocol, runtime_checkable
 
+from agent_cache.core.options import count
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.typed import JSON, MESSAGE_PACK, Undecodable, Unencodable, Wire, schema_of
 
@@ -94,12 +95,10 @@ class _WireCodec:
     _wire: Wire
 
     def __init__(self, *, compress_above: int | None = 4096, max_size: int = 1_048_576) -> None:
-        for name, number in (("compress_above", compress_above), ("max_size", max_size)):
-            is_number = isinstance(number, int) and not isinstance(number, bool) and number > 0
-            if not is_number and not (number is None and name == "compress_above"):
-                raise ConfigurationError(f"{type(self).__name__}: {name} is a positive number of bytes, got {number!r}")
-        self._compress_above = max_size if compress_above is None else compress_above
-        self._max_body = max_size
+        kind = type(self).__name__
+        self._max_body = count(1, max_size, f"{kind}: max_size")
+        above = max_size if compress_above is None else compress_above
+        self._compress_above = count(1, above, f"{kind}: compress_above")
         self._header = _header(self._wire.name)
 
     def __repr__(self) -> str:
@@ -175,6 +174,7 @@ class _KeyedCodec:
     """
 
     _kind: str
+    _sizes: range | tuple[int, ...]
     _fitting_key: str
 
     def __init__(self, inner: Codec, keys: bytes | Iterable[bytes]) -> None:
@@ -183,16 +183,11 @@ class _KeyedCodec:
             raise ConfigurationError(f"{codec}: the first argument is a codec, got {inner!r}")
         self._inner = inner
         self._header = _header(self.name)
-        given: Any = keys  # a configuration may hold anything
-        if isinstance(given, bytes):
-            given = [given]
-        self._keys: list[bytes] = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
-        if not self._keys:
-            raise ConfigurationError(f"{codec}: it needs a key, {self._fitting_key}, or a sequence of such")
-        for number, key in enumerate(self._keys):
-            if not isinstance(key, bytes) or not self._fits(len(key)):
-                size = f"has {len(key)} bytes" if isinstance(key, bytes) else f"is a {type(key).__name__}"
-                raise ConfigurationError(f"{codec}: key {number} {size}; it must be {self._fitting_key}")
+        given: Any = keys
+        is_several = isinstance(given, Iterable) and not isinstance(given, bytes | str)
+        self._keys: list[bytes] = list(given) if is_several else [given]
+        if not self._keys or any(not isinstance(key, bytes) or len(key) not in self._sizes for key in self._keys):
+            raise ConfigurationError(f"{codec}: a key must be {self._fitting_key}; give one, or a sequence of such")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._inner!r}, <{len(self._keys)} keys>)"
@@ -205,19 +200,27 @@ class _KeyedCodec:
     def max_size(self) -> int:
         return self._inner.max_size + len(self._header) + _MAC_SIZE
 
-    def _fits(self, size: int) -> bool:
-        raise NotImplementedError
+    def encode(self, value: object, returns: object, *, context: bytes = b"") -> bytes:
+        body = self._inner.encode(value, returns, context=context)
+        return self._header + self._seal(self._keys[0], body, self._bound(context))
 
-    def _body(self, data: bytes) -> bytes:
-        """What follows the header, of data that is no larger than it can be."""
-        if type(data) is not bytes or len(data) > self.max_size:
-            raise Undecodable("no bytes, or too many")
-        if not data.startswith(self._header):
-            raise Undecodable("data of another codec or version")
-        return data[len(self._header) :]
+    def decode(self, data: bytes, returns: object, *, context: bytes = b"") -> object:
+        if type(data) is not bytes or len(data) > self.max_size or not data.startswith(self._header):
+            raise Undecodable("no bytes, too many, or data of another codec or version")
+        sealed, bound = data[len(self._header) :], self._bound(context)
+        for key in self._keys:
+            if (body := self._open(key, sealed, bound)) is not None:
+                return self._inner.decode(body, returns, context=context)
+        raise Undecodable("data that none of the keys has written for this entry")
 
     def _bound(self, context: bytes) -> bytes:
         return b"%b%d:%b" % (self._header, len(context), context)
+
+    def _seal(self, key: bytes, body: bytes, bound: bytes) -> bytes:
+        raise NotImplementedError
+
+    def _open(self, key: bytes, sealed: bytes, bound: bytes) -> bytes | None:
+        raise NotImplementedError
 
 
 class SignedCodec(_KeyedCodec):
@@ -232,25 +235,15 @@ class SignedCodec(_KeyedCodec):
     """
 
     _kind = "signed"
+    _sizes = range(32, 1 << 20)
     _fitting_key = "at least 32 random bytes, such as secrets.token_bytes(32)"
 
-    def _fits(self, size: int) -> bool:
-        return size >= 32
+    def _seal(self, key: bytes, body: bytes, bound: bytes) -> bytes:
+        return hmac.digest(key, bound + body, "sha256") + body
 
-    def encode(self, value: object, returns: object, *, context: bytes = b"") -> bytes:
-        body = self._inner.encode(value, returns, context=context)
-        return b"%b%b%b" % (self._header, self._mac(self._keys[0], body, context), body)
-
-    def decode(self, data: bytes, returns: object, *, context: bytes = b"") -> object:
-        signed = self._body(data)
-        mac, body = signed[:_MAC_SIZE], signed[_MAC_SIZE:]
-        # Every key is tried, whichever fits, so that the time taken tells nothing.
-        if not any([hmac.compare_digest(mac, self._mac(key, body, context)) for key in self._keys]):  # noqa: C419
-            raise Undecodable("data that none of the keys has signed for this entry")
-        return self._inner.decode(body, returns, context=context)
-
-    def _mac(self, key: bytes, body: bytes, context: bytes) -> bytes:
-        return hmac.digest(key, self._bound(context) + body, "sha256")
+    def _open(self, key: bytes, sealed: bytes, bound: bytes) -> bytes | None:
+        mac, body = sealed[:_MAC_SIZE], sealed[_MAC_SIZE:]
+        return body if hmac.compare_digest(mac, hmac.digest(key, bound + body, "sha256")) else None
 
 
 class EncryptedCodec(_KeyedCodec):
@@ -269,6 +262,7 @@ class EncryptedCodec(_KeyedCodec):
     """
 
     _kind = "encrypted"
+    _sizes = (16, 24, 32)
     _fitting_key = "16, 24 or 32 random bytes, such as secrets.token_bytes(32)"
 
     def __init__(self, inner: Codec, keys: bytes | Iterable[bytes]) -> None:
@@ -279,22 +273,14 @@ class EncryptedCodec(_KeyedCodec):
         except ImportError as error:
             raise ConfigurationError('EncryptedCodec needs cryptography: pip install "agent-cache[crypto]"') from error
         self._invalid = InvalidTag
-        self._ciphers = [AESGCM(key) for key in self._keys]
+        self._ciphers = {key: AESGCM(key) for key in self._keys}
 
-    def _fits(self, size: int) -> bool:
-        return size in {16, 24, 32}
-
-    def encode(self, value: object, returns: object, *, context: bytes = b"") -> bytes:
+    def _seal(self, key: bytes, body: bytes, bound: bytes) -> bytes:
         nonce = os.urandom(_NONCE_SIZE)
-        body = self._inner.encode(value, returns, context=context)
-        return b"%b%b%b" % (self._header, nonce, self._ciphers[0].encrypt(nonce, body, self._bound(context)))
+        return nonce + self._ciphers[key].encrypt(nonce, body, bound)
 
-    def decode(self, data: bytes, returns: object, *, context: bytes = b"") -> object:
-        sealed, bound = self._body(data), self._bound(context)
-        for cipher in self._ciphers:
-            try:
-                plain = cipher.decrypt(sealed[:_NONCE_SIZE], sealed[_NONCE_SIZE:], bound)
-            except (self._invalid, ValueError):  # one of too few bytes
-                continue
-            return self._inner.decode(plain, returns, context=context)
-        raise Undecodable("data that none of the keys has encrypted for this entry")
+    def _open(self, key: bytes, sealed: bytes, bound: bytes) -> bytes | None:
+        try:
+            return self._ciphers[key].decrypt(sealed[:_NONCE_SIZE], sealed[_NONCE_SIZE:], bound)
+        except (self._invalid, ValueError):  # one of too few bytes
+            return None

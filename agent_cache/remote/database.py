@@ -27,7 +27,7 @@ import sqlite3
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -39,16 +39,14 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import ARMED, HELD, IDLE, Reading, Refused, State, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.feed import LOST, Log, News
-from agent_cache.values.canonical import make_room
 
-__all__ = ["PASSING", "SqliteBackend", "beside", "marked_slots", "prepare", "wall_time"]
+__all__ = ["PASSING", "SqliteBackend", "beside", "forget_slots", "marked_slots", "require_ours", "wall_time"]
 
 _APPLICATION: Final = 0x61676361
 _FORMAT: Final = 3
 """SQLite's ``application_id`` of our files, and its ``user_version``: the version of the tables."""
 _KEPT_MESSAGES: Final = 10_000
 _MOST_CELLS: Final = 200_000
-_MOST_USES: Final = 4_096
 _LOOK_AFTER: Final = 0.5
 """Seconds between two looks at the files: that they were replaced is noticed within a second."""
 _AHEAD: Final = 0.01
@@ -62,9 +60,9 @@ create table hold (cell text, writer text, mode integer, deadline real, primary 
 create index hold_of on hold (writer);
 create index hold_ends on hold (deadline);
 create table value (
-    address text primary key, head blob, payload blob, ends real, used real, size integer, space text
+    address text primary key, head blob, payload blob, ends real, stored real, size integer, space text
 ) without rowid;
-create index value_used on value (used);
+create index value_stored on value (stored);
 create index value_ends on value (ends);
 create table feed (number integer primary key, space text, message blob);
 insert into feed values (1, '', x'');
@@ -271,7 +269,6 @@ class SqliteBackend:
         self._feed_db: sqlite3.Connection | None = None
         self._identities: dict[Path, tuple[int, int] | None] = {}
         self._ahead: tuple[int, float] = (0, 0.0)
-        self._uses: dict[Cell, float] = {}
         self._lock = threading.RLock()
 
     # Opening
@@ -312,10 +309,8 @@ class SqliteBackend:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         identity = _identity_of(path)
         self._db = db = self._connect(0.0 if self._is_slow else self._timeout)
-        if not prepare(db, path):  # of an older version
-            self._disconnect()
-            self._set_aside(identity, keep=False)
-            return
+        if not require_ours(db, path):
+            _make(db, path)
         with _immediate(db):
             meta = dict(db.execute("select name, value from meta"))
             ((newest,),) = db.execute("select max(number) from feed")
@@ -357,20 +352,19 @@ class SqliteBackend:
                 db.close()
         self._db = self._feed_db = None
 
-    def _set_aside(self, identity: tuple[int, int] | None, *, keep: bool = True) -> None:
+    def _set_aside(self, identity: tuple[int, int] | None) -> None:
         """Replace a database, unless another process has: nobody trusts copies of its values any more, then it goes."""
         locks = os.open(beside(self.path, ".lock.new"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(locks, fcntl.LOCK_EX)
             if _identity_of(self.path) != identity:
                 return
-            if keep:
-                self.log.once("the database is damaged; it is set aside, and a new one is begun")
+            self.log.once("the database is damaged; it is set aside, and a new one is begun")
             with suppress(OSError), beside(self.path, ".page").open("r+b", buffering=0) as page:
                 page.write(struct.pack("Q", _NOBODYS))
             for suffix in ("", "-wal"):
                 former = beside(self.path, suffix)
-                if keep and former.exists():
+                if former.exists():
                     former.replace(beside(self.path, f".corrupt{suffix}"))
             for suffix in ("", "-wal", "-shm", ".page"):
                 beside(self.path, suffix).unlink(missing_ok=True)
@@ -508,9 +502,6 @@ class SqliteBackend:
                     pass  # which ends it
                 reading, _ = self._read(db, cells, address, now)
         self.require_clean()
-        if reading.head is not None and address is not None:
-            make_room(self._uses, _MOST_USES)
-            self._uses[address] = now
         return reading
 
     def _read(
@@ -556,12 +547,10 @@ class SqliteBackend:
             ends = None if keep is None else now + keep
             row = (address, head, payload, ends, now, size, self._namespace)
             db.execute("replace into value values (?, ?, ?, ?, ?, ?, ?)", row)
-            uses, self._uses = self._uses, {}
-            db.executemany("update value set used = ? where address = ?", [(used, one) for one, used in uses.items()])
             if self._add_bytes(db, size - (former[0] if former else 0)) > self._max_bytes:
                 self._drop(db, db.execute("select address, size from value where ends <= ?", (now,)).fetchall())
             while self._add_bytes(db, 0) > self._max_bytes:
-                self._drop(db, db.execute("select address, size from value order by used limit 8").fetchall())
+                self._drop(db, db.execute("select address, size from value order by stored limit 8").fetchall())
 
     def _add_bytes(self, db: sqlite3.Connection, count: int) -> int:
         statement = "update meta set value = value + ? where name = 'bytes' returning value"
@@ -571,6 +560,16 @@ class SqliteBackend:
     def _drop(self, db: sqlite3.Connection, rows: Sequence[tuple[Cell, int]]) -> None:
         db.executemany("delete from value where address = ?", [(address,) for address, _ in rows])
         self._add_bytes(db, -sum(size for _, size in rows))
+
+    async def values(self) -> AsyncIterator[list[tuple[Cell, bytes, int, float | None]]]:
+        """All values, some at a time: address, head, size, and seconds until it ends."""
+        with self._using() as db:
+            statement = "select address, head, size, ends from value where space = ? order by address"
+            rows = db.execute(statement, (self._namespace,)).fetchall()
+        now = wall_time()
+        for start in range(0, len(rows), 200):
+            some = rows[start : start + 200]
+            yield [(name, head, size, None if ends is None else ends - now) for name, head, size, ends in some]
 
     async def clear(self) -> int:
         with self._transaction() as db:
@@ -669,7 +668,6 @@ class SqliteBackend:
     def after_fork(self) -> None:
         """In the child, which is a process of its own."""
         self._lock = threading.RLock()
-        self._uses = {}
         self._is_missing = False
         self.page = None  # a child takes a byte of its own
 
@@ -699,34 +697,31 @@ def _immediate(db: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def prepare(db: sqlite3.Connection, path: Path, *, makes: bool = True) -> bool:
-    """Make the tables of a new database, if that is wanted. Returns False if it is none of this version.
+def require_ours(db: sqlite3.Connection, path: Path) -> bool:
+    """Whether a database is a tier's; False if it is empty.
 
     Raises:
-        ConfigurationError: if it is another program's, or of a newer version.
+        ConfigurationError: if it is another program's, or of another version.
     """
     db.execute("begin")  # all of one moment: another process may be making it
-    ((application,),) = db.execute("pragma application_id").fetchall()
-    ((version,),) = db.execute("pragma user_version").fetchall()
+    found = db.execute("select * from pragma_application_id, pragma_user_version").fetchone()
     ((tables,),) = db.execute("select count(*) from sqlite_master").fetchall()
     db.execute("commit")
-    if application not in (0, _APPLICATION) or (application == 0 and (tables or version)):
+    if found != (_APPLICATION, _FORMAT) and (tables or found != (0, 0)):
         raise ConfigurationError(
-            f"FileTier: {str(path)!r} is a database of another program; it is left as it is: name another file"
+            f"FileTier: {str(path)!r} is a database of another program, or of another version of agent-cache; it is "
+            "left as it is: name another file"
         )
-    if version > _FORMAT:
-        raise ConfigurationError(
-            f"FileTier: {str(path)!r} is of a newer version of agent-cache; upgrade this one, or name another file"
-        )
-    if tables or not makes:
-        return bool(version == _FORMAT)
+    return bool(tables)
+
+
+def _make(db: sqlite3.Connection, path: Path) -> None:
+    """Make the tables of a new database."""
     path.chmod(0o600)  # if it was there, empty; SQLite gives the log the same rights
     db.execute("pragma page_size = 2048")  # what a write changes is spread over a handful, all of which go into the log
     ((mode,),) = db.execute("pragma journal_mode = wal").fetchall()
     if mode != "wal":
-        raise ConfigurationError(
-            f"FileTier: SQLite cannot keep a write-ahead log beside {str(path)!r}; use a local disk"
-        )
+        raise ConfigurationError(f"FileTier: SQLite cannot keep a write-ahead log beside {str(path)!r}")
     with _immediate(db):
         if not db.execute("select count(*) from sqlite_master").fetchone()[0]:
             for statement in _SCHEMA.split(";"):
@@ -734,4 +729,3 @@ def prepare(db: sqlite3.Connection, path: Path, *, makes: bool = True) -> bool:
             db.execute("insert into meta values ('token', ?)", (secrets.randbits(62) | 1,))
             db.execute(f"pragma application_id = {_APPLICATION}")
             db.execute(f"pragma user_version = {_FORMAT}")
-    return True

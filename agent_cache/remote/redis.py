@@ -31,7 +31,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from contextvars import Context
 from datetime import timedelta
@@ -67,6 +67,7 @@ _MESSAGES: Final = 10_000
 _OPTIONS: Final = frozenset({
     "namespace", "max_staleness", "timeout", "lease", "remote_ttl", "codec", "max_value_size"
 })  # fmt: skip
+_LONGEST_HEAD: Final = 1 << 18
 _AT_ONCE: Final = 200
 """Keys that are looked at or deleted by one command."""
 
@@ -452,32 +453,14 @@ class RedisBackend:
 
     async def clear(self) -> int:
         await self._run("commit", "clear", _encode([EVERYTHING]), "0", LOST)
-        count, client = 0, (await self.own_loop()).client
-        async for keys in self.scan("v:"):
+        client, count = (await self.own_loop()).client, 0
+        async for keys in self._keys_of_values():
             count += await client.unlink(*keys)
         return count
 
-    async def ask(self, questions: Sequence[tuple[Any, str, tuple[Any, ...]]]) -> list[Any]:
-        """What commands on single keys answer, each given as (key, method of redis-py, arguments)."""
-        if not questions:
-            return []
-
-        async def command(client: Any) -> list[Any]:
-            async with client.pipeline(transaction=False) as pipeline:
-                for key, method, arguments in questions:
-                    getattr(pipeline, method)(key, *arguments)
-                found: list[Any] = await pipeline.execute(raise_on_error=False)
-            for one in found:
-                if isinstance(one, NoPermissionError):
-                    raise one
-            return [None if isinstance(one, Exception) else one for one in found]
-
-        return await self._guarded(command)
-
-    async def scan(self, kind: str) -> AsyncIterator[list[bytes]]:
-        """All keys of the namespace that begin with `kind`, some at a time."""
+    async def _keys_of_values(self) -> AsyncIterator[list[bytes]]:
         client, found = (await self.own_loop()).client, []
-        pattern = re.sub(r"([*?\[\]\\^-])", r"\\\1", self.prefix) + kind + "*"
+        pattern = re.sub(r"([*?\[\]\\^-])", r"\\\1", self.prefix) + "v:*"
         async for key in client.scan_iter(match=pattern, count=1_000):
             found.append(key)
             if len(found) == _AT_ONCE:
@@ -485,6 +468,29 @@ class RedisBackend:
                 found = []
         if found:
             yield found
+
+    async def values(self) -> AsyncIterator[list[tuple[Cell, bytes, int, float | None]]]:
+        """All values, some at a time: address, head, size, and seconds until it ends."""
+        await self._run("ttls")  # which a replica refuses
+        client, start = (await self.own_loop()).client, len(self.prefix) + 2
+        async for keys in self._keys_of_values():
+            async with client.pipeline(transaction=False) as pipeline:
+                for key in keys:
+                    pipeline.strlen(key).pttl(key).getrange(key, 0, _LONGEST_HEAD)
+                found = await pipeline.execute(raise_on_error=False)
+            if denied := [one for one in found if isinstance(one, NoPermissionError)]:
+                raise denied[0]
+            rows = zip(keys, found[::3], found[1::3], found[2::3], strict=True)
+            yield [
+                (
+                    key[start:].decode("utf-8", "replace"),
+                    value.partition(b"\n")[0],
+                    size,
+                    left / 1000 if left >= 0 else None,
+                )
+                for key, size, left, value in rows
+                if isinstance(value, bytes) and size
+            ]
 
     async def aclose(self) -> None:
         """See `Backend`. Other event loops close their own connections when they end."""

@@ -14,7 +14,7 @@ import agent_cache
 DOCS = Path(__file__).parents[2] / "docs"
 TIERS = Path(agent_cache.__file__).parent / "remote"
 PAGES = {"redis": "how-to/survive-an-outage.md", "file": "reference/file-tier.md"}
-BOTH = ("feed.py", "versioned.py")
+BOTH = ("feed.py", "keeper.py", "versioned.py")
 FILES = {"redis": (*BOTH, "redis.py"), "file": (*BOTH, "file/__init__.py", "database.py")}
 
 

@@ -123,7 +123,7 @@ def test_stats_counts_entries_and_bytes_of_each_root(url, run):
     found = facts(run, "stats", "--url", url)
     roots = found["roots"]
     assert {root: roots[root]["entries"] for root in roots} == {"order": 4, "user": 2, "cart": 2}
-    assert found["entries"] == found["inspected"] == 6
+    assert found["entries"] == 6
     assert found["bytes"] == roots["order"]["bytes"] + roots["user"]["bytes"] > 0
 
 
@@ -135,28 +135,6 @@ def test_stats_tells_entries_that_only_wait_to_expire(url, run):
     assert (counted["entries"], counted["current"]) == (4, 2)  # the entity, and the list of all
     _, out, _ = run("stats", "--url", url)
     assert "50%" in out
-
-
-def test_stats_looks_into_a_sample_and_counts_the_rest(url, run):
-    with_entries(url, carts=0)
-    found = facts(run, "stats", "--url", url, "--sample", "2")
-    assert (found["entries"], found["inspected"]) == (4, 2)
-    assert "4 entries in 'agent_cache', 2 of them looked into" in run("stats", "--url", url, "--sample", "2")[1]
-
-
-def test_stats_counts_writes_that_run(url, run):
-    async def use() -> dict:
-        @AgentCacheInvalidator(("order:7", "user"))
-        async def write() -> dict:
-            return await asyncio.to_thread(facts, run, "stats", "--url", url)
-
-        async with tier(url) as made:
-            with configure(remote=made):
-                await get_order("7")
-                return await write()
-
-    roots = asyncio.run(use())["roots"]
-    assert roots["order"]["writers"] == roots["user"]["writers"] == 1
 
 
 def test_what_is_damaged_or_of_others_stops_nothing_and_controls_no_terminal(valkey, run):
@@ -271,7 +249,7 @@ def test_the_doctor_finds_a_full_server_that_evicts_nothing(start_server, run):
     code, checks = verdicts(run, "--url", server.url)
     assert code == 1
     assert "raise maxmemory" in checks["memory"][1]
-    assert checks["writes"][0] == "finding"
+    assert checks["rights"][0] == "finding"
 
 
 @pytest.mark.parametrize(
@@ -298,7 +276,7 @@ def test_the_rights_of_the_pages_are_enough(fit, run):
     assert facts(run, "clear --all --yes", "--url", url)["deleted"] == 6
 
 
-@pytest.mark.parametrize(("command", "lacking"), [("stats", "-hvals"), ("stats", "-strlen"), ("keys", "-scan")])
+@pytest.mark.parametrize(("command", "lacking"), [("stats", "-strlen"), ("keys", "-scan")])
 def test_a_right_that_is_missing_is_said_and_no_count_of_nothing_shown(fit, run, command, lacking):
     with_entries(fit.url, carts=0)
     fit.command("ACL", "SETUSER", "agent", "on", ">secret", "~*", "&*", "+@all", lacking)
@@ -348,18 +326,17 @@ def test_the_doctor_finds_nothing_wrong_with_a_file_and_changes_nothing(path, ru
     assert {one.name: one.read_bytes() for one in path.parent.iterdir() if one.suffix == ".db"} == before
 
 
-def test_the_doctor_finds_files_that_others_may_use_or_that_are_damaged_or_set_aside(path, run):
+def test_the_doctor_finds_files_that_others_may_use_or_that_are_damaged(path, run):
     with_entries(f"sqlite:///{path}", orders=50)
-    path.with_name("tools.db.corrupt").touch()
     path.chmod(0o644)
     code, checks = verdicts(run, "--url", str(path))
-    assert (code, checks["permissions"][0], checks["files"][0]) == (1, "finding", "note")
+    assert (code, checks["permissions"][0]) == (1, "finding")
     data = bytearray(path.read_bytes())
     data[4096 : len(data) - 2048] = b"\xff" * (len(data) - 6144)
     path.write_bytes(data)
     code, checks = verdicts(run, "--url", str(path))
     assert code == 1
-    assert {"integrity", "database"} & {name for name, (verdict, _) in checks.items() if verdict == "finding"}
+    assert checks["integrity"][0] == "finding"
 
 
 # All of them
@@ -399,8 +376,8 @@ def test_a_server_that_hangs_costs_the_timeout(command, own_valkey, run):
     ("option", "value", "says"),
     [
         ("--url", "http://x", "the URL cannot be read"),
-        ("--url", "redis://x?pasword=y", "'pasword' would have no effect"),
-        ("--url", "redis://x?ssl_ca_certs=y", "'ssl_ca_certs' would have no effect"),
+        ("--url", "redis://x?pasword=y", "redis-py refuses a setting: "),
+        ("--url", "redis://x?ssl_ca_certs=y", "redis-py refuses a setting: "),
         ("--namespace", "a b", "--namespace: namespace must be a short text"),
     ],
 )

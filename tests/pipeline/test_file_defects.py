@@ -13,7 +13,7 @@ import pytest
 
 from agent_cache import AgentCache
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.file import FileTier, filesystem_of
+from agent_cache.remote.file import FileTier
 from tests.contract.workbench import load, read, value_of, writing
 from tests.harness import library
 from tests.harness.file_peers import Peer, Truth
@@ -91,11 +91,6 @@ def test_what_was_looked_up_in_a_former_database_is_not_stored_in_the_new_one(
         peer.do("until", "losses")
     reader.do("store", 0)
     assert writer.do("look_up", 7) is None
-
-
-def test_mounts_are_found_whose_names_are_not_ascii():
-    mounts = "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:9 / /mnt/b\u00fccher\\040neu rw - nfs4 host:/b rw"
-    assert filesystem_of(Path("/mnt/b\u00fccher neu/mine"), mounts) == "nfs4"
 
 
 async def test_a_message_that_was_being_written_at_the_subscription_is_not_missed(

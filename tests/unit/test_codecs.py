@@ -133,7 +133,7 @@ def test_bad_keys_are_refused_at_once(guard, keys):
 
 def test_a_long_key_signs_and_does_not_encrypt():
     assert SignedCodec(MessagePackCodec(), KEY + b"!").name == "signed+msgpack"
-    with pytest.raises(ConfigurationError, match="33 bytes"):
+    with pytest.raises(ConfigurationError, match="a key must be 16, 24 or 32"):
         encrypted(MessagePackCodec(), KEY + b"!")
 
 

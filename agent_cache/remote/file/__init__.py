@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import stat
 import sys
 import time
@@ -27,7 +26,7 @@ from agent_cache.remote.versioned import UNUSABLE, VersionedTier
 if sys.platform != "win32":  # which is refused
     from agent_cache.remote.database import PASSING, SqliteBackend, forget_slots
 
-__all__ = ["NETWORK_FILE_SYSTEMS", "FileTier", "checked_path", "filesystem_of", "mounts_text"]
+__all__ = ["NETWORK_FILE_SYSTEMS", "FileTier", "checked_path", "filesystem_of"]
 
 _PERIOD: Final = 0.1
 _THREAD: Final = "agent_cache keeps a file"
@@ -63,7 +62,7 @@ class FileTier(VersionedTier):
         remote_ttl: seconds that a value in the file lives whose tool has no ttl; None is as long as there is room. Mind
             that writes between two runs of a program, by whatever else, are not seen. Copies in a process have no end.
         codec: how values are written; the default is MessagePack.
-        max_bytes: bytes of all values. Those that were not used for longest make room.
+        max_bytes: bytes of all values. Those that were stored first make room.
         max_value_size: bytes of the longest value that is stored or read. None is as much as the codec allows, which is
             1 MiB for the default.
 
@@ -221,31 +220,19 @@ os.register_at_fork(before=_before_fork, after_in_parent=_ENDS_OF_FORK.close, af
 # Where the files lie
 
 
-def filesystem_of(folder: Path, mounts: str) -> str:
-    """The type of the file system that a folder is in; empty if it is not known.
-
-    Args:
-        folder: resolved.
-        mounts: what Linux says in ``/proc/self/mountinfo``: see proc(5).
-    """
+def filesystem_of(folder: Path) -> str:
+    """The type of the file system that a folder is in, as Linux says; empty if it is not known."""
     found, longest = "", -1
-    for line in mounts.splitlines():
-        fields, _, rest = line.partition(" - ")
-        names = fields.split(" ")
-        if len(names) < 5 or not rest:
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), names[4])  # a space is \040
-        if len(point) >= longest and folder.is_relative_to(point):
-            found, longest = rest.split(" ", 1)[0], len(point)
-    return found
-
-
-def mounts_text() -> str:
-    """What is mounted where; empty if this system does not tell it so."""
     try:
-        return Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
+        mounts = Path("/proc/self/mounts").read_text("utf-8", "surrogateescape")
     except OSError:  # another system than Linux
         return ""
+    for line in mounts.splitlines():
+        _, point, kind, *_ = line.split(" ")
+        point = point.replace(r"\040", " ")
+        if len(point) >= longest and folder.is_relative_to(point):
+            found, longest = kind, len(point)
+    return found
 
 
 def checked_path(path: Any) -> Path:
@@ -256,33 +243,22 @@ def checked_path(path: Any) -> Path:
     """
     if os.name == "nt":
         raise ConfigurationError("FileTier: Windows has no locks of single bytes; share the cache by a RedisTier")
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path) or isinstance(os.fspath(path), bytes):
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path) or path == ":memory:":
         raise ConfigurationError(f"FileTier: path must be the path of a file, got {path!r}")
-    if os.fspath(path) == ":memory:":
-        raise ConfigurationError("FileTier: a database in memory is shared with nobody; leave the tier out")
     try:
         place = Path(os.path.realpath(Path(path).expanduser()))
-        folder = place.parent
-        mode = folder.stat().st_mode
-        is_there, is_regular = place.exists(), place.is_file()
-    except (OSError, ValueError, RuntimeError) as error:  # a missing directory, or one that nobody may look into
+        mode, is_wrong = place.parent.stat().st_mode, place.exists() and not place.is_file()
+    except (OSError, ValueError, RuntimeError, TypeError) as error:  # a missing directory, or one that is not readable
         raise ConfigurationError(f"FileTier: {path!r} cannot be the path of a file: {error}") from error
-    kind = filesystem_of(folder, mounts_text())
-    for is_wrong, problem in (
-        ((is_there and not is_regular) or not stat.S_ISDIR(mode), f"{str(place)!r} is no file"),
-        (
-            mode & stat.S_IWOTH,
-            f"everybody may write into {str(folder)!r}; use a directory of your own (mkdir -m 700)",
-        ),
-        (
-            kind in NETWORK_FILE_SYSTEMS,
-            f"{str(folder)!r} is on a network file system ({kind}); use a local disk, or a RedisTier",
-        ),
-        (
-            not os.access(folder, os.W_OK | os.X_OK) or (is_there and not os.access(place, os.R_OK | os.W_OK)),
-            f"this user may not write {str(place)!r}; use a file of your own",
-        ),
-    ):
-        if is_wrong:
-            raise ConfigurationError(f"FileTier: {problem}")
-    return place
+    kind = filesystem_of(place.parent)
+    if is_wrong or not stat.S_ISDIR(mode):
+        problem = "it is no file"
+    elif mode & stat.S_IWOTH:
+        problem = "everybody may write into its directory; use one of your own (mkdir -m 700)"
+    elif kind in NETWORK_FILE_SYSTEMS:
+        problem = f"it is on a network file system ({kind}); use a local disk, or a RedisTier"
+    elif not os.access(place.parent, os.W_OK | os.X_OK) or (place.exists() and not os.access(place, os.R_OK | os.W_OK)):
+        problem = "this user may not write it; use a file of your own"
+    else:
+        return place
+    raise ConfigurationError(f"FileTier: {str(place)!r} cannot be used: {problem}")
