@@ -3,8 +3,7 @@
 Needs ``pip install "agent-cache[otel]"``, which brings the API alone; the SDK and its exporters are the program's.
 
 A call that runs has a live span, so that what its tool sends stands inside of it. A hit costs nothing for all this: it
-is counted as ever, and its session says at its end how many there were, or makes their spans out of its trace then. The
-counters are read when a reader collects.
+is counted as ever, and its session says at its end how many there were. The counters are read when a reader collects.
 
 Names of attributes are literals here: every constant of ``opentelemetry.semconv`` for ``gen_ai`` is deprecated.
 """
@@ -19,14 +18,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
-from agent_cache.core.options import checked_choice, checked_flag
+from agent_cache.core.options import checked_flag
 from agent_cache.engine.middleware import ToolCall
 from agent_cache.engine.operation import Operation
-from agent_cache.engine.scope import PLACE, Call
+from agent_cache.engine.scope import PLACE
 from agent_cache.engine.state import warn_once
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import CounterFamily, ToolLabels, counter_families
@@ -50,18 +48,13 @@ _NAME: Final = "agent_cache"
 _EXECUTE: Final = "execute_tool"
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/gen-ai/1.42.0"
 """Of the conventions for GenAI, v0.1.0, which have a repository and a schema of their own."""
-MAX_HIT_SPANS: Final = 1_000
-"""Spans that the end of one session makes out of its trace, in some 30 ms: half of what the SDK queues by default."""
 _MAX_TOOLS_OF_SESSION: Final = 32
 """Tools whose hits the span of a session names one by one. The SDK keeps 128 attributes."""
 _MAX_CONTENT: Final = 16_384
 """Characters of the arguments or the result of a call."""
 _MAX_TAGS: Final = 100
-_MAX_NAMES: Final = 10_000
 _SECONDS: Final = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
 """The buckets that the semantic conventions advise for the durations of ``gen_ai``."""
-_ANSWERED: Final = frozenset({"notice", "short_circuit"})
-"""Outcomes of refused calls that are answers."""
 _RUN: Final = frozenset({"miss", "uncached", "write"})
 """Sources of calls whose tool has run for themselves."""
 
@@ -106,7 +99,6 @@ def instrument(
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
     *,
-    hits: Literal["count", "span"] = "count",
     content: bool = False,
     redact: Any = None,
 ) -> Instrumentation:
@@ -123,11 +115,8 @@ def instrument(
     Args:
         tracer_provider: the one to use; the global one if left out, also if that is set later.
         meter_provider: likewise.
-        hits: ``"count"`` says how many there were on the span of their session. ``"span"`` gives each a span of its
-            own below that of the session, made when it ends: the last 1,000. Hits outside of sessions are in the
-            metrics alone.
         content: whether spans have arguments, results, tags and the texts of exceptions: redacted, and at most 16,384
-            characters of each. Spans of hits have none.
+            characters of each.
         redact: what is secret beside the known forms of credentials, as in `agent_cache.recording.record`: names,
             compiled patterns, a function, or a `Redaction`.
 
@@ -138,7 +127,6 @@ def instrument(
         ConfigurationError: if an argument cannot work.
     """
     global _installed  # noqa: PLW0603 - there is one in a process
-    checked_choice(hits, ("count", "span"), "instrument: hits")
     checked_flag(content, "instrument: content")
     for provider, method, name in (
         (tracer_provider, "get_tracer", "tracer_provider"),
@@ -156,7 +144,7 @@ def instrument(
     with _LOCK:
         instruments = _instruments_of(meter_provider)
         tracer = trace.get_tracer(_NAME, version("agent-cache"), tracer_provider, SCHEMA_URL)
-        spans = _Spans(tracer, instruments, makes_hits=hits == "span", redaction=redaction)
+        spans = _Spans(tracer, instruments, redaction)
         if _installed is not None:
             _installed.uninstrument()
         _installed = made = Instrumentation(spans, instruments)
@@ -200,13 +188,8 @@ def _names_of(operation: Operation[Any]) -> tuple[str, str]:
 class _Spans:
     """Makes the spans. Nothing here raises because of a provider: the call goes on without its span."""
 
-    def __init__(
-        self, tracer: Tracer, instruments: _Instruments, *, makes_hits: bool, redaction: Redaction | None
-    ) -> None:
-        self.tracer, self.instruments, self.makes_hits = tracer, instruments, makes_hits
-        self._redaction = redaction
-        self._short_names: dict[str, str] = {}
-        self.open: weakref.WeakKeyDictionary[Any, _SessionSpan] = weakref.WeakKeyDictionary()
+    def __init__(self, tracer: Tracer, instruments: _Instruments, redaction: Redaction | None) -> None:
+        self.tracer, self.instruments, self._redaction = tracer, instruments, redaction
 
     def watch(self, session: AgentCacheSession) -> _SessionSpan:
         """The block around a session: see `agent_cache.session.session.WATCHERS`."""
@@ -237,13 +220,11 @@ class _Spans:
             span = trace.get_current_span()
             is_own = not _is_span_of(span, {*plain, full, short, full.partition(":")[2]})
             if is_own:
-                span = self.start(full, short, call.session)
+                span = self._start(full, short, call.session)
                 if self._redaction is not None and span.is_recording():
                     self._set_content(span, "gen_ai.tool.call.arguments", dict(call.arguments))
             else:
                 span.set_attribute("agent_cache.tool", full)
-            if self.makes_hits:
-                self._note(place, full, short)
             running = _Running((full, short), span, is_own=is_own)
             if running.inner is not None:
                 context.attach(running.inner)
@@ -252,20 +233,7 @@ class _Spans:
             return _Running((full, short))
         return running
 
-    def _note(self, call: Call, full: str, short: str) -> None:
-        """Note what the spans of hits will be made with: names, and which calls have a span."""
-        if len(self._short_names) < _MAX_NAMES:
-            self._short_names[full] = short
-        for session, number in (call.numbers or {}).items():
-            if (opened := self.open.get(session)) is not None:
-                opened.live.add(number)
-
-    def short_name(self, full: str) -> str:
-        """The name of a tool as a model calls it, where its whole name is all that is known."""
-        return self._short_names.get(full) or full.partition(":")[2].rpartition(".")[2] or full
-
-    def start(self, full: str, short: str, session: str | None, **how: Any) -> Span:
-        """Start the span of a call."""
+    def _start(self, full: str, short: str, session: str | None) -> Span:
         attributes = {
             "gen_ai.operation.name": _EXECUTE,
             "gen_ai.tool.name": short,
@@ -274,7 +242,7 @@ class _Spans:
         }
         if session is not None:
             attributes["gen_ai.conversation.id"] = utf8_text(session)
-        return self.tracer.start_span(f"{_EXECUTE} {short}", attributes=attributes, **how)
+        return self.tracer.start_span(f"{_EXECUTE} {short}", attributes=attributes)
 
     def _end(self, running: _Running, call: ToolCall, result: Any, error: BaseException | None) -> None:
         try:
@@ -282,7 +250,9 @@ class _Spans:
             span, is_own = running.span, running.outer is not None
             try:
                 if span.is_recording():
-                    set_source(span, source)
+                    span.set_attribute("agent_cache.source", source)
+                    if source != "write":
+                        span.set_attribute("gen_ai.tool.cache.hit", source == "hit")
                     if is_own and error is not None:
                         self.set_error(span, error)
                     if is_own and self._redaction is not None:
@@ -330,13 +300,6 @@ class _Spans:
         span.set_attribute(name, text)
 
 
-def set_source(span: Span, source: str) -> None:
-    """Say how a call was answered."""
-    span.set_attribute("agent_cache.source", source)
-    if source != "write":
-        span.set_attribute("gen_ai.tool.cache.hit", source == "hit")
-
-
 def _is_span_of(span: Span, names: set[str]) -> bool:
     """Whether this is a framework's span for a call of this tool, that no other call has annotated yet.
 
@@ -365,7 +328,7 @@ def _failed(failure: Exception) -> None:
     )
 
 
-# Spans of sessions, and of their hits
+# Spans of sessions
 
 
 class _SessionSpan:
@@ -373,12 +336,10 @@ class _SessionSpan:
 
     def __init__(self, spans: _Spans, session: AgentCacheSession) -> None:
         self._spans = spans
-        self._session = weakref.ref(session)  # which has this, and is a key beside this in `_Spans.open`
+        self._session = weakref.ref(session)  # which has this
         self._before: dict[str, Any] = {}
-        self._began, self._wall = 0.0, 0
         self._span: Span | None = None
         self._outer = self._inner = Context()
-        self.live: set[int] = set()
 
     def __enter__(self) -> None:
         session = self._session()
@@ -386,16 +347,11 @@ class _SessionSpan:
         try:
             if session.metrics.calls:  # it was entered before, and its counters go on
                 self._before = session.get_metrics()
-            self._began, self._wall = CLOCK.now(), time.time_ns()
             attributes = {"gen_ai.conversation.id": utf8_text(session.session_id)}
-            self._span = self._spans.tracer.start_span(
-                "agent_cache.session", attributes=attributes, start_time=self._wall
-            )
+            self._span = self._spans.tracer.start_span("agent_cache.session", attributes=attributes)
             self._outer = context.get_current()
             self._inner = trace.set_span_in_context(self._span, self._outer)
             context.attach(self._inner)
-            if self._spans.makes_hits and self._span.is_recording():
-                self._spans.open[session] = self
         except Exception as failure:  # noqa: BLE001 - a provider's or a processor's
             _failed(failure)
 
@@ -407,18 +363,14 @@ class _SessionSpan:
             return
         if context.get_current() is self._inner:
             context.attach(self._outer)
-        self._spans.open.pop(session, None)
         try:
-            now = time.time_ns()
             try:
                 if span.is_recording():
                     self._count(span, session.get_metrics())
                     if error is not None:
                         self._spans.set_error(span, error)
-                    if self._spans.makes_hits:
-                        self._make_spans(session, now)
             finally:
-                span.end(now)
+                span.end()
         except Exception as failure:  # noqa: BLE001 - a processor's or an exporter's
             _failed(failure)
 
@@ -431,33 +383,6 @@ class _SessionSpan:
         for tool, count in hits.most_common(_MAX_TOOLS_OF_SESSION):
             if count:
                 span.set_attribute(f"agent_cache.hits_of.{utf8_text(tool)}", count)
-
-    def _make_spans(self, session: AgentCacheSession, end: int) -> None:
-        """Spans of the local hits and the refused calls of this run, from its trace. All others had live ones, such as
-        calls of an inner session and hits of a tier.
-        """
-        records = [
-            record
-            for record in session.get_execution_trace()
-            if record.started >= self._began
-            and not record.is_inner
-            and (record.source == "blocked" or (record.source == "hit" and record.number not in self.live))
-        ]
-        assert self._span is not None
-        around = trace.set_span_in_context(self._span)
-        for record in records[-MAX_HIT_SPANS:]:
-            at = min(self._wall + round((record.started - self._began) * 1e9), end)
-            tool = utf8_text(record.tool)
-            made = self._spans.start(
-                tool, self._spans.short_name(tool), session.session_id, context=around, start_time=at
-            )
-            set_source(made, record.source)
-            if record.source == "blocked":
-                made.set_attribute("agent_cache.outcome", record.outcome)
-                if record.outcome not in _ANSWERED:
-                    made.set_attribute("error.type", record.outcome)
-                    made.set_status(Status(StatusCode.ERROR, record.outcome))
-            made.end(at)
 
 
 # Metrics

@@ -791,10 +791,9 @@ async def wrapped_tools_keep_their_types(box: Toolbox) -> None:
 
 
 def exporters() -> None:
-    with otel.instrument(hits="span", content=True) as made:
+    with otel.instrument(content=True) as made:
         assert_type(made, otel.Instrumentation)
         assert_type(made.is_active, bool)
-    otel.instrument(hits="all")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def tiers() -> None:

@@ -47,10 +47,9 @@ def console():
     provider.shutdown()
 
 
-@pytest.mark.parametrize("hits", ["count", "span"])
-async def test_spans_with_content_are_a_log(console, tmp_path, hits):
+async def test_spans_with_content_are_a_log(console, tmp_path):
     text, provider = console
-    with otel.instrument(provider, hits=hits, content=True):
+    with otel.instrument(provider, content=True):
         async with AgentCacheSession("talk-1"):
             await get_spanned_order("W1")
             await get_spanned_order("W1")

@@ -400,15 +400,12 @@ async def test_content_that_cannot_be_written_or_is_large_does_not_matter_to_the
     assert "gen_ai.tool.call.result" not in telemetry.span("execute_tool otel_hostile").attributes
 
 
-@pytest.mark.parametrize("hits", ["count", "span"])
-async def test_texts_that_utf8_cannot_hold_are_escaped_since_an_exporter_loses_the_whole_batch(
-    hits, instrument, telemetry
-):
+async def test_texts_that_utf8_cannot_hold_are_escaped_since_an_exporter_loses_the_whole_batch(instrument, telemetry):
     """Half of a surrogate pair, as `json.loads` accepts it: in names, ids, arguments, results, tags and errors."""
     half = json.loads('"g\\ud83d"')
     Unnamed = type("Unnamed", (Exception,), {"__qualname__": f"Un{half}"})
     box = Toolbox({"save_*": Write("order:{id}"), "*": Read("order:{id}")}, namespace="otel_shop")
-    instrument(content=True, hits=hits)
+    instrument(content=True)
 
     async def run() -> dict[str, str]:
         return {"half": half, half: "value"}
@@ -429,8 +426,6 @@ async def test_texts_that_utf8_cannot_hold_are_escaped_since_an_exporter_loses_t
     names = {span.attributes["agent_cache.tool"] for span in telemetry.spans() if "agent_cache.tool" in span.attributes}
     assert names == {"otel_shop:g\\ud83d", "otel_shop:save_g\\ud83d", "otel_shop:fail"}
     assert {span.attributes["gen_ai.conversation.id"] for span in telemetry.spans()} == {"sg\\ud83d", "g\\ud83d"}
-    made = telemetry.spans("execute_tool g\\ud83d", agent_cache__source="hit")
-    assert len(made) == (1 if hits == "span" else 0)
 
 
 async def test_a_session_has_a_span_with_what_its_calls_were(instrument, telemetry):
@@ -469,7 +464,7 @@ async def test_a_session_has_a_span_with_what_its_calls_were(instrument, telemet
 
 
 async def test_a_session_that_is_entered_again_counts_from_there(instrument, telemetry):
-    instrument(hits="span")
+    instrument()
     session = AgentCacheSession("chat")
     for number in ("1", "2"):
         with session:
@@ -477,7 +472,7 @@ async def test_a_session_that_is_entered_again_counts_from_there(instrument, tel
             await get_order(number)
     hits = [span.attributes["agent_cache.hits"] for span in telemetry.spans("agent_cache.session")]
     assert hits == [1, 1]
-    inside = ["agent_cache.session", ["execute_tool get_order miss"], ["execute_tool get_order hit"]]
+    inside = ["agent_cache.session", ["execute_tool get_order miss"]]
     assert telemetry.tree() == [inside, inside]
 
 
@@ -494,7 +489,7 @@ async def test_a_session_that_ends_in_an_error_says_so(content, instrument, tele
 
 
 async def test_a_loop_that_was_swallowed_is_the_error_of_its_session(instrument, telemetry):
-    instrument(hits="span")
+    instrument()
     with pytest.raises(AgentLoopDetectedError):
         async with AgentCacheSession(max_tool_repeats=2):
             for _ in range(4):
@@ -505,73 +500,10 @@ async def test_a_loop_that_was_swallowed_is_the_error_of_its_session(instrument,
     span = telemetry.span("agent_cache.session")
     assert span.attributes["error.type"] == "AgentLoopDetectedError"
     assert span.attributes["agent_cache.loop_detections"] == 3
-    refused = telemetry.spans("execute_tool get_order", agent_cache__source="blocked")
-    assert [one.attributes["error.type"] for one in refused] == ["AgentLoopDetectedError"] * 3
-
-
-async def test_a_call_that_was_answered_by_a_notice_is_no_error(instrument, telemetry):
-    instrument(hits="span")
-    async with AgentCacheSession(max_tool_repeats=2, on_loop="notice"):
-        for _ in range(3):
-            await get_order("1")
-    first, *_ = telemetry.spans(agent_cache__source="blocked")
-    assert first.attributes["agent_cache.outcome"] == "notice"
-    assert first.status.status_code is StatusCode.UNSET
-
-
-async def test_hits_have_their_spans_at_the_end_below_their_session(instrument, telemetry):
-    instrument(hits="span")
-    async with AgentCacheSession("chat"):
-        await get_summary("1")
-        await get_order("1")
-        assert telemetry.spans(agent_cache__source="hit") == []
-    assert telemetry.tree() == [
-        [
-            "agent_cache.session",
-            ["execute_tool get_summary miss", ["execute_tool get_order miss"]],
-            ["execute_tool get_order hit"],
-            ["execute_tool get_order hit"],
-        ]
-    ]
-    session, summary = telemetry.span("agent_cache.session"), telemetry.span("execute_tool get_summary")
-    inner, last = telemetry.spans(agent_cache__source="hit")
-    assert times_nest(inner, session)
-    assert times_nest(last, session)
-    assert summary.end_time <= last.start_time
-    assert {one.context.trace_id for one in telemetry.spans()} == {session.context.trace_id}
-    miss = telemetry.span("execute_tool get_order", agent_cache__source="miss")
-    assert dict(last.attributes) == {
-        **miss.attributes, "agent_cache.source": "hit", "gen_ai.tool.cache.hit": True
-    }  # fmt: skip
-
-
-async def test_a_session_inside_of_another_exports_its_hits_once(instrument, telemetry):
-    instrument(hits="span")
-    await get_order("1")
-    telemetry.clear()
-    async with AgentCacheSession("outer") as outer:
-        await get_order("1")
-        async with AgentCacheSession("inner"):
-            await get_order("1")
-        shared = AgentCacheSession("shared")
-        with shared, outer.attach():
-            await get_order("1")
-    assert telemetry.tree() == [
-        [
-            "agent_cache.session",
-            ["execute_tool get_order hit"],
-            ["agent_cache.session", ["execute_tool get_order hit"]],
-            ["agent_cache.session"],
-            ["execute_tool get_order hit"],
-        ]
-    ]
-    inner, last = (telemetry.span("agent_cache.session", gen_ai__conversation__id=one) for one in ("inner", "outer"))
-    assert inner.attributes["agent_cache.hits"] == 1
-    assert last.attributes["agent_cache.hits"] == 3
 
 
 async def test_a_hit_of_a_tier_has_one_span(instrument, telemetry):
-    instrument(hits="span")
+    instrument()
     tier = MemoryTier()
     with configure(remote=tier):
         await get_order("1")
@@ -580,19 +512,9 @@ async def test_a_hit_of_a_tier_has_one_span(instrument, telemetry):
         async with AgentCacheSession():
             await get_order("1")
             await get_order("1")
-    live, late = telemetry.spans(agent_cache__source="hit")
+    (live,) = telemetry.spans(agent_cache__source="hit")
     assert live.end_time > live.start_time
-    assert late.end_time == late.start_time
     await tier.aclose()
-
-
-async def test_a_session_has_the_spans_of_its_last_thousand_hits(instrument, telemetry):
-    instrument(hits="span")
-    async with AgentCacheSession(loop_detection=False):
-        for _ in range(1_501):
-            await get_order("1")
-    assert len(telemetry.spans(agent_cache__source="hit")) == otel.MAX_HIT_SPANS == 1_000
-    assert telemetry.span("agent_cache.session").attributes["agent_cache.hits"] == 1_500
 
 
 # Sampling, and what fails
@@ -606,7 +528,7 @@ async def test_what_is_not_sampled_is_not_exported_and_works(instrument):
     async def see(item: str) -> None:
         seen.append(trace.get_current_span())
 
-    otel.instrument(telemetry.tracers, telemetry.meters, hits="span", content=True)
+    otel.instrument(telemetry.tracers, telemetry.meters, content=True)
     async with AgentCacheSession():
         await see("a")
         await see("a")
@@ -620,7 +542,7 @@ async def test_what_is_not_sampled_is_not_exported_and_works(instrument):
 
 
 async def test_without_an_sdk_everything_works(instrument):
-    otel.instrument(trace.NoOpTracerProvider(), hits="span", content=True)
+    otel.instrument(trace.NoOpTracerProvider(), content=True)
     async with AgentCacheSession():
         assert await get_summary("1") == ["order 1", "order 1"]
         await cancel_order("1")
@@ -663,7 +585,7 @@ async def test_a_processor_or_an_exporter_that_raises_is_logged_once_and_changes
             raise KeyError(item)
         return item
 
-    otel.instrument(provider, telemetry.meters, hits="span")
+    otel.instrument(provider, telemetry.meters)
     async with AgentCacheSession():
         for item in ("a", "b", "a"):
             assert await count(item) == item
@@ -685,12 +607,12 @@ async def test_a_processor_or_an_exporter_that_raises_is_logged_once_and_changes
 
 async def test_a_second_call_replaces_the_first_and_nothing_is_doubled(instrument, telemetry):
     first = instrument()
-    second = instrument(hits="span")
+    second = instrument()
     assert (first.is_active, second.is_active) == (False, True)
     async with AgentCacheSession():
         await get_order("1")
         await get_order("1")
-    inside = ["agent_cache.session", ["execute_tool get_order miss"], ["execute_tool get_order hit"]]
+    inside = ["agent_cache.session", ["execute_tool get_order miss"]]
     assert telemetry.tree() == [inside]
     requests = telemetry.points("agent_cache.requests")
     assert {dict(key)["source"]: count for key, count in requests.items()} == {"hit": 1, "miss": 1, "shared": 0}
@@ -731,7 +653,7 @@ async def test_what_has_begun_ends_its_spans_although_it_was_taken_away(instrume
     async def slow(item: str) -> str:
         return await gate(item)
 
-    made = instrument(hits="span")
+    made = instrument()
     async with AgentCacheSession():
         await get_order("1")
         await get_order("1")
@@ -743,7 +665,6 @@ async def test_what_has_begun_ends_its_spans_although_it_was_taken_away(instrume
         [
             "agent_cache.session",
             ["execute_tool get_order miss"],
-            ["execute_tool get_order hit"],
             ["execute_tool otel_ending miss"],
         ]
     ]
@@ -766,7 +687,7 @@ async def test_the_example_of_the_page_prints_what_the_page_says(code, output, c
 
 
 def test_the_page_names_every_metric_and_attribute_that_is_exported(instrument, telemetry):
-    instrument(hits="span")
+    instrument()
     with AgentCacheSession(max_tool_repeats=2, on_loop="notice"):
         for _ in range(4):
             get_stock("tea")
@@ -785,7 +706,6 @@ def test_the_page_names_every_metric_and_attribute_that_is_exported(instrument, 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"hits": "all"}, "hits"),
         ({"content": "yes"}, "content"),
         ({"redact": ["a"]}, "content=True"),
         ({"content": True, "redact": 5}, "redact"),
@@ -923,7 +843,7 @@ from tests.harness.telemetry import Telemetry
 @AgentCache("x")
 def get(number): return number
 telemetry = Telemetry()
-otel.instrument(telemetry.tracers, telemetry.meters, hits="span")
+otel.instrument(telemetry.tracers, telemetry.meters)
 get(1)
 reader, writer = os.pipe()
 if not os.fork():
@@ -941,5 +861,5 @@ print(sorted(name for name, _ in of_child), mine.isdisjoint(one for _, one in of
 print([one.name for one in telemetry.spans()])
 """
     first, second = run_python(code).splitlines()
-    assert first == "['agent_cache.session', 'execute_tool get', 'execute_tool get'] True"
+    assert first == "['agent_cache.session', 'execute_tool get'] True"
     assert second == "['execute_tool get', 'agent_cache.session', 'execute_tool get']"

@@ -22,7 +22,7 @@ from tests.harness.telemetry import Telemetry
 def telemetry() -> Iterator[Telemetry]:
     testing.reset()
     made = Telemetry()
-    otel.instrument(made.tracers, made.meters, hits="span")
+    otel.instrument(made.tracers, made.meters)
     yield made
     testing.reset()
     made.close()
