@@ -407,16 +407,6 @@ class _Streaming(Operation[Any]):
         """A cursor over the answer to a call: see `Cursor`."""
         return (ThreadCursor if self.is_sync else Cursor)(self, answer, value)
 
-    def relay(self, stream: Any, prepare: Callable[[], Awaitable[object]] | None = None) -> Cursor:
-        """A cursor over a stream that a tape gives. `prepare` is awaited before the first chunk."""
-
-        async def answer() -> Any:
-            if prepare is not None:
-                await prepare()
-            return await Stream(self, _CURSOR.get()).run(stream)
-
-        return self.cursor(answer)
-
     def read(
         self, scope: Scope, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_fresh: bool = False,
         intercepted: InterceptedCall | None = None,
@@ -425,7 +415,8 @@ class _Streaming(Operation[Any]):
         if scope.interceptor is None:
             return self.cursor(partial(run, self, scope, key, args, kwargs, is_fresh=is_fresh, intercepted=intercepted))
         call = InterceptedCall(self, scope, key, args, kwargs, is_fresh=is_fresh, outer=intercepted)
-        return self.relay(scope.interceptor.play_stream(call))
+        played = scope.interceptor.play_stream(call)
+        return self.cursor(lambda: Stream(self, _CURSOR.get()).run(played))
 
     def is_successful(self, value: Any) -> bool:
         return value is TOO_LONG or super().is_successful(value)
