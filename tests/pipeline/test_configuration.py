@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import itertools
-import subprocess
-import sys
 import threading
 import weakref
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from agent_cache import (
-    AgentCache,
     AgentCacheInvalidator,
-    AgentCacheSession,
     ConfigurationError,
     RemotePolicy,
     RemoteTierError,
@@ -28,9 +22,9 @@ from agent_cache import (
 )
 from agent_cache.config import CURRENT
 from agent_cache.engine import write
-from agent_cache.testing import MemoryServer, MemoryTier, reset
+from agent_cache.testing import MemoryServer, MemoryTier
 from tests.contract.workbench import writing as writing_in
-from tests.harness.gates import Gate, idle, started
+from tests.harness.gates import Gate, started
 from tests.harness.threads import in_threads
 from tests.pipeline.fleet import Process, Truth, WatchedTier
 
@@ -90,35 +84,6 @@ def test_blocks_that_overlap_may_be_left_in_any_order(order: tuple[int, ...]):
         assert in_force() == {name: value for name, value in expected.items() if value is not True}
 
 
-def test_what_is_called_first_and_entered_later_leaves_no_trace():
-    first, second = configure(max_bytes=1), configure(max_bytes=2)
-    configure(max_bytes=3)
-    with second:
-        assert in_force() == {"max_bytes": 2}, "the last entered wins"
-        with first:
-            assert in_force() == {"max_bytes": 1}
-        assert in_force() == {"max_bytes": 2}
-    assert in_force() == {"max_bytes": 3}
-    fourth = configure(max_bytes=4)
-    with fourth:
-        pass
-    assert in_force() == {"max_bytes": 3}
-    with fourth:
-        assert in_force() == {"max_bytes": 4}
-    assert in_force() == {"max_bytes": 3}
-
-
-def test_a_call_that_is_taken_back_uncovers_the_one_before_it_also_when_others_were_merged():
-    configure(max_bytes=1)
-    configure(enabled=False)
-    middle = configure(max_bytes=2)
-    configure(enabled=True)
-    configure(enabled=False)
-    with middle:
-        pass
-    assert in_force() == {"max_bytes": 1, "enabled": False}
-
-
 def test_a_block_is_entered_once_at_a_time_and_may_be_left_twice():
     block = configure(max_bytes=1)
     with block:
@@ -133,60 +98,6 @@ def test_a_block_is_entered_once_at_a_time_and_may_be_left_twice():
 def test_a_call_that_was_never_entered_may_be_left():
     change = configure(max_bytes=1)
     change.__exit__(None, None, None)
-    assert in_force() == {}
-
-
-def test_settings_that_were_replaced_are_freed():
-    class Report:
-        def __call__(self, found: Any) -> None: ...
-
-    kept = configure(enabled=True)
-    reports: weakref.WeakSet[Report] = weakref.WeakSet()
-    for _ in range(100):
-        report = Report()
-        reports.add(report)
-        configure(on_stale=report)
-        with configure(on_stale=report):
-            pass
-    del report
-    assert len(reports) == 1, "the one in force"
-    del kept
-    configure(on_stale=None)
-    assert len(reports) == 0
-
-
-def test_a_block_that_a_garbage_collection_leaves_within_a_change_is_left(monkeypatch: pytest.MonkeyPatch):
-    """As the end of a generator may do, between any two steps of this thread."""
-    collected = [configure(enabled=False).__enter__()]
-
-    class Environment(dict[str, str]):
-        def get(self, *args: Any) -> Any:
-            while collected:
-                collected.pop().__exit__(None, None, None)
-            return super().get(*args)
-
-    monkeypatch.setattr("os.environ", Environment())
-    with configure(max_bytes=1):
-        assert in_force() == {"max_bytes": 1}
-    assert in_force() == {}
-
-
-def test_a_block_that_is_left_after_a_reset_changes_nothing():
-    with configure(enabled=False):
-        reset()
-        assert in_force() == {}
-        configure(max_bytes=1)
-    assert in_force() == {"max_bytes": 1}
-
-
-def test_what_is_saved_is_restored_without_the_blocks_that_were_left():
-    with configure(enabled=False):
-        block = configure(max_bytes=1).__enter__()
-        saved = CURRENT.save()
-        reset()
-        block.__exit__(None, None, None)
-        CURRENT.restore(saved)
-        assert in_force() == {"enabled": False}
     assert in_force() == {}
 
 
@@ -216,30 +127,6 @@ def test_threads_that_enter_and_leave_at_once_leave_nothing():
 
     in_threads(8, block)
     assert in_force() == {}
-
-
-async def test_the_blocks_of_two_requests_that_overlap_leave_caching_on(truth: Truth):
-    process, entered = Process(truth, None), asyncio.Event()
-
-    async def first() -> None:
-        with configure(enabled=False):
-            await entered.wait()
-
-    async def second() -> None:
-        with configure(enabled=False):
-            entered.set()
-            await idle()
-
-    await asyncio.gather(first(), second())
-    await process.get_order("7")
-    await process.get_order("7")
-    assert truth.runs == ["get 7"]
-
-
-def test_a_change_that_ends_with_the_process_is_quiet():
-    program = "from agent_cache import configure\nkept = configure(max_bytes=1)\nconfigure(max_bytes=2)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert (ended.stdout, ended.stderr) == ("", "")
 
 
 # Writes reach every tier
@@ -307,28 +194,6 @@ async def test_nothing_that_another_process_writes_during_a_block_is_stale_after
         assert await process.get_order("7") == f"new {number}"
 
 
-async def test_a_write_that_is_limited_to_a_session_reaches_tiers_with_answers_of_sessions_only(here: WatchedTier):
-    @AgentCacheInvalidator("order:{id}", "session")
-    async def set_order(id: str) -> None: ...
-
-    @AgentCache("order:{id}")
-    async def get_order(id: str) -> str:
-        return id
-
-    with configure(remote=here):
-        pass
-    async with AgentCacheSession():
-        await set_order("7")
-        assert here.orders == []
-
-        @AgentCache("order:{id}", "session", remote=RemotePolicy(share=True))
-        async def get_shared(id: str) -> str:
-            return id
-
-        await set_order("7")
-        assert here.orders == ["begin", "commit"]
-
-
 async def test_a_write_that_runs_while_a_tier_is_configured_ends_in_it_as_well(
     truth: Truth, here: WatchedTier, elsewhere: MemoryTier
 ):
@@ -391,31 +256,6 @@ async def test_a_tier_that_nothing_uses_any_more_is_freed(use: str, truth: Truth
 # What is stored while the tiers change
 
 
-async def test_a_follower_that_takes_over_in_a_block_with_a_tier_stores_nothing_unguarded(
-    truth: Truth, here: WatchedTier, elsewhere: MemoryTier
-):
-    """Its plan is from before the block: the answer would be guarded by no tier."""
-    gate = Gate()
-
-    @AgentCache("order:{id}")
-    async def get_order(id: str) -> str:
-        await gate()
-        return truth.load(id)
-
-    leader = await started(get_order("7"))
-    follower = await started(get_order("7"))
-    with configure(remote=here):
-        leader.cancel()
-        await idle()
-        gate.last.returns(None)
-        assert await follower == "old"
-        async with writing_in(elsewhere, "order:7"):
-            truth.orders["7"] = "new"
-        again = await started(get_order("7"))
-        gate.last.returns(None)
-        assert await again == "new"
-
-
 async def test_a_backup_that_is_asked_alone_drops_what_others_have_written(truth: Truth, elsewhere: MemoryTier):
     here, backup = MemoryTier(elsewhere.server), WatchedTier(MemoryServer())
     process = Process(truth, None)
@@ -425,57 +265,6 @@ async def test_a_backup_that_is_asked_alone_drops_what_others_have_written(truth
         truth.orders["7"] = "new"
     with configure(remote=None):
         assert await process.get_order("7") == "new"
-
-
-async def test_a_backup_behind_which_another_tier_was_put_drops_what_it_has_missed(
-    truth: Truth, here: WatchedTier, elsewhere: MemoryTier
-):
-    """It was caught up with the first tier, but has heard nothing of the second."""
-    process, backup = Process(truth, None), WatchedTier(MemoryServer())
-    configure(remote=MemoryTier(MemoryServer()), backup=backup)
-    assert await process.get_order("7") == "old"
-    async with writing_in(elsewhere, "order:7"):
-        truth.orders["7"] = "new"
-    configure(remote=here)
-    assert await process.get_order("7") == "new"
-
-
-async def test_a_strong_read_runs_although_its_tier_is_configured_away_while_it_starts(truth: Truth, here: WatchedTier):
-    """By another thread, between the choice of what runs the call and its first step."""
-
-    @AgentCache("order:{id}", remote=RemotePolicy(consistency="strong"))
-    async def get_order(id: str) -> str:
-        return truth.load(id)
-
-    configure(remote=here)
-    await get_order("7")
-    setup = get_order.__agent_cache__.at_root.setup
-    run: Callable[[Any], Any] = setup.run
-
-    def configured_away(call: Any) -> Any:
-        configure(remote=None)
-        return run(call)
-
-    setup.run = configured_away
-    assert await get_order("7") == "old"
-
-
-async def test_dropped_entries_of_sessions_stay_dropped_whatever_is_configured_later():
-    state = "old"
-
-    @AgentCache("order", scope="session")
-    async def get_order(id: int) -> str:
-        return state
-
-    async with AgentCacheSession():
-        await get_order(1)
-        await get_order(2)
-        await invalidate("order")
-        state = "new"
-        with configure(enabled=False):
-            pass
-        configure(max_bytes=10**9)
-        assert [await get_order(1), await get_order(2)] == ["new", "new"]
 
 
 async def test_a_tier_that_is_configured_while_a_write_looks_for_tiers_is_told(
@@ -495,27 +284,3 @@ async def test_a_tier_that_is_configured_while_a_write_looks_for_tiers_is_told(
         patch.setattr(write, "tiers_under", tiers_under)
         await set_order("7")
     assert here.orders == ["commit"], "it was there at the end"
-
-
-async def test_a_tool_with_a_tier_of_its_own_that_is_made_while_a_write_runs(server: MemoryServer):
-    state = "old"
-
-    def made() -> Any:
-        async def get_order(id: str) -> str:
-            return state
-
-        return AgentCache("order:{id}", name="get_order", remote_cache=MemoryTier(server))(get_order)
-
-    tools = [made()]
-
-    @AgentCacheInvalidator("order:{id}")
-    async def set_order(id: str) -> None:
-        nonlocal state
-        tools.append(made())
-        assert await tools[0]("7") == "old", "which another process has left in the tier"
-        state = "new"
-
-    assert await tools.pop()("7") == "old"
-    gc.collect()
-    await set_order("7")
-    assert await tools[0]("7") == "new"

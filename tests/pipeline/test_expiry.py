@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +14,6 @@ from agent_cache import (
     AgentCacheInvalidator,
     AgentCacheSession,
     ConfigurationError,
-    RemotePolicy,
     get_metrics,
     invalidate,
     writing,
@@ -66,14 +64,6 @@ async def test_a_function_gives_each_result_its_own_ttl(clock):
     assert await source.get(20) == (4, 20)
 
 
-async def test_no_bound_is_none(clock):
-    source = Source(ttl=lambda _: None)
-    await source.get(1)
-    clock.advance(1e9)
-    await source.get(1)
-    assert source.runs == 1
-
-
 @pytest.mark.parametrize("life", [0, -1, 0.0, timedelta(0), timedelta(days=-1), float("-inf")])
 async def test_a_result_without_life_is_returned_and_not_stored(life, caplog):
     source = Source(ttl=lambda _: life)
@@ -96,30 +86,6 @@ async def test_a_ttl_that_is_nonsense_is_counted_and_logged_once(life, caplog):
         assert [await source.get(1), await source.get(1)] == [(1, 1), (2, 1)]
     assert get_metrics()["uncached"] == 2
     assert warnings(caplog) == ["ttl= gave no duration, so the result was not cached"]
-
-
-async def test_what_cache_if_rejects_is_asked_for_no_ttl_that_counts(caplog):
-    """A failed result rarely has the field that the ttl is computed from."""
-    source = Source(ttl=lambda result: result["expires_in"], cache_if=lambda result: "error" not in result)
-    source.now = {"error": "down"}
-    assert await source.get(1) == {"error": "down"}
-    assert get_metrics()["uncached"] == 0
-    assert warnings(caplog) == []
-
-
-async def test_callers_that_wait_share_a_result_that_is_not_stored():
-    gate = Gate()
-
-    @AgentCache("order", ttl=lambda _: 0)
-    async def get_orders() -> list[int]:
-        return await gate()
-
-    callers = [await started(get_orders()) for _ in range(3)]
-    gate.last.returns([1])
-    answers = await asyncio.gather(*callers)
-    assert answers == [[1]] * 3
-    assert len(gate.calls) == 1
-    assert len({id(answer) for answer in answers}) == 3
 
 
 async def test_a_fresh_result_without_life_drops_the_older_one():
@@ -173,38 +139,6 @@ async def lives(source: Source, order_id: int) -> bool:
     return source.runs == runs
 
 
-async def test_jitter_can_be_seeded(clock):
-    async def expiries() -> list[float]:
-        JITTER.seed(7)
-        source = Source(ttl=100, jitter=0.5)
-        store = source.get.__agent_cache__.store
-        for order_id in range(20):
-            await source.get(order_id)
-        return [entry.expires for order_id in range(20) if (entry := store.lookup(order_id)) is not None]
-
-    first = await expiries()
-    assert first == await expiries()
-    assert len(set(first)) == 20
-    assert all(1_050.0 <= each <= 1_100.0 for each in first)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of 3.12 and later, if there are threads
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
-def test_forked_workers_shorten_differently():
-    JITTER.seed(7)
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.write(writer, str(JITTER.random()).encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    os.close(writer)
-    with os.fdopen(reader) as drawn:
-        assert float(drawn.read()) != JITTER.random()
-
-
 @pytest.mark.parametrize("jitter", [1, 1.5, -0.1, True, "0.1", float("nan"), None], ids=repr)
 def test_a_jitter_that_is_no_fraction_is_refused(jitter):
     with pytest.raises(ConfigurationError, match="jitter"):
@@ -222,13 +156,6 @@ def test_what_needs_a_ttl_is_refused_without(option):
 def test_an_extension_that_is_no_duration_is_refused(option, value):
     with pytest.raises(ConfigurationError, match=option):
         AgentCache("order", ttl=60, **{option: value})
-
-
-def test_options_that_contradict_each_other_are_refused():
-    with pytest.raises(ConfigurationError, match="grace is given twice"):
-        AgentCache("order", ttl=60, grace=5, remote=RemotePolicy(grace=6))
-    with pytest.raises(ConfigurationError, match=r"stale_if_error.*strong"):
-        AgentCache("order", ttl=60, stale_if_error=5, remote=RemotePolicy(consistency="strong"))
 
 
 # Grace
@@ -267,24 +194,6 @@ async def test_within_its_grace_a_result_is_returned_at_once_and_loaded_again_on
     clock.advance(9.9)
     assert await get_order(1) == "new"
     assert len(gate.calls) == 2
-
-
-async def test_after_its_grace_a_result_is_loaded_as_if_there_were_none(clock, gate, get_order):
-    await loaded(gate, get_order(1), "old")
-    clock.advance(40)
-    await loaded(gate, get_order(1), "new")
-
-
-async def test_a_caller_with_jitter_and_grace_has_both(clock, monkeypatch):
-    monkeypatch.setattr(JITTER, "random", lambda: 1.0)
-    source = Source(ttl=100, jitter=0.5, grace=10)
-    await source.get(1)
-    clock.advance(55)
-    assert await source.get(1) == (1, 1)
-    await idle()
-    assert await source.get(1) == (2, 1)
-    clock.advance(61)
-    assert await source.get(1) == (3, 1)
 
 
 async def test_a_reload_that_fails_is_counted_logged_once_and_tried_again(clock, gate, get_order, caplog):
@@ -347,17 +256,6 @@ async def test_what_a_write_has_dropped_has_no_grace(clock, gate, get_order, how
     assert await get_order(1) == "new"
 
 
-async def test_a_load_that_runs_already_is_not_started_again(clock, gate, get_order):
-    await loaded(gate, get_order(1), "old")
-    clock.advance(10)
-    fresh = await started(get_order.fresh(1))
-    assert await get_order(1) == "old"
-    await idle()
-    assert len(gate.calls) == 2
-    gate.last.returns("new")
-    assert await fresh == "new"
-
-
 async def test_a_reload_outlives_its_caller(clock, gate, get_order):
     await loaded(gate, get_order(1), "old")
     clock.advance(10)
@@ -368,47 +266,6 @@ async def test_a_reload_outlives_its_caller(clock, gate, get_order):
     gate.last.returns("new")
     await idle()
     assert await get_order(1) == "new"
-
-
-async def test_an_entry_in_its_grace_counts_as_used_and_is_evicted_like_any_other(clock):
-    source = Source(ttl=10, grace=30, maxsize=2)
-    for order_id in (1, 2):
-        await source.get(order_id)
-    clock.advance(10)
-    source.now = Broken()
-    await source.get(1)
-    await idle()
-    source.now = None
-    await source.get(3)  # evicts 2, which was used longest ago
-    source.now = "new"
-    assert await source.get(1) == (1, 1)
-    assert await source.get(2) == "new"
-    await idle()
-
-
-async def test_a_newer_result_that_is_not_stored_ends_the_grace(clock):
-    lives = iter([10, 0, 10])
-    source = Source(ttl=lambda _: next(lives), grace=30)
-    assert await source.get(1) == (1, 1)
-    clock.advance(10)
-    assert await source.get(1) == (1, 1)
-    await idle()
-    assert await source.get(1) == (3, 1)
-
-
-async def test_a_reload_with_a_rejected_result_leaves_the_old_one(clock):
-    """A text that reports an error says nothing against the answer that is there."""
-    source = Source(ttl=10, grace=30, cache_if=lambda result: result != "Error: down")
-    assert await source.get(1) == (1, 1)
-    clock.advance(10)
-    source.now = "Error: down"
-    for _ in range(3):
-        assert await source.get(1) == (1, 1)
-        await idle()
-    source.now = None
-    await source.get(1)
-    await idle()
-    assert await source.get(1) == (5, 1)
 
 
 async def test_in_a_session_an_answer_in_its_grace_is_a_hit(clock):
@@ -422,16 +279,6 @@ async def test_in_a_session_an_answer_in_its_grace_is_a_hit(clock):
     trace = session.get_execution_trace()
     assert [record.source for record in trace] == ["miss", "hit", "hit"], "a reload is no call of the agent's"
     assert (session.metrics.stale, session.metrics.hits, session.metrics.misses) == (1, 2, 1)
-
-
-@pytest.mark.parametrize("value", ["immutable", ["mutable"]], ids=str)
-async def test_a_result_in_its_grace_is_there(clock, value):
-    source = Source(ttl=10, grace=20, stale_if_error=30)
-    source.now = value
-    await source.get(1)
-    for seconds, is_there in ((9, True), (20, True), (2, False)):
-        clock.advance(seconds)
-        assert source.get.contains(1) is is_there
 
 
 # Stale instead of an error
@@ -450,22 +297,6 @@ async def test_a_failed_load_is_replaced_by_what_expired_a_short_while_ago(clock
     metrics = get_metrics()
     assert (metrics["misses"], metrics["errors"], metrics["stale"], metrics["hits"]) == (4, 3, 2, 0)
     assert warnings(caplog) == ["a load failed, so an expired result was returned"]
-
-
-async def test_the_age_counts_when_the_load_fails(clock):
-    gate = Gate()
-
-    @AgentCache("order", ttl=10, stale_if_error=30)
-    async def get_orders() -> Any:
-        return await gate()
-
-    await loaded(gate, get_orders(), "old")
-    clock.advance(20)
-    read = await started(get_orders())
-    clock.advance(20)
-    gate.last.raises(Broken())
-    with pytest.raises(Broken):
-        await read
 
 
 async def test_every_caller_of_a_failed_load_has_an_answer_of_its_own(clock):
@@ -544,31 +375,6 @@ async def test_what_a_write_has_dropped_replaces_no_failure(clock, when, how):
     await write
 
 
-async def test_both_options_follow_each_other(clock):
-    source = Source(ttl=10, grace=10, stale_if_error=50)
-    await source.get(1)
-    source.now = Broken()
-    clock.advance(15)
-    assert await source.get(1) == (1, 1)
-    await idle()
-    clock.advance(10)
-    assert await source.get(1) == (1, 1)
-    clock.advance(40)
-    with pytest.raises(Broken):
-        await source.get(1)
-
-
-async def test_in_a_session_the_call_is_a_miss_that_ended_well(clock):
-    source = Source(ttl=10, stale_if_error=30)
-    async with AgentCacheSession() as session:
-        await source.get(1)
-        clock.advance(10)
-        source.now = Broken()
-        assert await source.get(1) == (1, 1)
-    assert [(record.source, record.outcome) for record in session.get_execution_trace()] == [("miss", "ok")] * 2
-    assert (session.metrics.stale, session.metrics.errors) == (1, 1)
-
-
 # With a tier
 
 
@@ -596,18 +402,6 @@ async def found_elsewhere(server: MemoryServer, source: Source) -> Any:
     return found
 
 
-async def test_jitter_holds_in_the_tier(clock, monkeypatch):
-    monkeypatch.setattr(JITTER, "random", lambda: 1.0)
-    server = MemoryServer()
-    source = Source(ttl=100, jitter=0.5, remote_cache=MemoryTier(server), name="get_order")
-    await source.get(1)
-    clock.advance(49)
-    found = await found_elsewhere(server, source)
-    assert (found.age, found.ttl) == (49, 1)
-    clock.advance(2)
-    assert await found_elsewhere(server, source) is None
-
-
 async def test_a_computed_ttl_is_no_longer_than_the_tiers_bound(clock):
     server = MemoryServer()
     source = Source(ttl=lambda result: 1e6, remote_cache=MemoryTier(server, max_ttl=60), name="get_order")
@@ -615,32 +409,6 @@ async def test_a_computed_ttl_is_no_longer_than_the_tiers_bound(clock):
     clock.advance(61)
     await source.get(1)
     assert source.runs == 2
-
-
-async def test_a_computed_ttl_goes_to_the_backup_with_what_the_remote_tier_had(clock):
-    server, near = MemoryServer(), MemoryServer()
-    await Source(ttl=lambda result: 100, remote_cache=MemoryTier(server), name="get_order").get(1)
-    clock.advance(60)
-    source = Source(ttl=lambda result: 100, backup=MemoryTier(near), remote_cache=MemoryTier(server), name="get_order")
-    assert await source.get(1) == (1, 1)
-    assert source.runs == 0
-    found = await found_elsewhere(near, source)
-    assert (found.age, found.ttl) == (60, 40)
-
-
-class OlderTier(MemoryTier):
-    """A user's tier that was written before values had a ttl of their own."""
-
-    async def store(self, ticket, value, tags, cost, *, age):
-        await super().store(ticket, value, tags, cost, age=age)
-
-
-async def test_a_tier_without_the_option_works_where_it_is_not_needed(caplog):
-    server = MemoryServer()
-    source = Source(ttl=100, remote_cache=OlderTier(server), name="get_order")
-    await source.get(1)
-    assert await found_elsewhere(server, source) is not None
-    assert warnings(caplog) == []
 
 
 async def test_with_a_tier_the_local_copy_is_served_and_the_tier_is_asked_behind_it(clock):
@@ -668,13 +436,6 @@ async def test_a_local_copy_whose_tier_is_not_trusted_has_no_grace(clock):
     here.now = Broken()
     with pytest.raises(Broken):
         await here.get(1)
-
-
-async def test_the_grace_of_the_tier_alone_does_not_serve_local_copies(clock):
-    source = Source(ttl=10, remote=RemotePolicy(grace=30), remote_cache=MemoryTier(), name="get_order")
-    await source.get(1)
-    clock.advance(10)
-    assert await source.get(1) == (2, 1)
 
 
 # Inherited by other reads

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from typing import Any
 
 import pytest
@@ -11,18 +10,13 @@ import pytest
 from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
-    AgentCacheSession,
-    RemotePolicy,
-    configure,
     get_metrics,
     invalidate,
     writing,
 )
-from agent_cache.engine.write import Write
 from agent_cache.testing import FaultyTier, MemoryServer, MemoryTier
 from tests.contract.workbench import writing as writing_elsewhere
 from tests.harness.gates import Gate, idle, started
-from tests.harness.library import loads_in_flight
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -78,23 +72,6 @@ async def test_a_write_fills_the_read_when_it_commits():
     assert (shop.loads, get_metrics()["hits"]) == (2, 1)
 
 
-async def test_a_write_that_is_no_tool_fills_the_read_too():
-    shop = Shop()
-    async with writing("order:1"):
-        assert await shop.get.set("new", 1)
-        assert await shop.get(1) == "loaded 1"
-    assert await shop.get(1) == "new"
-
-
-async def test_the_last_result_counts():
-    shop = Shop()
-    async with writing("order"):
-        assert await shop.get.set("new", 1)
-        assert await shop.get.set("newer", 1)
-        assert await shop.get.set("other", 2)
-    assert [await shop.get(1), await shop.get(2)] == ["newer", "other"]
-
-
 @pytest.mark.parametrize("how", ["raises", "cancelled", "not ok"])
 async def test_a_write_that_does_not_succeed_fills_nothing(how, clock):
     shop = Shop(write={"resource": "order:{order_id}", "ok": lambda answer: answer == "ok"})
@@ -110,14 +87,6 @@ async def test_a_write_that_does_not_succeed_fills_nothing(how, clock):
     assert await shop.get(1) == "loaded 1"
 
 
-async def test_a_write_that_settles_fills_nothing(clock):
-    shop = Shop(write={"resource": "order:{order_id}", "settle": 3})
-    await shop.commit(await shop.write("new"))
-    assert await shop.get(1) == "loaded 1"
-    clock.advance(4)
-    assert await shop.get(1) == "loaded 2"
-
-
 @pytest.mark.parametrize("first", [0, 1])
 async def test_of_two_writes_that_overlap_neither_fills(first):
     shop = Shop()
@@ -125,15 +94,6 @@ async def test_of_two_writes_that_overlap_neither_fills(first):
     for index in (first, 1 - first):
         await shop.commit(writes[index], index)
     assert await shop.get(1) == "loaded 1"
-
-
-async def test_writes_of_other_entries_do_not_matter():
-    shop = Shop()
-    writes = [await shop.write(f"new {order_id}", order_id) for order_id in range(5)]
-    await invalidate("order:9")
-    for index, write in enumerate(writes):
-        await shop.commit(write, index)
-    assert [await shop.get(order_id) for order_id in range(5)] == [f"new {order_id}" for order_id in range(5)]
 
 
 @pytest.mark.parametrize("how", ["tag", "root", "call", "clear", "set"])
@@ -196,61 +156,6 @@ async def test_a_load_that_began_earlier_does_not_replace_it():
         held.returns("old")
     await asyncio.gather(*loads)
     assert await get(8) == "new"
-
-
-async def test_neither_does_one_that_the_write_turns_out_not_to_touch():
-    """The result of the write names another entity; the given result is a write of its entry all the same."""
-    gate = Gate()
-
-    @AgentCache("order:{order_id}")
-    async def get(order_id: int) -> Any:
-        return await gate()
-
-    @AgentCacheInvalidator("order:{result}")
-    async def touch_another() -> int:
-        assert await get.set("new", 8)
-        return 7
-
-    load = await started(get(8))
-    await touch_another()
-    gate.last.returns("old")
-    await load
-    assert await get(8) == "new"
-
-
-async def test_the_root_that_a_late_tag_names_covers_the_entry():
-    shop = Shop(write="order:{result}")
-    write = await shop.write("new", "7")
-    shop.gate.last.returns("7")
-    await write
-    assert await shop.get("7") == "new"
-
-
-async def test_tags_of_the_given_result_count():
-    @AgentCache("order:{result[id]}")
-    async def find(name: str) -> dict[str, Any]:
-        return {"id": "7", "state": "loaded"}
-
-    async with writing("order"):
-        assert await find.set({"id": "9", "state": "new"}, "Mei")
-    await invalidate("order:7")
-    assert (await find("Mei"))["state"] == "new"
-    await invalidate("order:9")
-    assert (await find("Mei"))["state"] == "loaded"
-
-
-async def test_a_write_fills_an_entry_that_also_depends_on_what_it_does_not_touch():
-    shop = Shop(["order:{order_id}", "user"])
-    assert await shop.get(1) == "loaded 1"
-    await shop.commit(await shop.write("new"))
-    assert shop.taken == [True]
-    assert await shop.get(1) == "new"
-    async with writing("user"):
-        assert await shop.get.set("newer", 1)
-    assert await shop.get(1) == "newer"
-    async with writing("cart"):
-        assert not await shop.get.set("newest", 1), "it touches nothing of the entry"
-    assert await shop.get(1) == "loaded 2"
 
 
 @pytest.mark.parametrize("ends", ["before it", "after it"])
@@ -324,43 +229,6 @@ async def test_after_the_write_a_task_of_its_own_writes_by_itself():
     assert await shop.get(1) == "later"
 
 
-async def test_a_write_that_has_ended_keeps_neither_its_results_nor_earlier_writes_alive():
-    """A task that was started in a write keeps its context, and may make the next one."""
-    shop = Shop()
-    tasks: set[asyncio.Task[None]] = set()
-    alive: list[int] = []
-
-    class Value:
-        def __deepcopy__(self, memo: Any) -> Value:
-            return self
-
-    async def next_one(left: int) -> None:
-        async with writing("order:1"):
-            await shop.get.set(Value(), 1)
-            if left:
-                task = asyncio.ensure_future(next_one(left - 1))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-        gc.collect()
-        alive.append(sum(type(each) in (Write, Value) for each in gc.get_objects()))
-
-    await next_one(20)
-    while tasks:
-        await asyncio.sleep(0)
-    assert max(alive[10:]) <= max(alive[:3])
-
-
-async def test_writes_that_nest_fill_at_the_end_of_the_innermost_if_the_outer_one_is_of_other_things():
-    shop = Shop()
-    async with writing("cart"):
-        async with writing("order:1"):
-            assert await shop.get.set("new", 1)
-        assert await shop.get(1) == "new"
-    async with writing("order"), writing("order:1"):
-        assert await shop.get.set("newer", 1)
-    assert await shop.get(1) == "loaded 1", "the outer one might have changed it once more"
-
-
 # Elsewhere
 
 
@@ -385,21 +253,6 @@ async def test_a_load_that_runs_is_not_stored_over_it():
     gate.last.returns("old")
     assert await load == "old"
     assert await get(1) == "new"
-
-
-async def test_while_its_tags_are_written_it_is_not_stored():
-    shop = Shop()
-    write = await shop.write("of the write")
-    assert not await shop.get.set("new", 1)
-    await shop.commit(write)
-    assert await shop.get(1) == "loaded 1"
-
-
-async def test_a_call_without_identity_stores_nothing():
-    shop = Shop()
-    assert not await shop.get.set("new", object())
-    async with writing("order"):
-        assert not await shop.get.set("new", object())
 
 
 @pytest.mark.parametrize("value", ["bad", "no life", "no copy"])
@@ -436,17 +289,6 @@ async def test_a_given_result_lives_for_its_ttl_and_is_a_copy(clock):
     assert await shop.get(1) == "loaded 1"
 
 
-async def test_arguments_may_be_spelt_in_any_way():
-    @AgentCache("order:{order_id}")
-    async def get(order_id: int, value: int = 1, *, full: bool = False) -> str:
-        return "loaded"
-
-    assert await get.set("new", order_id=1, value=1)
-    assert await get(1) == "new"
-    with pytest.raises(TypeError):
-        await get.set("new")
-
-
 async def test_a_read_whose_loads_have_made_other_reads_is_given_nothing():
     """The given result does not tell on what else it depends."""
     shop = Shop()
@@ -478,41 +320,6 @@ async def test_for_a_method_the_instance_comes_after_the_value():
 
 
 # Scopes
-
-
-async def test_a_result_is_given_to_the_callers_scope():
-    own, of_all = Shop(scope="session"), Shop(name="other")
-    assert not await own.get.set("outside", 1)
-    async with AgentCacheSession(tenant="a"):
-        assert await own.get.set("mine", 1)
-        assert await of_all.get.set("of a", 1)
-        assert [await own.get(1), await of_all.get(1)] == ["mine", "of a"]
-        async with writing("order:1"):
-            assert await own.get.set("mine, too", 1)
-        assert await own.get(1) == "mine, too"
-    async with AgentCacheSession(tenant="b"):
-        assert [await own.get(1), await of_all.get(1)] == ["loaded 1", "loaded 1"]
-
-
-async def test_a_write_of_one_session_fills_there_only():
-    own, of_all = Shop(scope="session"), Shop(name="other")
-
-    @AgentCacheInvalidator("order:{order_id}", scope="session")
-    async def put(order_id: int) -> list[bool]:
-        return [await own.get.set("mine", order_id), await of_all.get.set("of all", order_id)]
-
-    async with AgentCacheSession():
-        assert await put(1) == [True, False]
-        assert await own.get(1) == "mine"
-
-
-async def test_while_caching_is_off_nothing_is_stored():
-    shop = Shop()
-    with configure(enabled=False):
-        assert not await shop.get.set("new", 1)
-        async with writing("order:1"):
-            assert not await shop.get.set("new", 1)
-    assert await shop.get(1) == "loaded 1"
 
 
 # In a fleet
@@ -582,52 +389,3 @@ async def test_a_write_of_another_process_drops_it_later():
     async with writing_elsewhere(here.elsewhere, "order:1"):
         pass
     assert await here.shop.get(1) == "loaded 1"
-
-
-async def test_a_loss_of_messages_during_the_write_prevents_it():
-    here = Process()
-    write = await here.shop.write("new")
-    here.tier.tier.cut()
-    here.tier.tier.reconnect()
-    await here.shop.commit(write)
-    assert await here.shop.get(1) == "loaded 1"
-
-
-async def test_a_tier_that_fails_prevents_it():
-    here = Process()
-    here.tier.fail("lookup", OSError("gone"))
-    await here.shop.commit(await here.shop.write("new"))
-    await here.shop.get(1)
-    assert here.shop.loads == 1
-
-
-async def test_the_tiers_bound_holds_for_a_given_result(clock):
-    shop = Shop(remote_cache=MemoryTier(MemoryServer(), max_ttl=60))
-    assert await shop.get.set("new", 1)
-    clock.advance(59)
-    assert await shop.get(1) == "new"
-    clock.advance(2)
-    assert await shop.get(1) == "loaded 1"
-
-
-async def test_a_tool_with_strong_consistency_keeps_no_given_result():
-    shop = Shop(remote_cache=MemoryTier(), remote=RemotePolicy(consistency="strong"))
-    assert not await shop.get.set("new", 1)
-    assert await shop.get(1) == "loaded 1"
-
-
-async def test_a_cancelled_caller_leaves_no_load_behind():
-    here = Process()
-    for order in ("commit", "lookup"):
-        committing = asyncio.Event()
-        here.tier.hang(order, committing)
-        write = await here.shop.write("new")
-        here.shop.gate.last.returns("ok")
-        await idle()
-        write.cancel()
-        await idle()
-        committing.set()
-        await idle()
-        assert write.cancelled()
-        assert loads_in_flight() == 0
-        assert await here.shop.get(1) == "new"

@@ -20,7 +20,6 @@ from agent_cache import (
     AgentCacheInvalidator,
     AgentCacheSession,
     AgentLoopDetectedError,
-    ConfigurationError,
     Read,
     Toolbox,
     Watch,
@@ -28,7 +27,6 @@ from agent_cache import (
     bypass,
     configure,
     get_metrics,
-    tags_from,
     writing,
 )
 from agent_cache.testing import MemoryServer, MemoryTier
@@ -172,19 +170,6 @@ async def test_chunks_pass_as_they_come_and_a_hit_has_them_all_at_once(source: S
     assert len(source.runs) == 1
 
 
-async def test_a_generator_goes_on_when_its_next_chunk_is_wanted(source: Source):
-    """As without the decorator: what it does between two chunks waits for the caller."""
-    stream = source.words(1)
-    step = asyncio.ensure_future(anext(stream))
-    await idle()
-    await source.last.yields("a", "b")
-    assert await step == "a"
-    await idle()
-    assert source.last.wanted == 1
-    assert await anext(stream) == "b"
-    await stream.aclose()
-
-
 async def test_a_call_that_is_never_iterated_over_does_nothing(source: Source):
     """Neither does a write."""
 
@@ -270,42 +255,6 @@ async def test_an_abandoned_stream_is_closed_at_once_and_not_stored(way: str, ta
     await cancelled(again.task)
 
 
-async def test_closing_waits_for_the_clean_up_of_the_generator():
-    released = asyncio.Event()
-    steps: list[str] = []
-
-    @AgentCache("doc")
-    async def words() -> AsyncIterator[str]:
-        try:
-            yield "a"
-        finally:
-            await released.wait()
-            steps.append("cleaned up")
-
-    stream = words()
-    await anext(stream)
-    closing = asyncio.ensure_future(stream.aclose())
-    await idle()
-    assert not closing.done()
-    released.set()
-    await closing
-    assert steps == ["cleaned up"]
-
-
-async def test_what_the_clean_up_raises_reaches_who_closes_the_stream():
-    @AgentCache("doc")
-    async def words() -> AsyncIterator[str]:
-        try:
-            yield "a"
-        finally:
-            raise Broken
-
-    stream = words()
-    await anext(stream)
-    with pytest.raises(Broken):
-        await stream.aclose()
-
-
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 async def test_what_ends_a_program_reaches_the_readers_and_not_the_loop(kind: type[BaseException], source: Source):
     """In the task that runs the generator it would end the loop. Who follows another caller has an error of its own."""
@@ -345,20 +294,6 @@ async def test_followers_of_a_failing_stream_get_its_chunks_and_then_the_error(s
     again = await listening(source.words(1))
     assert len(source.runs) == 2
     await cancelled(again.task)
-
-
-@pytest.mark.parametrize("taken", range(3))
-async def test_followers_go_on_when_the_first_caller_leaves(taken: int, source: Source):
-    first = await listening(source.words(1))
-    await source.last.yields(*"ab"[:taken])
-    second = await listening(source.words(1))
-    await cancelled(first.task)
-    assert source.last.end is None
-    await source.last.yields(*"ab"[taken:], "c")
-    await source.last.ends()
-    assert await second.task == ["a", "b", "c"]
-    assert await collected(source.words(1)) == ["a", "b", "c"]
-    assert len(source.runs) == 1
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
@@ -439,16 +374,6 @@ async def test_a_stream_beyond_the_bound_reaches_its_callers_and_is_not_stored(c
     await cancelled(late.task)
 
 
-async def test_the_default_bound_is_a_megabyte():
-    source = Source()
-    for size, is_stored in ((900_000, True), (1_100_000, False)):
-        listener = await listening(source.words(size))
-        await source.last.yields(b"x" * size)
-        await source.last.ends()
-        assert await listener.task
-        assert source.words.contains(size) is is_stored
-
-
 class Chunk:
     """A chunk that can be watched."""
 
@@ -470,25 +395,6 @@ async def test_no_more_of_a_long_stream_is_kept_than_its_readers_have_to_take():
     gc.collect()
     assert [one() for one in kept[:4]] == [None] * 4
     await cancelled(step)
-
-
-async def test_nobody_waits_for_a_slow_caller_and_it_gets_all_chunks():
-    source = Source(max_stream_bytes=5_000)
-    slow, fast = await listening(source.words(1)), await listening(source.words(1))
-    slow.gate.clear()
-    await source.last.yields(*[BIG] * 40)
-    await source.last.ends()
-    assert await fast.task == [BIG] * 40
-    slow.gate.set()
-    assert await slow.task == [BIG] * 40
-
-
-def test_a_bound_on_what_is_no_stream_is_refused():
-    async def get_order() -> str:
-        return ""
-
-    with pytest.raises(ConfigurationError, match="max_stream_bytes"):
-        AgentCache("doc", max_stream_bytes=1_000)(get_order)
 
 
 # -- Writes --------------------------------------------------------------------------------------------------
@@ -514,19 +420,6 @@ async def test_a_stream_that_a_write_overlaps_is_not_stored_and_no_later_reader_
     await source.runs[1].ends()
     assert await after.task == ["new"]
     assert await collected(source.words(1)) == ["new"]
-
-
-async def test_tags_may_come_from_the_chunks():
-    @AgentCache([tags_from("word", lambda _arguments, chunks: chunks), "first:{result[0]}"])
-    async def words() -> AsyncIterator[str]:
-        yield "a"
-        yield "b"
-
-    for tag, is_dropped in (("word:a", True), ("word:b", True), ("word:c", False), ("first:a", True)):
-        await collected(words())
-        async with writing(tag):
-            pass
-        assert words.contains() is not is_dropped
 
 
 class Writer:
@@ -594,19 +487,6 @@ async def test_an_abandoned_write_is_in_doubt(way: str, taken: int, clock: libra
     assert await writer.is_kept()
 
 
-@pytest.mark.parametrize(("error", "is_in_doubt"), [(Broken(), False), (TimeoutError(), True)])
-async def test_a_write_that_fails_ends_as_other_writes_do(error: Exception, *, is_in_doubt: bool, clock: library.Clock):
-    writer = Writer()
-    listener = await listening(writer.change(1))
-    await writer.runs[0].yields("a")
-    await writer.runs[0].raises(error)
-    with pytest.raises(type(error)):
-        await listener.task
-    assert await writer.is_kept() is not is_in_doubt
-    clock.advance(6.0)
-    assert await writer.is_kept()
-
-
 async def test_nothing_is_sent_into_a_read(source: Source):
     """Other callers may have the same stream. The caller is told, and the stream is left."""
     stream = source.words(1)
@@ -658,17 +538,6 @@ async def test_copies_of_chunks_are_made_by_the_rule_of_the_tool():
     assert hit == chunk
     assert hit is not chunk
     assert all(type(one) is list for one in seen)
-
-
-async def test_a_chunk_that_cannot_be_copied_is_not_shared(source: Source):
-    first, second = await listening(source.words(1)), await listening(source.words(1))
-    await source.last.yields(iter("abc"))
-    assert len(source.runs) == 2, "the other caller has a run of its own"
-    await source.last.yields(iter("abc"))
-    for run, listener in zip(source.runs, (first, second), strict=True):
-        await run.ends()
-        assert [[*one] for one in await listener.task] == [["a", "b", "c"]]
-    assert not source.words.contains(1)
 
 
 async def test_a_later_chunk_that_cannot_be_copied_is_an_error_for_who_has_the_first_ones(source: Source):
@@ -738,19 +607,6 @@ async def test_an_expired_stream_is_served_while_it_is_loaded_again(clock: libra
     assert await collected(source.words(1)) == ["new", "er"]
 
 
-async def test_a_reload_ends_where_the_stream_is_too_long(clock: library.Clock):
-    source = Source(ttl=10.0, grace=100.0, max_stream_bytes=5_000)
-    listener = await listening(source.words(1))
-    await source.last.ends()
-    await listener.task
-    clock.advance(11.0)
-    assert await collected(source.words(1)) == []
-    await idle()
-    await source.last.yields(*[BIG] * 10)
-    assert source.last.end == "closed"
-    assert running_tasks() == set()
-
-
 async def test_uncached_calls_run_each_by_itself(source: Source):
     with bypass():
         listeners = [await listening(source.words(1)) for _ in range(2)]
@@ -790,21 +646,6 @@ async def test_the_attributes_of_a_tool_work_on_streams(source: Source):
 async def test_what_is_no_sequence_of_chunks_is_not_set(wrong: Any, source: Source):
     with pytest.raises(TypeError, match="sequence of chunks"):
         await source.words.set(wrong, 1)
-
-
-async def test_more_than_the_bound_is_not_set():
-    source = Source(max_stream_bytes=5_000)
-    assert not await source.words.set([BIG] * 10, 1)
-    assert await source.words.set([BIG] * 3, 1)
-
-
-async def test_wrong_arguments_are_refused_where_they_are_given(source: Source):
-    with pytest.raises(TypeError):
-        source.words()
-    with pytest.raises(TypeError):
-        source.words(1, 2)
-    with pytest.raises(TypeError):
-        source.words.fresh()
 
 
 def test_a_decorated_generator_is_one_with_its_own_signature():
@@ -851,23 +692,6 @@ async def test_what_reads_a_stream_depends_on_it(*, leaves_early: bool):
     assert not page.contains()
     gc.collect()
     await idle()
-
-
-async def test_a_stream_depends_on_what_it_reads():
-    @AgentCache("order:{id}")
-    async def get(id: int) -> int:
-        return id
-
-    @AgentCache("page")
-    async def words() -> AsyncIterator[int]:
-        yield await get(1)
-        yield await get(2)
-
-    await collected(words())
-    assert words.contains()
-    async with writing("order:2"):
-        pass
-    assert not words.contains()
 
 
 async def test_what_belongs_to_a_session_does_not_reach_others():
@@ -993,28 +817,6 @@ def test_each_event_loop_has_runs_of_its_own():
     assert len(set(runs)) == 2
     assert asyncio.run(collected(words())) == [1, 2]
     assert len(runs) == 2
-
-
-def test_a_stream_that_its_event_loop_leaves_behind_is_gone():
-    ends: list[str] = []
-    left: list[Any] = []
-
-    @AgentCache("doc")
-    async def words() -> AsyncIterator[int]:
-        try:
-            yield 1
-            yield 2
-        finally:
-            ends.append("closed")
-
-    async def leave() -> None:
-        left.append(words())
-        await anext(left[0])
-
-    asyncio.run(leave())
-    assert ends == ["closed"]
-    left.clear()
-    assert asyncio.run(collected(words())) == [1, 2]
 
 
 # -- Tools of a toolbox --------------------------------------------------------------------------------------

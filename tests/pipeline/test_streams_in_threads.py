@@ -6,8 +6,7 @@ import contextvars
 import gc
 import itertools
 import random
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,11 +18,9 @@ from agent_cache import (
     bypass,
     get_metrics,
     invalidate_sync,
-    tags_from,
 )
 from tests.harness import library
 from tests.harness.slow import slow
-from tests.harness.threads import Call
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -87,13 +84,6 @@ def test_chunks_pass_as_they_come_and_a_hit_runs_nothing(source: Source):
     assert source.runs == [3]
     metrics = get_metrics()
     assert (metrics["misses"], metrics["hits"]) == (1, 1)
-
-
-def test_a_call_that_is_never_iterated_over_does_nothing(source: Source):
-    source.numbers(1)
-    gc.collect()
-    assert source.runs == []
-    assert get_metrics()["calls"] == 0
 
 
 @pytest.mark.parametrize("taken", range(1, 4))
@@ -161,30 +151,6 @@ def test_a_generator_has_one_context():
 
 
 # -- Threads -------------------------------------------------------------------------------------------------
-
-
-def test_a_run_that_ends_after_a_call_was_no_hit_answers_it():
-    """The call is on its way from its lookup to the look for a run to join."""
-    on_its_way, go_on = threading.Event(), threading.Event()
-    runs: list[int] = []
-
-    def id_of(arguments: Mapping[str, Any]) -> str:
-        if not on_its_way.is_set():
-            on_its_way.set()
-            assert go_on.wait(PATIENCE)
-        return str(arguments["id"])
-
-    @AgentCache(tags_from("doc", id_of))
-    def numbers(id: int) -> Iterator[int]:
-        runs.append(id)
-        yield from range(3)
-
-    late = Call(list, numbers(1))
-    assert on_its_way.wait(PATIENCE)
-    assert list(numbers(1)) == [0, 1, 2]
-    go_on.set()
-    assert late.result() == [0, 1, 2]
-    assert runs == [1]
 
 
 @pytest.mark.parametrize("streams", [40, *slow(100)])
@@ -262,76 +228,10 @@ def test_threads_never_read_what_a_write_has_replaced():
             call.result(PATIENCE)
 
 
-# -- Bounds --------------------------------------------------------------------------------------------------
-
-BIG = "x" * 1_000
-
-
 # -- Writes --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("taken", range(1, 4))
-def test_a_stream_that_a_write_overlaps_is_not_stored_and_no_later_reader_joins(taken: int, source: Source):
-    before = source.numbers(1)
-    chunks = [next(before) for _ in range(taken)]
-    invalidate_sync("doc:1")
-    after = source.numbers(1)
-    next(after)
-    assert len(source.runs) == 2
-    assert [*chunks, *before] == [0, 1, 2]
-    assert not source.numbers.contains(1)
-    assert list(after) == [1, 2]
-    assert source.numbers.contains(1)
-
-
-class Writer:
-    """A write that streams, and a read of the same thing."""
-
-    def __init__(self, **options: Any) -> None:
-        self.error: Exception | None = None
-
-        @AgentCache("doc:{id}")
-        def get(id: int) -> int:
-            return id
-
-        @AgentCacheInvalidator("doc:{id}", **options)
-        def change(id: int) -> Iterator[Any]:
-            yield "half"
-            if self.error is not None:
-                raise self.error
-            yield "done"
-
-        self.get, self.change = get, change
-
-    def is_kept(self) -> bool:
-        self.get(1)
-        return self.get.contains(1)
-
-
-def test_a_write_begins_with_the_iteration_and_ends_with_the_stream():
-    writer = Writer()
-    stream = writer.change(1)
-    assert writer.is_kept()
-    assert next(stream) == "half"
-    assert not writer.is_kept()
-    assert next(stream) == "done"
-    assert not writer.is_kept()
-    assert list(stream) == []
-    assert writer.is_kept()
-
-
 # -- Copies and options --------------------------------------------------------------------------------------
-
-
-def test_who_changes_a_chunk_changes_no_one_elses():
-    source = Source(chunk=lambda number: {"numbers": [number]})
-    first, second = source.numbers(1), source.numbers(1)
-    for stream in (first, second, first, second):
-        next(stream)["numbers"].clear()
-    assert list(first) == list(second) == [{"numbers": [2]}]
-    for chunk in source.numbers(1):
-        chunk["numbers"].clear()
-    assert list(source.numbers(1)) == [{"numbers": [0]}, {"numbers": [1]}, {"numbers": [2]}]
 
 
 def test_the_attributes_of_a_tool_work_on_streams(source: Source):
@@ -350,19 +250,3 @@ def test_the_attributes_of_a_tool_work_on_streams(source: Source):
         numbers()
     with pytest.raises(TypeError):
         numbers.set("text", 1)
-
-
-def test_an_expired_stream_is_served_while_a_thread_loads_it_again(clock: library.Clock):
-    source = Source(ttl=10.0, grace=100.0)
-    list(source.numbers(1))
-    clock.advance(11.0)
-    ended = threading.Event()
-    assert list(source.numbers(1)) == [0, 1, 2]
-    for _ in range(1_000):
-        if source.numbers.contains(1) and library.nothing_in_flight() and len(source.ends) == 2:
-            break
-        ended.wait(0.01)
-    assert source.runs == [3, 3]
-
-
-# -- Sessions, tiers -----------------------------------------------------------------------------------------
