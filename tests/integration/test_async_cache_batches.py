@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-from collections.abc import Iterator
 
 import pytest
 
@@ -51,29 +49,6 @@ async def test_a_cancelled_caller_disturbs_no_other_one():
     assert nothing_is_left(cache)
 
 
-async def test_a_caller_cancelled_when_the_answer_is_there_leaves_it_to_the_others():
-    cache = AsyncCache(batch_window_ms=0)
-
-    class Answers(list[str]):
-        """Values that are complete when they have been read; then the leader is cancelled, before it has its answer."""
-
-        def __iter__(self) -> Iterator[str]:
-            yield from ["v"]
-            asyncio.get_running_loop().call_soon(leader.cancel)
-
-    calls = []
-
-    async def load(keys):
-        calls.append(keys)
-        return Answers()
-
-    leader, waiter = await begun(cache.get("k", batch_loader=load), cache.get("k", batch_loader=load))
-    assert await waiter == "v"
-    await asyncio.wait([leader])
-    assert leader.cancelled()
-    assert nothing_is_left(cache)
-
-
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
@@ -112,36 +87,3 @@ async def test_a_key_that_the_mapping_lacks_is_none_and_asked_for_again():
         assert await asyncio.gather(*gets) == [1, None, None, None]
     assert calls == [["a", "lacking", "none"], ["lacking"]]
     assert list(cache.cache) == ["a", "none"]
-
-
-async def test_a_method_is_one_loader_each_time_it_is_looked_up():
-    class Database:
-        __hash__ = None  # nor need its owner be hashable
-        calls = 0
-
-        async def load(self, keys):
-            self.calls += 1
-            return keys
-
-        async def __call__(self, keys):
-            return await self.load(keys)
-
-    cache, database = AsyncCache(batch_window_ms=0), Database()
-    await asyncio.gather(*(cache.get(key, batch_loader=database.load) for key in "ab"))
-    assert database.calls == 1
-    await asyncio.gather(*(cache.get(key, batch_loader=database) for key in "cd"))
-    assert database.calls == 2
-
-
-async def test_a_batch_runs_in_the_context_of_its_first_caller():
-    cache, variable = AsyncCache(batch_window_ms=0, max_batch_size=2), contextvars.ContextVar("v", default="outside")
-
-    async def load(keys):
-        return [variable.get()] * len(keys)
-
-    async def get(key):
-        variable.set(f"in {key}")
-        return await cache.get(key, batch_loader=load)
-
-    gets = await begun(get("first"), get("second"))
-    assert await asyncio.gather(*gets) == ["in first"] * 2

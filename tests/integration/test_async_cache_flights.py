@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 import threading
-from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheSession, AgentLoopDetectedError, AsyncCache
+from agent_cache import AgentLoopDetectedError, AsyncCache
 from tests.harness.gates import until
 from tests.harness.loads import (
     Get,
@@ -39,41 +37,6 @@ async def test_a_waiter_takes_over_from_a_leader_that_is_cancelled(get: Get):
     assert leader.cancelled()
     assert len(gate.calls) == 2
     assert cache.get_metrics()["size"] == 1
-    assert nothing_is_left(cache)
-
-
-@single_and_batched
-async def test_a_waiter_that_is_cancelled_disturbs_nobody(get: Get):
-    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
-    leader, waiter, other = await begun(*(get(cache, gate) for _ in range(3)))
-    await calls_of(gate, 1)
-    waiter.cancel()
-    await turn()
-    gate.open()
-    assert await asyncio.gather(leader, other) == ["loaded"] * 2
-    assert waiter.cancelled()
-    assert len(gate.calls) == 1
-    assert nothing_is_left(cache)
-
-
-@single_and_batched
-async def test_a_promoted_waiter_that_is_cancelled_before_it_wakes_hands_on(get: Get):
-    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
-
-    async def lead():
-        try:
-            return await get(cache, gate)
-        finally:
-            promoted.cancel()  # its wake-up is due, and has not come yet
-
-    leader, promoted, last = await begun(lead(), get(cache, gate), get(cache, gate))
-    await calls_of(gate, 1)
-    leader.cancel()
-    await asyncio.wait([leader, promoted])
-    gate.open()
-    assert await last == "loaded"
-    assert promoted.cancelled()
-    assert len(gate.calls) == 2
     assert nothing_is_left(cache)
 
 
@@ -117,29 +80,6 @@ async def test_a_loader_that_asks_for_its_own_key_does_not_wait_for_itself(batch
     assert nothing_is_left(cache)
 
 
-async def test_a_trace_sees_through_a_load_to_the_tool_that_asked():
-    cache = AsyncCache(batch_window_ms=0)
-
-    @AgentCache(resource="r")
-    async def inner(x: int) -> int:
-        return x
-
-    @AgentCache(resource="r")
-    async def outer(x: int) -> int:
-        return await cache.get(("one", x), lambda: inner(x)) + await cache.get(("many", x), batch_loader=sums)
-
-    async def sums(keys: list[Any]) -> list[int]:
-        return [await inner(10 * key[1]) for key in keys]
-
-    async with AgentCacheSession() as session:
-        assert await outer(1) == 11
-        await cache.get("outside", lambda: inner(5))
-    tools, parents = zip(*((record.tool[-5:], record.parent) for record in session.get_execution_trace()), strict=True)
-    assert tools == ("inner", "inner", "outer", "inner")
-    assert parents[0] == parents[1] != None  # noqa: E711 - the chain reads best so
-    assert parents[2] is parents[3] is None
-
-
 # Changes during a load
 
 changes = pytest.mark.parametrize(
@@ -168,22 +108,6 @@ async def test_a_load_does_not_undo_what_was_done_while_it_ran(get: Get, change,
     assert nothing_is_left(cache)
 
 
-@single_and_batched
-async def test_who_asks_after_a_delete_does_not_get_what_was_loaded_before_it(get: Get):
-    cache, before, after = AsyncCache(batch_window_ms=0), HeldLoader("before"), HeldLoader("after")
-    early = await begun(get(cache, before), get(cache, before))
-    await calls_of(before, 1)
-    cache.delete("k")
-    early[0].cancel()  # also not while the flight is being handed over
-    (late,) = await begun(get(cache, after))
-    after.open()
-    assert await late == "after"
-    assert await early[1] == "after"  # it had to begin again, after the delete
-    before.open()
-    assert await get(cache, before) == "after"
-    await until(lambda: nothing_is_left(cache))
-
-
 async def test_a_delete_before_a_batch_starts_lets_later_gets_be_kept():
     cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
     gate.open()
@@ -196,20 +120,6 @@ async def test_a_delete_before_a_batch_starts_lets_later_gets_be_kept():
 
 
 # Event loops and threads
-
-
-@single_and_batched
-def test_one_cache_serves_one_loop_after_the_other(get: Get):
-    cache = AsyncCache(batch_window_ms=0)
-
-    async def run(key: str) -> Any:
-        gate = HeldLoader()
-        gate.open()
-        return await asyncio.gather(*(get(cache, gate, key) for _ in range(3)))
-
-    assert asyncio.run(run("a")) == asyncio.run(run("b")) == ["loaded"] * 3
-    assert asyncio.run(run("a")) == ["loaded"] * 3
-    assert nothing_is_left(cache)
 
 
 def test_threads_that_read_write_and_cancel_at_once_leave_nothing_behind():
@@ -268,25 +178,6 @@ def test_threads_that_read_write_and_cancel_at_once_leave_nothing_behind():
     assert metrics["hits"] + metrics["misses"] == sum(gets)
 
 
-def test_a_loop_that_stops_in_the_middle_of_a_window_does_not_wedge_the_next():
-    cache, loop = AsyncCache(batch_window_ms=60_000, max_batch_size=2), asyncio.new_event_loop()
-
-    async def load(keys: list[Any]) -> list[Any]:
-        return keys
-
-    task = loop.create_task(cache.get("k", batch_loader=load))
-    loop.call_soon(loop.call_soon, loop.stop)
-    loop.run_forever()
-    task._log_destroy_pending = False
-    loop.close()
-
-    async def run() -> list[Any]:
-        return await asyncio.gather(*(cache.get(key, batch_loader=load) for key in ("k", "l")))
-
-    assert asyncio.run(run()) == ["k", "l"]
-    assert not cache._batches
-
-
 async def test_a_run_that_is_stopped_while_it_loads_stops_nobody_else():
     cache, gate = AsyncCache(), HeldLoader(AgentLoopDetectedError("a tool", "depth", 200))
     leader, waiter = await begun(*(one_by_one(cache, gate) for _ in range(2)))
@@ -301,22 +192,3 @@ async def test_a_run_that_is_stopped_while_it_loads_stops_nobody_else():
 
 
 # Errors
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen(Exception):
-    """Refuses to have its traceback and its context set."""
-
-    reason: str
-
-
-@single_and_batched
-async def test_an_error_that_refuses_changes_reaches_every_caller_unchanged(get: Get):
-    error = Frozen("no")
-    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader(error)
-    callers = await begun(*(get(cache, gate) for _ in range(3)))
-    await calls_of(gate, 1)
-    gate.open()
-    found = await asyncio.gather(*callers, return_exceptions=True)
-    assert [one is error for one in found] == [True] * 3
-    assert nothing_is_left(cache)

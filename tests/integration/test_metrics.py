@@ -18,7 +18,6 @@ from agent_cache import (
     tags_from,
     writing,
 )
-from agent_cache.metrics import Metrics
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started
 from tests.harness.slow import slow
@@ -104,16 +103,6 @@ def tools(clock: library.Clock) -> tuple[Any, Any]:
     return get, put
 
 
-async def test_nothing_was_counted_before_anything_happened():
-    metrics = get_metrics()
-    counted(metrics)
-    assert metrics["hit_rate"] == 0.0
-    assert metrics["loop_detections"] == 0
-    assert metrics["tools"] == {}
-    async with AgentCacheSession() as session:
-        counted(session.get_metrics())
-
-
 async def test_hits_and_misses_and_the_time_they_saved(clock: library.Clock, counts: Any):
     get, _ = tools(clock)
 
@@ -169,47 +158,6 @@ async def test_a_shared_run_is_one_miss_and_saves_no_time_to_who_waits_for_it(cl
         agree(metrics)
 
 
-async def test_an_error_that_is_shared_came_out_of_the_tool_once(counts: Any):
-    gate = Gate()
-
-    @AgentCache("order", name="get")
-    async def get() -> Any:
-        return await gate()
-
-    async def body() -> None:
-        tasks = [asyncio.ensure_future(get()) for _ in range(4)]
-        await started(asyncio.sleep(0))
-        gate.last.raises(LookupError())
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    for metrics in await counts(body):
-        counted(metrics, calls=4, misses=1, shared=3, errors=1)
-
-
-async def test_a_follower_whose_copy_fails_is_one_call_and_runs_the_tool_itself(counts: Any):
-    gate, copies = Gate(), []
-
-    def copier(value: Any) -> Any:
-        copies.append(value)
-        if len(copies) > 1:
-            raise LookupError("no more")
-        return value
-
-    @AgentCache("order", name="get", copy=copier)
-    async def get() -> Any:
-        return await gate() if not gate.calls else [1]
-
-    async def body() -> None:
-        tasks = [asyncio.ensure_future(get()) for _ in range(3)]
-        await started(asyncio.sleep(0))
-        gate.last.returns([1])
-        assert await asyncio.gather(*tasks) == [[1]] * 3
-
-    for metrics in await counts(body):
-        counted(metrics, calls=3, misses=1, uncached=2)
-        agree(metrics)
-
-
 async def test_a_cancelled_call_is_counted_and_is_no_error(counts: Any):
     gate = Gate()
 
@@ -227,20 +175,6 @@ async def test_a_cancelled_call_is_counted_and_is_no_error(counts: Any):
 
     for metrics in await counts(body):
         counted(metrics, calls=2, misses=1, invalidations=1, writes=1)
-
-
-async def test_a_follower_that_takes_over_runs_the_tool_and_is_a_miss():
-    gate = Gate()
-
-    @AgentCache("order", name="get")
-    async def get() -> Any:
-        return await gate()
-
-    leader, follower = await started(get()), await started(get())
-    await cancelled(leader)
-    gate.last.returns("x")
-    assert await follower == "x"
-    counted(get_metrics(), calls=2, misses=2)
 
 
 async def test_evictions_are_counted_where_the_entry_was_stored(clock: library.Clock, counts: Any):
@@ -303,16 +237,6 @@ async def test_answers_that_could_not_be_kept(counts: Any, why: str):
         agree(metrics)
 
 
-async def test_a_read_whose_tags_cannot_be_made_beforehand_runs_uncached(counts: Any):
-    @AgentCache(tags_from("order", failing_early), name="get")
-    async def get() -> str:
-        return "x"
-
-    for metrics in await counts(get):
-        counted(metrics, calls=1, uncached=1)
-        agree(metrics)
-
-
 @pytest.mark.parametrize("function", [failing_early, failing])
 async def test_a_write_whose_tags_cannot_be_made_is_counted_where_it_was_made(counts: Any, function: Any):
     @AgentCacheInvalidator(tags_from("order", function), name="put")
@@ -351,19 +275,6 @@ async def test_an_invalidation_of_several_roots_is_one_and_shows_under_each():
     }
 
 
-async def test_a_tool_of_several_resources_shows_under_each_and_counts_once():
-    @AgentCache(["order:{id}", "user:{result}", "cart"], name="get of several")
-    async def get(id: str) -> str:
-        return "u1"
-
-    await get("7")
-    await get("7")
-    metrics = get_metrics()
-    counted(metrics, calls=2, hits=1, misses=1)
-    for root in ("order", "user", "cart"):
-        assert (metrics["resources"][root]["hits"], metrics["resources"][root]["misses"]) == (1, 1)
-
-
 async def test_tools_of_one_name_share_a_line_and_keep_their_resources_apart():
     """A tool made twice by one factory, or decorated again in a notebook with another resource."""
 
@@ -381,22 +292,6 @@ async def test_tools_of_one_name_share_a_line_and_keep_their_resources_apart():
     metrics = get_metrics()
     assert metrics["tools"]["made"]["calls"] == 3
     assert {root: metrics["resources"][root]["calls"] for root in ("order", "user")} == {"order": 1, "user": 2}
-
-
-async def test_a_hit_of_a_session_scoped_tool_counts_like_any_other():
-    @AgentCache("order", "session", name="get")
-    async def get() -> int:
-        return 1
-
-    await get()
-    async with AgentCacheSession() as outer:
-        await get()
-        await get()
-        async with AgentCacheSession() as inner:
-            await get()
-    counted(get_metrics(), calls=4, hits=1, misses=2, uncached=1)
-    counted(outer.get_metrics(), calls=3, hits=1, misses=2)
-    counted(inner.get_metrics(), calls=1, misses=1)
 
 
 async def test_metrics_of_a_session_are_its_own_and_stay_readable():
@@ -495,33 +390,6 @@ def test_counts_are_exact_when_several_threads_read_and_write(rounds: int):
     agree(metrics)
 
 
-@pytest.mark.usefixtures("_busy_switching")
-def test_counts_are_exact_when_several_threads_only_hit():
-    @AgentCache("order", name="get")
-    async def get() -> int:
-        return 1
-
-    async def run() -> None:
-        for _ in range(3_000):
-            await get()
-
-    asyncio.run(get())
-    in_threads(4, lambda number: asyncio.run(run()))
-    assert get_metrics()["hits"] == 12_000
-
-
-@pytest.mark.usefixtures("_busy_switching")
-def test_invalidations_by_hand_are_exact_when_several_threads_make_them():
-    metrics = Metrics()
-
-    def work(number: int) -> None:
-        for _ in range(50_000):
-            metrics.invalidated(("order",))
-
-    in_threads(4, work)
-    assert metrics.invalidations == 200_000
-
-
 async def test_concurrent_sessions_count_apart_and_the_process_counts_all():
     @AgentCache("order:{id}", name="get")
     async def get(id: int) -> int:
@@ -541,28 +409,3 @@ async def test_concurrent_sessions_count_apart_and_the_process_counts_all():
     assert together["misses"] == 10
     for counter in COUNTERS:
         assert sum(metrics[counter] for metrics in each) == together[counter]
-
-
-def test_a_thread_that_waits_for_another_ones_run_saves_no_time(clock: library.Clock):
-    is_running, goes_on = threading.Event(), threading.Event()
-
-    @AgentCache("order", name="get")
-    def get() -> str:
-        is_running.set()
-        assert goes_on.wait(30)
-        clock.advance(3.0)
-        return "x"
-
-    threads = [threading.Thread(target=get)]
-    threads[0].start()
-    assert is_running.wait(30)
-    threads += [threading.Thread(target=get) for _ in range(3)]
-    for thread in threads[1:]:
-        thread.start()
-    goes_on.set()
-    for thread in threads:
-        thread.join(30)
-    metrics = get_metrics()
-    assert metrics["misses"] == 1
-    assert metrics["shared"] + metrics["hits"] == 3
-    assert metrics["time_saved"] == 3.0 * metrics["hits"]

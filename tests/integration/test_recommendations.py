@@ -256,24 +256,6 @@ def test_a_change_that_no_write_explains_is_a_missing_tag(clock: testing.FakeClo
     assert "name the writes" in found.reason
 
 
-def test_changes_that_writes_explain_are_no_evidence(clock: testing.FakeClock, name: str):
-
-    @AgentCacheInvalidator(name, name=f"{name}write")
-    async def write() -> None: ...
-
-    tool = changing_tool(clock, name, ttl=60)
-
-    async def main() -> None:
-        for _ in range(60):
-            await tool(1)
-            clock.advance(5)
-            await write()
-
-    asyncio.run(main())
-    assert of(name) == []
-    assert agent_cache.get_metrics()["tools"][name]["misses"] == 60
-
-
 @pytest.mark.parametrize(
     ("options", "wanted"), [({}, ["shorten_ttl"]), ({"loop": agent_cache.LoopHints(outcome_key=len)}, [])]
 )
@@ -310,54 +292,6 @@ def test_any_result_is_compared_but_flat_ones_of_many_members(
 
     asyncio.run(load_again(clock, tool, 30))
     assert [each.changed for each in of(name)] == [changed] * bool(changed)
-
-
-@pytest.mark.parametrize("scope", ["global", "session"])
-def test_synchronous_tools_and_tools_of_sessions(clock: testing.FakeClock, name: str, scope: Any):
-    numbers = itertools.count()
-
-    @AgentCache(name, name=name, ttl=60, scope=scope)
-    def tool(_key: int) -> int:
-        clock.advance(LOAD)
-        return next(numbers)
-
-    async def main() -> None:
-        async with agent_cache.AgentCacheSession(max_tool_repeats=10**9):
-            for _ in range(30):
-                tool(1)
-                clock.advance(61)
-
-    asyncio.run(main())
-    assert actions(name) == ["shorten_ttl"]
-
-
-def test_loads_of_different_sessions_are_of_different_calls(clock: testing.FakeClock, name: str):
-    tool = changing_tool(clock, name, ttl=60, scope="session")
-
-    async def main() -> None:
-        for _ in range(1_000):
-            async with agent_cache.AgentCacheSession():
-                await tool(1)
-
-    asyncio.run(main())
-    assert actions(name) == ["no_reuse"]
-
-
-def test_a_tool_of_a_toolbox(clock: testing.FakeClock, name: str):
-    box = agent_cache.Toolbox({"get": agent_cache.Read(name, ttl=60)}, namespace=name)  # a root that nobody writes
-    numbers = itertools.count()
-
-    async def run() -> int:
-        clock.advance(LOAD)
-        return next(numbers)
-
-    async def main() -> None:
-        for _ in range(30):
-            await box.call("get", {"id": 7}, run)
-            clock.advance(61)
-
-    asyncio.run(main())
-    assert actions(f"{name}:get") == ["shorten_ttl"]
 
 
 @pytest.mark.parametrize("options", [{"grace": 30}, {"stale_if_error": 30}, {"jitter": 0.2}])

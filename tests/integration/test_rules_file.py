@@ -55,12 +55,6 @@ def test_a_file_gives_the_rules_that_it_says(tmp_path: Path):
     assert box.rule("other", {"readOnlyHint": False}).kind == "write"
 
 
-def test_the_caller_says_what_hints_are_where_the_file_does_not(tmp_path: Path):
-    path = written(tmp_path, 'namespace = "git"')
-    assert Toolbox.from_file(path).rule("other", {"readOnlyHint": True}).kind == "write"
-    assert Toolbox.from_file(path, hints="kind").rule("other", {"readOnlyHint": True}).kind == "watch"
-
-
 async def test_the_variables_named_by_vary_keep_entries_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = written(tmp_path, 'namespace = "v"\nvary = ["env:RULES_TENANT"]\n[tools.get]\nkind = "read"\ntags = ["t"]')
     hashes, called = [], []
@@ -82,24 +76,6 @@ async def test_the_variables_named_by_vary_keep_entries_apart(tmp_path: Path, mo
     assert called == ["a", "b", None]
     assert len({*hashes}) == 3
     assert all(len(one) == 64 for one in hashes)
-
-
-async def test_the_variables_named_by_vary_keep_entries_of_ones_own_functions_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    path = written(tmp_path, 'namespace = "v2"\nvary = ["env:RULES_TENANT"]\n[tools.get]\nkind = "read"\ntags = ["t"]')
-    loads = []
-    with configure(remote=MemoryTier()):
-        for tenant in ("a", "b", "a"):
-            monkeypatch.setenv("RULES_TENANT", tenant)
-
-            async def get() -> str:
-                loads.append(os.environ["RULES_TENANT"])
-                return loads[-1]
-
-            assert await Toolbox.from_file(path).tool(get)() == tenant
-            del get
-    assert loads == ["a", "b"]
 
 
 async def test_closing_a_toolbox_closes_the_tier_of_its_file_and_no_other(tmp_path: Path):
@@ -170,8 +146,3 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path):
     assert read_rules(path).namespace == "a"
     box, settings = load(path)
     assert (box.namespace, settings.on_loop) == ("a", "warn")
-
-
-def test_a_file_that_is_not_there_is_said(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match=r"missing\.toml: the file of rules cannot be read"):
-        Toolbox.from_file(tmp_path / "missing.toml")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import inspect
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from agent_cache import (
 )
 from agent_cache.recording import Cassette, record, replay
 from agent_cache.resume import Journal
-from agent_cache.session import loop_detector
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -156,18 +153,6 @@ def test_a_read_inherits_from_the_reads_that_it_makes():
     assert RUNS.count("summary") == 2
 
 
-async def test_an_asynchronous_read_inherits_from_a_synchronous_one():
-    @AgentCache("summary")
-    async def summary() -> int:
-        RUNS.append("summary")
-        return int(get_parcel("7")["runs"])
-
-    await summary()
-    send_parcel("7")
-    await summary()
-    assert RUNS.count("summary") == 2
-
-
 # Sessions
 
 
@@ -229,20 +214,6 @@ def test_a_loop_of_synchronous_calls_is_stopped_as_that_of_asynchronous_ones(dec
     assert caught.value.count == other.value.count
 
 
-def test_a_loop_whose_calls_are_made_in_threads_of_a_pool_is_stopped():
-    """One after another: each thread is another one, and the agent still repeats itself."""
-    refused = pytest.raises(AgentLoopDetectedError)
-    with ThreadPoolExecutor(4) as pool, refused, AgentCacheSession(max_tool_repeats=5):
-        for _ in range(50):
-            pool.submit(contextvars.copy_context().run, get_parcel, "7").result()
-
-
-def test_the_running_loop_is_found_by_a_name_that_asyncio_lists():
-    """The detector asks at each call of a synchronous tool; `get_running_loop` would raise an error each time."""
-    assert "_get_running_loop" in asyncio.events.__all__
-    assert loop_detector.running_loop() is None
-
-
 # Recordings
 
 
@@ -271,40 +242,6 @@ def test_a_recorded_run_is_replayed_without_its_tools(tmp_path: Path):
         "get_parcel",
         "send_parcel",
     ]
-
-
-def test_calls_of_threads_with_their_context_are_recorded_and_replayed(tmp_path: Path):
-    path = tmp_path / "run.jsonl"
-
-    def in_threads() -> list[Any]:
-        with ThreadPoolExecutor(4) as pool:
-            calls = [pool.submit(contextvars.copy_context().run, get_parcel, str(n)) for n in range(8)]
-            return [call.result()["id"] for call in calls]
-
-    with record(path):
-        recorded = in_threads()
-    runs = len(RUNS)
-    get_parcel.clear()
-    with replay(path):
-        assert in_threads() == recorded
-    assert len(RUNS) == runs
-
-
-async def test_synchronous_and_asynchronous_tools_of_one_task_are_recorded_together(tmp_path: Path):
-    @AgentCache("parcel:{parcel_id}", name="tracked parcel")
-    async def track(parcel_id: str) -> dict[str, Any]:
-        RUNS.append("track")
-        return get_parcel(parcel_id)
-
-    path = tmp_path / "run.jsonl"
-    with record(path):
-        recorded = [await track("7"), get_parcel("7"), await track("8")]
-    runs = len(RUNS)
-    get_parcel.clear()
-    track.clear()
-    with replay(path, strict=True):
-        assert [await track("7"), get_parcel("7"), await track("8")] == recorded
-    assert len(RUNS) == runs
 
 
 def test_a_run_with_a_journal_goes_on_after_a_crash(tmp_path: Path):

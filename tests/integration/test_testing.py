@@ -65,19 +65,6 @@ def test_the_fixture_gives_each_test_an_empty_cache_and_empty_counters(suite: py
     ran(suite).assert_outcomes(passed=2)
 
 
-def test_without_the_fixture_one_test_sees_what_another_has_cached(suite: pytest.Pytester):
-    suite.makepyfile("""
-        import pytest
-        from shop import get_orders, runs
-
-        @pytest.mark.parametrize("nth", [1, 2])
-        async def test_it(nth):
-            await get_orders()
-            assert len(runs) == nth
-    """)
-    ran(suite).assert_outcomes(passed=1, failed=1)
-
-
 def test_the_fixture_puts_back_what_the_application_has_configured(suite: pytest.Pytester):
     suite.makepyfile("""
         from agent_cache import configure
@@ -116,14 +103,6 @@ def test_the_clock_of_a_test_stands_still(suite: pytest.Pytester):
 def test_importing_the_helpers_does_not_load_pytest():
     script = "import sys, agent_cache.testing; print('pytest' in sys.modules)"
     assert run_python(script) == "False\n"
-
-
-def test_a_name_that_does_not_exist_is_an_attribute_error():
-    import agent_cache.testing
-
-    with pytest.raises(AttributeError, match="Nonsense"):
-        agent_cache.testing.Nonsense  # noqa: B018 - to look is the test
-    assert all(hasattr(agent_cache.testing, name) for name in agent_cache.testing.__all__)
 
 
 async def test_a_load_that_runs_while_the_cache_is_emptied_is_neither_stored_nor_joined():

@@ -18,12 +18,8 @@ from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     AgentCacheSession,
-    UncacheableArgumentsError,
-    configure,
     get_metrics,
-    recording,
 )
-from agent_cache.remote.memory import MemoryTier
 from agent_cache.testing import FakeClock
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -125,14 +121,6 @@ async def test_an_attribute_never_takes_an_argument_for_the_instance(attribute: 
     assert get_metrics()["calls"] == 0
 
 
-@pytest.mark.parametrize("attribute", ATTRIBUTES)
-@pytest.mark.parametrize("call", [(2,), ("depot", 2), (int, 2), ()])
-async def test_an_attribute_never_takes_an_argument_for_the_class(attribute: str, call: Any):
-    for owner in (Shop(), Shop, Depot):
-        with pytest.raises(TypeError, match=rf"Shop\.of_all\.{attribute.removeprefix('re')}\(Shop, \.\.\.\)"):
-            await used(getattr(owner.of_all, attribute), *call)
-
-
 @pytest.mark.parametrize("kind", RECEIVERS)
 async def test_an_attribute_takes_the_instance_as_first_argument(kind: str):
     receiver = RECEIVERS[kind]()
@@ -163,16 +151,6 @@ async def test_the_attributes_of_a_static_method_take_its_arguments_also_through
     assert await shop.anywhere.invalidate(2) is True
 
 
-async def test_attributes_without_arguments_work_through_an_instance_and_through_the_class():
-    shop = Shop()
-    await shop.orders(2)
-    for owner in (shop, Shop):
-        assert (owner.orders.resource, owner.orders.scope, owner.cancel.resource) == ("orders", "global", "orders")
-        assert owner.orders.cache_info().currsize == 1
-    assert shop.orders.clear() == 1
-    assert Shop.orders.clear() == 0
-
-
 async def test_a_method_with_attributes_is_a_method_like_any_other():
     shop = Shop()
     assert inspect.isfunction(vars(Shop)["orders"])
@@ -192,15 +170,6 @@ async def test_a_method_with_attributes_is_a_method_like_any_other():
         with mock.patch.object(target, "orders", str):
             assert shop.orders is str
     assert inspect.ismethod(shop.orders)
-
-
-async def test_a_parameter_called_self_outside_of_a_class_is_an_argument():
-    @AgentCache("r")
-    async def tool(self: str) -> str:
-        return self
-
-    assert await tool.fresh("a") == "a"
-    assert tool.contains("a")
 
 
 # -- contains ------------------------------------------------------------------------------------------------
@@ -249,19 +218,6 @@ async def test_contains_counts_as_no_use_and_as_no_call():
     assert len(session.get_execution_trace()) == 3
 
 
-@pytest.mark.parametrize("uncacheable", ["bypass", "raise"])
-async def test_contains_is_false_for_arguments_without_identity(uncacheable: Any):
-    @AgentCache("r", uncacheable=uncacheable)
-    async def tool(x: Any) -> int:
-        return 1
-
-    assert tool.contains(object()) is False
-    assert get_metrics()["uncached"] == 0
-    if uncacheable == "raise":
-        with pytest.raises(UncacheableArgumentsError):
-            await tool(object())
-
-
 async def test_contains_looks_where_a_call_would():
     assert get_cart.contains("u") is False
     async with AgentCacheSession() as outer:
@@ -278,34 +234,6 @@ async def test_contains_looks_where_a_call_would():
     async with AgentCacheSession(tenant="b"):
         assert get_order.contains("1") is False
     assert get_order.contains("1") is False
-
-
-async def test_contains_is_false_for_a_local_copy_that_is_not_trusted():
-    tier = MemoryTier()
-
-    @AgentCache("r", remote_cache=tier)
-    async def tool(x: int) -> int:
-        return x
-
-    await tool(1)
-    assert tool.contains(1) is True
-    tier.server.stop()  # what others write now is not heard of
-    assert tool.contains(1) is False
-
-
-async def test_contains_is_false_while_nothing_is_looked_up():
-    await get_order("1")
-    with configure(enabled=False):
-        assert get_order.contains("1") is False
-    assert get_order.contains("1") is True
-
-
-async def test_contains_is_false_where_a_recorder_gets_every_call(tmp_path: Any):
-    await get_order("1")
-    with recording.record(tmp_path / "run.jsonl"):
-        assert get_order.contains("1") is False
-    with recording.replay(tmp_path / "run.jsonl"):
-        assert get_order.contains("1") is False
 
 
 # -- cache_info ----------------------------------------------------------------------------------------------
@@ -337,15 +265,6 @@ async def test_cache_info_counts_the_entries_of_all_tenants_and_sessions():
                 assert get_cart.cache_info().currsize == 2
     assert get_order.cache_info() == (0, 2, 2, 2)
     assert get_cart.cache_info() == (0, 4, 3, 0)
-
-
-async def test_cache_info_of_a_tool_without_a_bound():
-    @AgentCache("r", maxsize=None)
-    async def tool(x: int) -> int:
-        return x
-
-    assert [await tool(number) for number in range(3)] == [0, 1, 2]
-    assert tool.cache_info() == (0, 3, None, 3)
 
 
 def test_a_write_has_none_of_them():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import os
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -25,9 +24,7 @@ from agent_cache import (
     get_ttl,
     set_ttl,
     testing,
-    writing,
 )
-from agent_cache.integrations import wrap
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 
 _numbers = itertools.count()
@@ -120,39 +117,6 @@ async def test_none_goes_back_to_what_the_code_declares(clock: FakeClock, name: 
     assert loads.count == 2
 
 
-@pytest.mark.parametrize("option", ["grace", "stale_if_error"])
-async def test_grace_begins_at_the_new_end(clock: FakeClock, name: str, option: str, loads: Loads):
-    fails = False
-
-    @AgentCache(name, name=name, ttl=100, **{option: 5})
-    async def tool() -> int:
-        if fails:
-            raise OSError("gone")
-        return int(loads.next())
-
-    set_ttl(tool, 10)
-    await tool()
-    fails = True
-    clock.advance(14)
-    assert await tool() == 1
-    clock.advance(1)
-    with pytest.raises(OSError, match="gone"):
-        await tool()
-
-
-async def test_jitter_never_lets_it_live_longer(clock: FakeClock, name: str, loads: Loads):
-    tool = tool_of(loads, name, ttl=100, jitter=0.5, maxsize=None)
-    set_ttl(tool, 60)
-    for number in range(200):
-        await tool(str(number))
-    clock.advance(60)
-    assert not any(tool.contains(str(number)) for number in range(200))
-    for number in range(200):
-        await tool(str(number))
-    clock.advance(30)
-    assert all(tool.contains(str(number)) for number in range(200))
-
-
 async def test_what_a_function_refuses_is_not_stored_under_a_bound(clock: FakeClock, name: str, loads: Loads):
     lives = {"never": 0.0, "short": 5.0, "long": 500.0, "ever": None}
 
@@ -194,24 +158,6 @@ async def test_what_was_made_of_the_results_is_dropped_with_a_shorter_ttl(clock:
     assert (inner_loads.count, outer_loads.count) == (3, 3)
 
 
-async def test_a_ttl_at_run_time_does_not_store_what_depends_on_an_uncached_read(name: str, loads: Loads):
-    """Only a ttl in the code says that such a result may be cached at all."""
-
-    @AgentCache(f"{name}inner", name=f"{name}inner", ttl=lambda _: 0)
-    async def inner() -> int:
-        return 1
-
-    @AgentCache(name, name=name)
-    async def outer() -> Any:
-        await inner()
-        return loads.next()
-
-    set_ttl(outer, 60)
-    await outer()
-    await outer()
-    assert loads.count == 2
-
-
 # Loads that run
 
 
@@ -239,14 +185,6 @@ async def test_a_load_that_runs_is_stored_with_the_ttl_of_now_unless_that_is_sho
     assert not tool.contains()
 
 
-async def test_a_result_that_was_given_before_its_write_has_ended_does_not_outlive_the_new_ttl(name: str):
-    tool = tool_of(Loads(), name, ttl=100)
-    async with writing(name):
-        await tool.set(7)
-        set_ttl(tool, 10)
-    assert not tool.contains()
-
-
 # Which tools
 
 
@@ -262,16 +200,6 @@ async def test_a_tool_that_is_decorated_later_gets_it(name: str):
     former = tool_of(Loads(), name, ttl=100)
     set_ttl(former, 10)
     assert get_ttl(tool_of(Loads(), name, ttl=500)) == 10
-
-
-async def test_all_tools_of_one_name_get_it(name: str):
-    one, two = tool_of(Loads(), name, ttl=100), tool_of(Loads(), name, ttl=200)
-    with pytest.raises(ConfigurationError, match="several tools are called"):
-        get_ttl(name)
-    set_ttl(one, 10)
-    assert [get_ttl(one), get_ttl(two), get_ttl(name)] == [10, 10, 10]
-    set_ttl(two, None)
-    assert [get_ttl(one), get_ttl(two)] == [100, 200]
 
 
 async def test_tools_of_a_toolbox_from_their_first_call_on(clock: FakeClock, name: str, loads: Loads):
@@ -333,21 +261,6 @@ async def test_what_is_no_read_tool_is_refused(name: str):
                 function(each)
 
 
-async def test_a_function_that_goes_through_a_toolbox_is_not_called_a_write_tool(name: str):
-    """It may be any kind of tool: the ttl is set by the name that the toolbox gives it."""
-
-    async def get_price(key: int) -> int:
-        return key
-
-    wrapped = wrap(get_price, box=Toolbox({"get_price": Read("price:{key}")}, namespace=name))
-    for function in (get_ttl, lambda tool: set_ttl(tool, 10)):
-        with pytest.raises(ConfigurationError, match="give the tool that AgentCache decorates, or its name"):
-            function(wrapped)
-    await wrapped(1)
-    set_ttl(f"{name}:get_price", 10)
-    assert get_ttl(f"{name}:get_price") == 10
-
-
 # Threads and forks
 
 
@@ -385,23 +298,6 @@ def test_nothing_outlives_a_ttl_that_another_thread_shortens(clock: FakeClock, n
         store = tool.__agent_cache__.store
         entries = list(map(store.peek, store.keys()))
         assert all(entry.expires <= clock.time + 5 for entry in entries)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_process_has_it_and_may_change_it(name: str):
-    tool = tool_of(Loads(), name, ttl=100)
-    set_ttl(tool, 10)
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            before = get_ttl(tool)
-            set_ttl(tool, None)
-            code = 0 if (before, get_ttl(tool)) == (10, 100) else 2
-        finally:
-            os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert get_ttl(tool) == 10
 
 
 # In a fleet
@@ -452,51 +348,6 @@ async def test_what_another_process_sets_counts_here(clock: FakeClock, name: str
     assert get_ttl(tool) == 100
 
 
-async def test_what_a_tier_has_of_before_is_no_older_either(clock: FakeClock, name: str, loads: Loads):
-    server = MemoryServer()
-    tool = tool_of(loads, name, ttl=100, remote_cache=MemoryTier(server))
-    await tool()
-    clock.advance(50)
-    tool.clear()
-    set_ttl(tool, 60)
-    await tool()
-    assert loads.count == 1
-    clock.advance(9)
-    await tool()
-    assert loads.count == 1
-    clock.advance(1)
-    await tool()
-    assert loads.count == 2
-
-
-async def test_a_longer_ttl_counts_in_the_tier_for_what_is_loaded_from_now_on(
-    clock: FakeClock, name: str, loads: Loads
-):
-    """Also for a call that was made before, whose request the tier has seen."""
-    server = MemoryServer()
-    tool = tool_of(loads, name, ttl=10, remote_cache=MemoryTier(server))
-    await tool()
-    set_ttl(tool, 1000)
-    clock.advance(10)
-    await tool()
-    assert loads.count == 2
-    clock.advance(500)
-    tool.clear()
-    await tool()
-    assert loads.count == 2
-
-
-async def test_a_server_that_is_away_gets_it_when_it_is_back(name: str):
-    server = MemoryServer()
-    tool = tool_of(Loads(), name, ttl=100, remote_cache=MemoryTier(server))
-    server.stop()
-    set_ttl(tool, 10)
-    assert get_ttl(tool) == 10
-    server.start()
-    await tool()
-    assert await server.ttls() == {name: 10}
-
-
 async def test_a_configured_tier_passes_it_on_for_tools_without_one_of_their_own(name: str):
     server = MemoryServer()
     tool = tool_of(Loads(), name, ttl=100)
@@ -518,10 +369,3 @@ async def test_every_tier_of_a_tool_gets_it_and_gives_it_up(name: str):
         for server in (near, far):
             MemoryTier(server).publish_ttl(name, None)
         assert get_ttl(tool) == 100
-
-
-async def test_names_that_no_tool_here_has_wait_for_one(name: str):
-    server = MemoryServer()
-    MemoryTier(server).publish_ttl(f"{name}later", 10)
-    await tool_of(Loads(), name, ttl=100, remote_cache=MemoryTier(server))()
-    assert get_ttl(tool_of(Loads(), f"{name}later", ttl=100)) == 10

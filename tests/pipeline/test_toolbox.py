@@ -25,8 +25,6 @@ from agent_cache import (
     Write,
     invalidate,
 )
-from agent_cache.recording import record, replay
-from agent_cache.remote.memory import MemoryTier
 from agent_cache.toolbox import ToolInfo
 
 
@@ -71,25 +69,6 @@ async def test_a_read_runs_once_until_a_write_of_what_it_depends_on():
     await one.call("get_order", {"order_id": "1"})
     await one.call("get_order", {"order_id": "2"})
     assert one.runs == ["get_order", "get_order", "cancel_order", "get_order"]
-
-
-async def test_a_toolbox_and_a_decorated_tool_share_tags():
-    one = shop(**ORDERS)
-    loads = []
-
-    @AgentCache("order:{order_id}")
-    async def toolshop_order(order_id: str) -> str:
-        loads.append(order_id)
-        return order_id
-
-    await toolshop_order("1")
-    await one.call("get_order", {"order_id": "1"})
-    await one.call("cancel_order", {"order_id": "1"})
-    await toolshop_order("1")
-    await invalidate("order:1")
-    await one.call("get_order", {"order_id": "1"})
-    assert loads == ["1", "1"]
-    assert one.runs == ["get_order", "cancel_order", "get_order"]
 
 
 @pytest.mark.parametrize(
@@ -150,16 +129,6 @@ async def test_a_write_that_names_no_entity_reaches_all_of_them(template: str, s
     assert one.runs == ["get", "put", "get", "put"]
 
 
-async def test_a_write_of_an_empty_list_reaches_none_and_of_null_all():
-    one = shop(get=Read("order:{order}"), put=Write("order:{orders[]}"))
-    await one.call("get", {"order": "7"})
-    await one.call("put", {"orders": []})
-    await one.call("get", {"order": "7"})
-    await one.call("put", {"orders": None})
-    await one.call("get", {"order": "7"})
-    assert one.runs == ["get", "put", "put", "get"]
-
-
 class Status(StrEnum):
     OPEN = "open"
 
@@ -213,20 +182,6 @@ async def test_decorated_tools_and_calls_by_name_drop_the_answers_of_each_other(
     await invalidate(("order", str(value)))
     await one.call("find", {"order": value})
     assert one.runs == ["change", *["find"] * 3]
-
-
-async def test_a_function_of_the_program_has_the_tags_that_calls_by_name_have():
-    box = Toolbox({"get": Read("order:{status}"), "put": Write("order:{status}")}, namespace="toolshop_spellings")
-    runs: list[str] = []
-
-    @box.tool
-    async def get(status: Status) -> None:
-        runs.append(status)
-
-    await get(Status.OPEN)
-    await Shop(box).call("put", {"status": "open"})
-    await get(Status.OPEN)
-    assert len(runs) == 2
 
 
 def test_so_does_a_function_of_the_program_that_has_a_rule():
@@ -301,12 +256,6 @@ async def test_a_rule_for_a_tool_that_does_not_exist_is_said_and_logged_once(cap
     assert len([record for record in caplog.records if "'get_ordr'" in record.getMessage()]) == 1
 
 
-@pytest.mark.parametrize("tools", ["get_order", [3], [("get_order",)]])
-def test_what_is_no_tool_cannot_be_explained(tools: Any):
-    with pytest.raises(TypeError, match="explain takes"):
-        Toolbox(ORDERS, namespace="toolshop").explain(tools)
-
-
 async def test_explain_says_which_template_names_no_argument():
     box = Toolbox({"get_order": Read("order:{id}", ttl=60)}, namespace="toolshop")
     (problem,) = box.explain([ToolInfo("get_order", {"properties": {"order_id": {}}})]).problems
@@ -365,27 +314,6 @@ async def test_a_watch_is_shared_while_it_runs_and_never_stored():
     assert sorted(record.source for record in session.get_execution_trace()) == ["miss", "miss", "shared"]
 
 
-async def test_nobody_joins_a_watch_that_runs_since_before_a_write_of_the_toolbox():
-    box = Toolbox(ORDERS, namespace="toolshop")
-    begun, release, runs = asyncio.Event(), asyncio.Event(), []
-
-    async def slow() -> str:
-        runs.append("slow")
-        begun.set()
-        await release.wait()
-        return "before"
-
-    async def fast() -> str:
-        return "after"
-
-    first = asyncio.create_task(box.call("now", {}, slow))
-    await begun.wait()
-    await box.call("cancel_order", {"order_id": "1"}, fast)
-    assert await box.call("now", {}, fast) == "after"
-    release.set()
-    assert await first == "before"
-
-
 async def test_a_watch_ends_no_epoch_and_is_checked_for_loops():
     one = shop(**ORDERS)
     with pytest.raises(AgentLoopDetectedError):
@@ -407,20 +335,6 @@ async def test_an_error_result_is_returned_and_not_stored():
     for _ in range(2):
         assert await one.call("get_order", {"order_id": "1"}, failed=is_error) == {"error": "not found"}
     assert len(one.runs) == 2
-
-
-async def test_an_error_result_of_a_write_is_no_successful_write():
-    box = Toolbox({"change": Write("settled", settle=60)}, namespace="toolshop")
-    failing, working = Shop(box, lambda *_: {"error": "no"}), Shop(box, lambda *_: {"error": ""})
-    reading = Shop(Toolbox({"get": Read("settled")}, namespace="toolshop2"))
-    await failing.call("change", failed=is_error)
-    await reading.call("get")
-    await reading.call("get")
-    assert reading.runs == ["get"], "a failed write does not settle"
-    await working.call("change", failed=is_error)
-    await reading.call("get")
-    await reading.call("get")
-    assert reading.runs == ["get"] * 3
 
 
 def is_final(answer: Any) -> bool:
@@ -447,16 +361,6 @@ async def test_callers_with_another_form_of_answers_share_tags_and_no_entries():
     assert dicts.runs == ["get_order", "get_order"]
 
 
-async def test_answers_of_one_form_are_not_found_in_a_tier_by_callers_with_another():
-    tier = MemoryTier()
-    rules = {"get": Read("formed", remote_cache=tier)}
-    for form, answer in (({}, "text"), ({"failed": is_error}, {"error": ""})):
-        for process in range(2):
-            one = Shop(Toolbox(rules, namespace="toolshop_forms"), lambda *_, answer=answer: answer)
-            assert await one.call("get", **form) == answer
-            assert one.runs == ([] if process else ["get"])
-
-
 def own_result(loop: AgentLoopDetectedError) -> dict[str, Any]:
     return {"stopped": loop.kind}
 
@@ -469,30 +373,6 @@ async def test_a_notice_in_place_of_an_answer_has_the_callers_form(refused: Any)
         written = [await one.call("cancel_order", {"order_id": "1"}, refused=refused) for _ in range(30)]
     for answer in (answers[-1], written[-1]):
         assert isinstance(answer, str) if refused is None else answer == {"stopped": "repeat"}
-
-
-def broken_result(loop: AgentLoopDetectedError) -> Any:
-    raise ValueError(loop.kind)
-
-
-async def test_the_text_is_the_answer_where_the_callers_own_function_fails():
-    one = shop(**ORDERS)
-    async with AgentCacheSession(on_loop="notice"):
-        answers = [await one.call("get_order", {"order_id": "1"}, refused=broken_result) for _ in range(30)]
-    assert isinstance(answers[-1], str)
-
-
-async def test_calls_of_two_tenants_share_nothing():
-    one = Shop(Toolbox({"get": Read("order"), "by": Read("order", key=lambda **_: 1)}, namespace="toolshop"))
-    tier = MemoryTier()
-    shared = Shop(Toolbox({"get": Read("order", remote_cache=tier, key=lambda **_: 1)}, namespace="toolshop_tier"))
-    for tenant in ("a", "b", "a", "b"):
-        await one.call("get", vary=tenant)
-        await one.call("by", vary={"tenant": tenant})
-        await shared.call("get", vary=tenant)
-        shared.box.forget()
-    assert one.runs == ["get", "by"] * 2
-    assert len(shared.runs) >= 2
 
 
 async def test_answers_that_are_json_as_text_give_tags():
@@ -511,42 +391,6 @@ async def test_answers_that_are_json_as_text_give_tags():
         await one.call("cancel", {"order_id": "2"})
         await one.call("find")
         assert one.runs == ["find", "cancel", "cancel", "find"]
-
-
-async def test_what_a_tool_raises_reaches_the_caller_and_is_not_stored():
-    one = Shop(Toolbox(ORDERS, namespace="toolshop"), lambda *_: LookupError("no such order"))
-    for _ in range(2):
-        with pytest.raises(LookupError, match="no such order"):
-            await one.call("get_order", {"order_id": "1"})
-    assert len(one.runs) == 2
-
-
-async def test_a_recorded_run_replays_without_a_tool(tmp_path: Any):
-    one = shop(**ORDERS)
-
-    async def agent() -> list[Any]:
-        return [
-            await one.call("get_order", {"order_id": "1"}),
-            await one.call("get_order", {"order_id": "1"}),
-            await one.call("now"),
-            await one.call("cancel_order", {"order_id": "1", "from": "x"}),
-            await one.call("get_order", {"order_id": "1"}),
-        ]
-
-    with record(tmp_path / "run.jsonl"):
-        recorded = await agent()
-    one.runs.clear()
-    with replay(tmp_path / "run.jsonl"):
-        assert await agent() == recorded
-    assert one.runs == []
-
-
-async def test_forget_drops_entries_and_schemas():
-    one = shop(**ORDERS)
-    await one.call("get_order", {"order_id": "1"}, schema={"properties": {"order_id": {}}})
-    one.box.forget()
-    await one.call("get_order", {"order_id": "1"})
-    assert len(one.runs) == 2
 
 
 async def test_functions_of_ones_own_get_the_rule_of_their_name():
@@ -669,31 +513,6 @@ async def test_an_unknown_tool_invalidates_roots_with_any_characters(root: str):
     await one.call("get", {"id": 1})
     assert one.runs == ["get", "anything", "get"]
     assert await Shop(Toolbox({}, namespace="a{b}%")).call("anything") == {"tool": "anything"}
-
-
-def test_threads_that_call_a_tool_first_at_once_share_one_operation():
-    box = Toolbox(ORDERS, namespace="toolshop_first")
-    compile_tool, entered, together = box._compile, [], threading.Event()
-
-    def slowly(*args: Any, **options: Any) -> Any:  # a second thread comes in before the first has made the tool
-        entered.append(1)
-        if len(entered) > 1:
-            together.set()
-        together.wait(0.05)
-        return compile_tool(*args, **options)
-
-    box._compile = slowly  # type: ignore[method-assign]  # to hold the race open
-    runs: list[int] = []
-    barrier = threading.Barrier(4)
-
-    def call() -> None:
-        barrier.wait(60)
-        box.call_sync("get_order", {"order_id": "1"}, lambda: runs.append(1))
-
-    with ThreadPoolExecutor(4) as pool:
-        for one in [pool.submit(call) for _ in range(4)]:
-            one.result(60)
-    assert (len(entered), len(runs)) == (1, 1)
 
 
 async def test_the_same_tool_of_two_servers_is_what_the_hint_of_each_call_says():

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,16 +13,14 @@ import pytest
 pytest.importorskip("opentelemetry.sdk", reason='pip install "agent-cache[test]" brings the SDK of OpenTelemetry')
 
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
 from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     AgentCacheSession,
-    AgentLoopDetectedError,
     ConfigurationError,
     Read,
     Toolbox,
@@ -37,9 +33,7 @@ from agent_cache import (
     testing,
     writing,
 )
-from agent_cache.remote.memory import MemoryTier
 from tests.harness import page_examples
-from tests.harness.gates import Gate, cancelled, started
 from tests.harness.processes import run_python
 from tests.harness.telemetry import Telemetry
 
@@ -103,10 +97,6 @@ def instrument(telemetry: Telemetry) -> Callable[..., otel.Instrumentation]:
         return otel.instrument(telemetry.tracers, telemetry.meters, **options)
 
     return instrument
-
-
-def times_nest(inner: ReadableSpan, outer: ReadableSpan) -> bool:
-    return outer.start_time <= inner.start_time <= inner.end_time <= outer.end_time
 
 
 # Live spans
@@ -177,34 +167,6 @@ async def test_what_a_tool_does_is_inside_of_its_span(instrument, telemetry):
     assert trace.get_current_span() is trace.INVALID_SPAN
 
 
-async def test_callers_that_wait_for_one_run_have_spans_of_their_own(instrument, telemetry):
-    instrument()
-    gate = Gate()
-
-    @AgentCache("otel_slow:{item}", name="otel_slow")
-    async def slow(item: str) -> str:
-        return await gate(item)
-
-    first = await started(slow("a"))
-    second = await started(slow("a"))
-    gate.last.returns("a")
-    await asyncio.gather(first, second)
-    assert sorted(telemetry.tree()) == [["execute_tool otel_slow miss"], ["execute_tool otel_slow shared"]]
-    assert list(telemetry.points("gen_ai.execute_tool.duration").values()) == [1]
-
-
-async def test_a_tool_that_calls_itself_nests(instrument, telemetry):
-    instrument()
-
-    @AgentCache("otel_tree:{depth}", name="otel_tree")
-    async def walk(depth: int) -> int:
-        return depth if not depth else await walk(depth - 1)
-
-    await walk(2)
-    name = "execute_tool otel_tree miss"
-    assert telemetry.tree() == [[name, [name, [name]]]]
-
-
 async def test_a_span_of_a_framework_for_this_tool_is_annotated_and_not_doubled(instrument, telemetry):
     instrument()
     tracer = telemetry.tracers.get_tracer("framework")
@@ -243,21 +205,6 @@ async def test_the_tool_of_a_toolbox_is_known_by_the_name_that_the_model_has_for
     assert span.attributes["agent_cache.tool"] == "otel_shop:fs.read"
 
 
-async def test_calls_in_threads_have_the_spans_of_their_callers_as_parents(instrument, telemetry):
-    instrument()
-    tracer = telemetry.tracers.get_tracer("program")
-
-    def work(item: str) -> None:
-        with tracer.start_as_current_span(f"work {item}"):
-            get_stock(item)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, [f"item {number}" for number in range(20)]))
-    assert sorted(telemetry.tree()) == sorted(
-        [f"work item {number}", ["execute_tool get_stock miss"]] for number in range(20)
-    )
-
-
 async def test_a_stream_has_one_span_that_its_reads_are_inside_of(instrument, telemetry):
     instrument(content=True)
 
@@ -280,32 +227,6 @@ async def test_a_stream_has_one_span_that_its_reads_are_inside_of(instrument, te
     assert json.loads(result) == {"$tuple": ["order 1", "order 2"]}
 
 
-async def test_a_stream_that_is_left_early_ends_its_span_and_logs_nothing(instrument, telemetry, caplog):
-    instrument()
-
-    @AgentCache("otel_lines:{name}", name="otel_endless")
-    async def endless(name: str) -> AsyncIterator[int]:
-        for number in range(1_000_000):
-            await asyncio.sleep(0)
-            yield number
-
-    async with AgentCacheSession():
-        stream = endless("a")
-        async for _ in stream:
-            break
-        await stream.aclose()
-        abandoned = endless("b")
-        async for _ in abandoned:
-            break
-        del stream, abandoned
-        gc.collect()
-        for _ in range(10):
-            await asyncio.sleep(0)
-    assert [span.name for span in telemetry.spans("execute_tool otel_endless")] == ["execute_tool otel_endless"] * 2
-    assert caplog.records == []
-    assert trace.get_current_span() is trace.INVALID_SPAN
-
-
 # Failures of tools
 
 
@@ -320,18 +241,6 @@ async def test_a_failed_call_has_the_class_of_its_exception_and_no_text(instrume
     assert "EUR" not in span.to_json()
     ((attributes, count),) = telemetry.points("gen_ai.execute_tool.duration").items()
     assert (dict(attributes)["error.type"], count) == ("LookupError", 1)
-
-
-async def test_a_cancelled_call_ends_its_span(instrument, telemetry):
-    instrument()
-
-    @AgentCache("otel_slow:{item}", name="otel_hanging")
-    async def hang(item: str) -> None:
-        await asyncio.Event().wait()
-
-    await cancelled(await started(hang("a")))
-    assert telemetry.span("execute_tool otel_hanging").attributes["error.type"] == "CancelledError"
-    assert trace.get_current_span() is trace.INVALID_SPAN
 
 
 # Content
@@ -367,37 +276,6 @@ async def test_arguments_results_and_errors_are_exported_only_with_content_and_w
     assert failed.status.description == "no rate of EUR, api_key=[redacted]"
     (event,) = failed.events
     assert dict(event.attributes) == {"exception.type": "LookupError", "exception.message": failed.status.description}
-
-
-async def test_names_of_the_users_own_secrets_are_redacted(instrument, telemetry):
-    instrument(content=True, redact=["order_id"])
-    await get_order("W-1")
-    arguments = json.loads(telemetry.span("execute_tool get_order").attributes["gen_ai.tool.call.arguments"])
-    assert arguments["order_id"] == "[redacted]"
-
-
-async def test_content_that_cannot_be_written_or_is_large_does_not_matter_to_the_call(instrument, telemetry):
-    class Hostile:
-        def __repr__(self) -> str:
-            raise RuntimeError("no text")
-
-    @AgentCache("otel_hostile", name="otel_hostile")
-    async def get_hostile(size: int) -> Any:
-        return Hostile() if not size else "x" * size
-
-    def broken(data: Any) -> Any:
-        raise RuntimeError("a hook that fails")
-
-    instrument(content=True)
-    assert isinstance(await get_hostile(0), Hostile)
-    await get_hostile(1_000_000)
-    first, second = telemetry.spans("execute_tool otel_hostile")
-    assert "Hostile" in first.attributes["gen_ai.tool.call.result"]
-    assert len(second.attributes["gen_ai.tool.call.result"]) == 16_384
-    telemetry.clear()
-    instrument(content=True, redact=broken)
-    await get_hostile(5)
-    assert "gen_ai.tool.call.result" not in telemetry.span("execute_tool otel_hostile").attributes
 
 
 async def test_texts_that_utf8_cannot_hold_are_escaped_since_an_exporter_loses_the_whole_batch(instrument, telemetry):
@@ -463,19 +341,6 @@ async def test_a_session_has_a_span_with_what_its_calls_were(instrument, telemet
     ]
 
 
-async def test_a_session_that_is_entered_again_counts_from_there(instrument, telemetry):
-    instrument()
-    session = AgentCacheSession("chat")
-    for number in ("1", "2"):
-        with session:
-            await get_order(number)
-            await get_order(number)
-    hits = [span.attributes["agent_cache.hits"] for span in telemetry.spans("agent_cache.session")]
-    assert hits == [1, 1]
-    inside = ["agent_cache.session", ["execute_tool get_order miss"]]
-    assert telemetry.tree() == [inside, inside]
-
-
 @pytest.mark.parametrize("content", [False, True])
 async def test_a_session_that_ends_in_an_error_says_so(content, instrument, telemetry):
     instrument(content=content)
@@ -488,57 +353,7 @@ async def test_a_session_that_ends_in_an_error_says_so(content, instrument, tele
     assert trace.get_current_span() is trace.INVALID_SPAN
 
 
-async def test_a_loop_that_was_swallowed_is_the_error_of_its_session(instrument, telemetry):
-    instrument()
-    with pytest.raises(AgentLoopDetectedError):
-        async with AgentCacheSession(max_tool_repeats=2):
-            for _ in range(4):
-                try:
-                    await get_order("1")
-                except AgentLoopDetectedError:
-                    pass
-    span = telemetry.span("agent_cache.session")
-    assert span.attributes["error.type"] == "AgentLoopDetectedError"
-    assert span.attributes["agent_cache.loop_detections"] == 3
-
-
-async def test_a_hit_of_a_tier_has_one_span(instrument, telemetry):
-    instrument()
-    tier = MemoryTier()
-    with configure(remote=tier):
-        await get_order("1")
-        get_order.clear()
-        telemetry.clear()
-        async with AgentCacheSession():
-            await get_order("1")
-            await get_order("1")
-    (live,) = telemetry.spans(agent_cache__source="hit")
-    assert live.end_time > live.start_time
-    await tier.aclose()
-
-
 # Sampling, and what fails
-
-
-async def test_what_is_not_sampled_is_not_exported_and_works(instrument):
-    telemetry = Telemetry(ParentBased(ALWAYS_OFF))
-    seen = []
-
-    @AgentCache("otel_seen:{item}", name="otel_seen")
-    async def see(item: str) -> None:
-        seen.append(trace.get_current_span())
-
-    otel.instrument(telemetry.tracers, telemetry.meters, content=True)
-    async with AgentCacheSession():
-        await see("a")
-        await see("a")
-        await get_order("1", password=SECRET)
-    (inside,) = seen
-    assert inside.get_span_context().is_valid
-    assert not inside.is_recording()
-    assert telemetry.spans() == []
-    assert sum(telemetry.points("agent_cache.requests").values()) == 3
-    telemetry.close()
 
 
 async def test_without_an_sdk_everything_works(instrument):
@@ -646,40 +461,6 @@ async def test_it_is_taken_away(instrument, telemetry):
     assert len(seen) == 3
 
 
-async def test_what_has_begun_ends_its_spans_although_it_was_taken_away(instrument, telemetry):
-    gate = Gate()
-
-    @AgentCache("otel_slow:{item}", name="otel_ending")
-    async def slow(item: str) -> str:
-        return await gate(item)
-
-    made = instrument()
-    async with AgentCacheSession():
-        await get_order("1")
-        await get_order("1")
-        running = await started(slow("a"))
-        made.uninstrument()
-        gate.last.returns("a")
-        await running
-    assert telemetry.tree() == [
-        [
-            "agent_cache.session",
-            ["execute_tool get_order miss"],
-            ["execute_tool otel_ending miss"],
-        ]
-    ]
-
-
-async def test_reset_takes_it_away(instrument, telemetry):
-    made = instrument()
-    testing.reset()
-    async with AgentCacheSession():
-        await get_order("1")
-    assert not made.is_active
-    assert telemetry.spans() == []
-    assert telemetry.points("agent_cache.requests") == {}
-
-
 @pytest.mark.parametrize(("code", "output"), page_examples.examples(PAGE, "opentelemetry.sdk"))
 async def test_the_example_of_the_page_prints_what_the_page_says(code, output, capsys):
     await page_examples.run(code, {"__name__": __name__})
@@ -757,13 +538,6 @@ async def test_the_counters_are_those_of_get_metrics(instrument, telemetry):
     assert units["agent_cache.requests"] == "{request}"
 
 
-async def test_two_collections_see_what_has_happened_between(instrument, telemetry):
-    instrument()
-    for number in range(1, 4):
-        await get_order(str(number))
-        assert sum(telemetry.points("agent_cache.requests").values()) == number
-
-
 async def test_no_label_is_an_id(instrument, telemetry):
     instrument(content=True)
     async with AgentCacheSession("session-4711"):
@@ -778,30 +552,6 @@ async def test_no_label_is_an_id(instrument, telemetry):
     assert "order-" not in repr(labels).replace("otel_order", "")
     assert "4711" not in repr(labels)
     assert len(labels) < 15
-
-
-async def test_tools_beyond_the_first_thousand_share_a_series(instrument, telemetry, monkeypatch):
-    monkeypatch.setattr("agent_cache.metrics.MAX_TOOL_LABELS", 2)
-    other = Telemetry()
-    otel.instrument(other.tracers, other.meters)
-
-    async def call(name: str) -> None:
-        @AgentCache("otel_user", name=name)
-        async def get_user() -> str:
-            return name
-
-        await get_user()
-
-    totals = []
-    for number in range(5):
-        await call(f"otel_user_{number}")
-        points = {dict(key)["tool"]: value for key, value in other.points("agent_cache.requests").items() if value}
-        totals.append(points)
-    assert totals[-1] == {"otel_user_0": 1, "otel_user_1": 1, "(others)": 3}
-    points = other.points("gen_ai.execute_tool.duration")
-    durations = {dict(key)["gen_ai.tool.name"]: value for key, value in points.items()}
-    assert durations == {"otel_user_0": 1, "otel_user_1": 1, "(others)": 3}
-    other.close()
 
 
 # What it costs, and where it is not there

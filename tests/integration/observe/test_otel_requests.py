@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -64,30 +64,3 @@ async def test_requests_are_inside_of_the_span_of_their_miss_and_a_hit_makes_non
     parents = {one.parent.span_id for one in telemetry.spans() if one.parent is not None}
     assert parents.isdisjoint({shared.context.span_id, hit.context.span_id})
     assert len(server.requests) == 3
-
-
-def test_requests_of_a_tool_that_is_a_def_too(telemetry, server):
-    with httpx.Client(base_url=server.url) as client:
-        HTTPXClientInstrumentor.instrument_client(client, tracer_provider=telemetry.tracers)
-
-        @AgentCache("otel_http:{order_id}", name="otel_http_stock")
-        def get_stock(order_id: str) -> int:
-            return int(client.get(f"/stock?{order_id}").status_code)
-
-        assert [get_stock("1"), get_stock("1")] == [200, 200]
-    assert requests_in(telemetry, "otel_http_stock") == ["GET stock?1"]
-
-
-async def test_requests_of_a_stream_too(telemetry, server):
-    async with httpx.AsyncClient(base_url=server.url) as client:
-        HTTPXClientInstrumentor.instrument_client(client, tracer_provider=telemetry.tracers)
-
-        @AgentCache("otel_http:{name}", name="otel_http_lines")
-        async def lines(name: str) -> AsyncIterator[str]:
-            async with client.stream("GET", "/lines") as answer:
-                async for line in answer.aiter_lines():
-                    yield line
-
-        first = [line async for line in lines("a")]
-        assert first == [line async for line in lines("a")] != []
-    assert requests_in(telemetry, "otel_http_lines") == ["GET lines"]

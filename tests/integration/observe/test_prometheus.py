@@ -133,24 +133,6 @@ async def test_a_scrape_gives_what_get_metrics_counts(scrape):
     assert [one.value for one in found["agent_cache_callback_errors_total"]] == [0]
 
 
-async def test_a_result_that_is_not_stored_is_counted_apart_from_a_call_without_the_cache(scrape):
-    class Handle:
-        def __deepcopy__(self, memo: Any) -> Any:
-            raise TypeError("not to be copied")
-
-    @AgentCache("prom_handle", name="prom_handle")
-    async def get_handle() -> Any:
-        return [Handle()]
-
-    await get_handle()
-    with bypass():
-        await get_handle()
-    found = scrape()
-    requests = {one.labels["source"]: one.value for one in found["agent_cache_requests_total"]}
-    assert requests == {"hit": 0, "miss": 1, "shared": 0, "uncached": 1}
-    assert [one.value for one in found["agent_cache_unstored_total"]] == [1]
-
-
 async def test_counters_only_go_up_although_tools_are_gone(registry, monkeypatch):
     monkeypatch.setattr("agent_cache.metrics.MAX_TOOL_LABELS", 2)
     registry = CollectorRegistry()
@@ -194,24 +176,6 @@ async def test_a_name_that_utf8_cannot_hold_is_escaped_and_the_endpoint_goes_on(
         ("prom_shop:g\\ud83d", 2),
         ("prom_shop:gr\u00f6\u00dfe", 1),
     }
-
-
-async def test_a_registry_refuses_a_second_collector(registry):
-    with pytest.raises(ValueError, match="agent_cache_requests"):
-        registry.register(prometheus.collector())
-
-
-async def test_a_scrape_while_calls_are_made_is_consistent(scrape):
-    async def call() -> None:
-        for number in range(300):
-            await get_order(str(number % 20))
-
-    calls = asyncio.ensure_future(call())
-    while not calls.done():
-        found = await asyncio.to_thread(scrape)
-        assert all(one.value >= 0 for samples in found.values() for one in samples)
-    await calls
-    assert sum(one.value for one in scrape()["agent_cache_requests_total"]) == 300
 
 
 @pytest.mark.parametrize(("code", "output"), page_examples.examples(PAGE, "prometheus_client"))
