@@ -130,7 +130,7 @@ def begin_audit(
     operation: Operation[Any], local: LocalTool, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Audit a call that was just answered by a local hit, unless its tool is being audited already."""
-    since, qualified = VERSIONS.now, local.qualify(key)
+    qualified = local.qualify(key)
     found = local.store.find(qualified)
     # To a recorder, a call of a thread of ours would be one that has lost its context.
     if found is None or operation in _excluded or (operation.is_sync and INTERCEPTORS):
@@ -139,7 +139,7 @@ def begin_audit(
         call = Call(operation, local, qualified, *_copied(operation.parameters, args, kwargs), "write")
     except UncopyableError:
         return
-    audit = _Audit(call, key, found, since)
+    audit = _Audit(call, key, found)
     with VERSIONS.lock:
         if operation in _running:
             return
@@ -193,12 +193,12 @@ class _AuditScope(Scope):
 
 
 class _Audit:
-    """One run of a tool beside a hit, whose entry was found at the version `since`. The call, with copies of its
-    arguments, is not made: it tells tiers which one is meant. The key is without a tenant.
+    """One run of a tool beside a hit. The call, with copies of its arguments, is not made: it tells tiers which one is
+    meant. The key is without a tenant.
     """
 
-    def __init__(self, call: Call, key: Hashable, found: Entry, since: int) -> None:
-        self._call, self._key, self._found, self._since = call, key, found, since
+    def __init__(self, call: Call, key: Hashable, found: Entry) -> None:
+        self._call, self._key, self._found = call, key, found
         self._operation, self._local = call.operation, call.local
         participants = call.scope.participants
         self._session = participants[0].session_id if participants else None
@@ -284,7 +284,6 @@ class _Audit:
             is_unexplained = (
                 store.is_open
                 and store.find(key) is found
-                and store.may_take(key, found, self._since)
                 and all(roots.isdisjoint(write.late) for write in VERSIONS.running)
                 and found.is_valid_at(now)
             )

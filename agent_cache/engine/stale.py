@@ -19,7 +19,7 @@ from agent_cache.engine.flight import Flight
 from agent_cache.engine.operation import Proceed
 from agent_cache.engine.result import ServedEntry, inherit_entry
 from agent_cache.engine.scope import PLACE, Call
-from agent_cache.engine.state import event_loop, warn_once
+from agent_cache.engine.state import event_loop, keep, warn_once
 from agent_cache.values.canonical import MISSING
 
 __all__ = ["refresh", "serve_expired"]
@@ -78,10 +78,8 @@ def _expired(call: Call, within: Flight | None, kept_for: float) -> tuple[Entry 
 
 # Reloads
 
-_reloads: dict[tuple[Any, object], object] = {}
-"""Reloads that run, by their event loop, `blocking.THREADS` for a `def`, and the entry that each replaces. Event loops
-hold tasks only weakly.
-"""
+_reloading: set[tuple[Any, object]] = set()
+"""Reloads that run, by their event loop, `blocking.THREADS` for a `def`, and the entry that each replaces."""
 
 
 def refresh(call: Call) -> None:
@@ -109,26 +107,23 @@ def _loop_of(call: Call) -> Any:
 def _start(reload: Call, replaces: object, run: Proceed) -> None:
     """Reload in a task, or in a thread. Tiers are asked first: another process may have reloaded it."""
     name, loop, context = f"agent_cache refreshes {reload.operation.name}", _loop_of(reload), copy_context()
-    for known in [each for each in list(_reloads) if each[0] != THREADS and each[0].is_closed()]:
-        _reloads.pop(known, None)
     key = loop, replaces
-    if _reloads.setdefault(key, reload) is not reload:
-        return  # it runs already; perhaps another thread was faster
-
-    def forget(_task: object = None) -> None:
-        _reloads.pop(key, None)
+    if key in _reloading:
+        return
+    _reloading.add(key)
 
     def work() -> None:
         try:
             context.run(run_blocking, _reload(reload, run))
         finally:
-            forget()
+            _reloading.discard(key)
 
     if loop != THREADS:
-        _reloads[key] = task = loop.create_task(_reload(reload, run), name=name)
-        task.add_done_callback(forget)
+        task = loop.create_task(_reload(reload, run), name=name)
+        task.add_done_callback(lambda _: _reloading.discard(key))
+        keep(task)
     elif not start_thread(work, name):
-        forget()
+        _reloading.discard(key)
 
 
 async def _reload(call: Call, run: Proceed) -> None:

@@ -343,6 +343,24 @@ async def test_reads_that_the_tool_makes_run_uncached_and_uncounted(shop: Shop):
     assert counts() == (2, 1)
 
 
+async def test_the_caller_may_change_its_arguments_and_the_tool_cannot_change_them_behind_its_back():
+    seen = []
+
+    @AgentCache("orders", audit=1.0, name="find_orders")
+    async def find(filters: dict[str, Any]) -> int:
+        seen.append(dict(filters))
+        filters["seen"] = True
+        return 1
+
+    await find({"status": "new"})
+    mine = {"status": "new"}
+    await find(mine)
+    mine["status"] = "old"
+    await idle()
+    assert seen == [{"status": "new"}] * 2
+    assert mine == {"status": "old"}
+
+
 TENANT: ContextVar[str] = ContextVar("TENANT", default="ann")
 
 

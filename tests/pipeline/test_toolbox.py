@@ -25,6 +25,7 @@ from agent_cache import (
     Write,
     invalidate,
 )
+from agent_cache.remote.memory import MemoryTier
 from agent_cache.toolbox import ToolInfo
 
 
@@ -300,6 +301,8 @@ async def test_a_hint_tells_a_read_from_a_write_and_caches_nothing(annotations: 
     assert one.runs[3:] == ["change", "get_order"]
     assert one.box.rule("now", annotations).kind == "watch"
     assert one.box.rule("cancel_order", annotations).kind == "write", "a rule beats a hint"
+    patterns = Toolbox({"git_*": Write("repo")}, namespace="toolshop", hints="kind")
+    assert patterns.rule("git_status", annotations).kind == "watch", "a pattern that writes does not"
 
 
 # Watches
@@ -359,6 +362,16 @@ async def test_callers_with_another_form_of_answers_share_tags_and_no_entries():
     await texts.call("cancel_order", {"order_id": "1"})
     await dicts.call("get_order", {"order_id": "1"}, failed=is_error)
     assert dicts.runs == ["get_order", "get_order"]
+
+
+async def test_answers_of_one_form_are_not_found_in_a_tier_by_callers_with_another():
+    tier = MemoryTier()
+    rules = {"get": Read("formed", remote_cache=tier)}
+    for form, answer in (({}, "text"), ({"failed": is_error}, {"error": ""})):
+        for process in range(2):
+            one = Shop(Toolbox(rules, namespace="toolshop_forms"), lambda *_, answer=answer: answer)
+            assert await one.call("get", **form) == answer
+            assert one.runs == ([] if process else ["get"])
 
 
 def own_result(loop: AgentLoopDetectedError) -> dict[str, Any]:
