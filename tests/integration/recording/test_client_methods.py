@@ -5,7 +5,7 @@ import importlib
 import json
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,6 @@ from agent_cache.recording import DivergenceError, cached_llm_call, intercept, r
 COMPLETION = {
     "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "small-1",
     "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Hello"}}],
-}  # fmt: skip
-MESSAGE = {
-    "id": "msg_1", "type": "message", "role": "assistant", "model": "small-1", "stop_reason": "end_turn",
-    "stop_sequence": None, "content": [{"type": "text", "text": "Hello"}],
-    "usage": {"input_tokens": 1, "output_tokens": 1},
 }  # fmt: skip
 
 
@@ -73,22 +68,6 @@ async def test_a_method_of_openais_client_is_known_by_what_is_passed(path):
             await function(model="small-1", messages=messages)
     with pytest.raises(DivergenceError), replay(path):
         await ask(model="small-1", messages=messages, temperature=0.0)
-
-
-async def test_a_method_of_anthropics_client_is_known_by_what_is_passed(path):
-    anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed")
-    passed = {"model": "small-1", "max_tokens": 5, "messages": [{"role": "user", "content": "Hello?"}]}
-    async with server(MESSAGE) as (address, requests):
-        client = anthropic.AsyncAnthropic(api_key="k", base_url=address, max_retries=0)
-        ask = cached_llm_call(name="ask")(client.messages.create)
-        with record(path) as recorder:
-            await ask(**passed)
-            await ask(**passed, system=anthropic.NOT_GIVEN)
-        assert len(requests) == 2
-    assert [call.arguments for call in recorder.steps] == [passed, passed]
-    with replay(path, strict=True):
-        await ask(**passed, system=anthropic.NOT_GIVEN)
-        await ask(**passed)
 
 
 @pytest.mark.parametrize("package", ["openai", "anthropic"])
@@ -143,32 +122,6 @@ def installed(directory: Path, monkeypatch: pytest.MonkeyPatch, signature: str) 
         return importlib.import_module("some_client")
     finally:
         sys.dont_write_bytecode = before
-
-
-def test_two_functions_of_one_name_are_warned_of_once(path, caplog):
-    one, two = Shop(), Shop()
-    first, again, second = (intercept(shop.order) for shop in (one, one, two))
-    with record(path):
-        first(1)
-        again(1)
-        assert caplog.messages == []
-        second(1)
-        second(2)
-    [message] = caplog.messages
-    assert "two functions of the name tests.integration.recording.test_client_methods:Shop.order" in message
-
-
-def test_a_function_that_is_defined_again_is_the_same(path, caplog):
-    def made(number: int) -> Callable[[], int]:
-        @intercept
-        def local() -> int:
-            return number
-
-        return local
-
-    with record(path):
-        assert [made(1)(), made(1)()] == [1, 1]
-    assert caplog.messages == []
 
 
 class Shop:

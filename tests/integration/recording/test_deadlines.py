@@ -27,11 +27,6 @@ async def by_wait_for(slow, seconds):
     return await asyncio.wait_for(slow(), seconds)
 
 
-async def by_timeout(slow, seconds):
-    async with asyncio.timeout(seconds):
-        return await slow()
-
-
 async def by_timeout_of_a_gather(slow, seconds):
     async with asyncio.timeout(seconds):
         return await asyncio.gather(slow(1.0), slow(2.0))
@@ -43,48 +38,13 @@ async def by_timeout_of_a_group(slow, seconds):
         group.create_task(slow(2.0))
 
 
-async def by_timeout_of_tasks_in_tasks(slow, seconds):
-    async def inner():
-        return await asyncio.create_task(slow())
-
-    return await asyncio.wait_for(asyncio.create_task(inner()), seconds)
-
-
-async def by_wait(slow, seconds):
-    task = asyncio.ensure_future(slow())
-    _, pending = await asyncio.wait({task}, timeout=seconds)
-    for each in pending:
-        each.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
-    raise TimeoutError
-
-
 async def by_fail_after(slow, seconds):
     anyio = pytest.importorskip("anyio")
     with anyio.fail_after(seconds):
         return await asyncio.gather(slow(1.0), slow(2.0))
 
 
-async def by_fail_after_of_a_group(slow, seconds):
-    anyio = pytest.importorskip("anyio")
-    with anyio.fail_after(seconds):
-        async with anyio.create_task_group() as group:
-            group.start_soon(slow, 1.0)
-            group.start_soon(slow, 2.0)
-
-
-async def by_move_on_after(slow, seconds):
-    anyio = pytest.importorskip("anyio")
-    with anyio.move_on_after(seconds) as scope:
-        await slow()
-    assert scope.cancelled_caught
-    raise TimeoutError
-
-
-WAYS = [
-    by_wait_for, by_timeout, by_timeout_of_a_gather, by_timeout_of_a_group, by_timeout_of_tasks_in_tasks, by_wait,
-    by_fail_after, by_fail_after_of_a_group, by_move_on_after,
-]  # fmt: skip
+WAYS = [by_wait_for, by_timeout_of_a_gather, by_timeout_of_a_group, by_fail_after]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)

@@ -73,17 +73,6 @@ async def test_a_lane_belongs_to_a_context_and_not_to_the_thread_of_a_pool(path)
             look(0)
 
 
-async def test_recordings_inside_of_each_other_number_their_own_lanes(tmp_path):
-    with record(tmp_path / "outer"):
-        await asyncio.create_task(fetch(1))
-        with record(tmp_path / "inner"):
-            await fetch(2)
-            await asyncio.create_task(fetch(3))
-        await asyncio.create_task(fetch(4))
-    assert lanes(tmp_path / "inner") == {2: (0, 0), 3: (1, 0)}
-    assert lanes(tmp_path / "outer") == {1: (1, 0), 2: (0, 0), 3: (2, 0), 4: (3, 0)}
-
-
 # Order
 
 
@@ -147,31 +136,6 @@ async def test_workers_may_share_the_work_of_a_queue_in_another_way(slow, path):
         with replay(path, strict=True) as player:
             await run_pool(item, range(8))
     assert player.divergences == []
-
-
-async def test_equal_calls_of_several_tasks_may_get_each_others_outcomes(path):
-    """Which of them is the first, and so which outcome is whose, is up to the event loop."""
-    gate = Gate()
-
-    @intercept(name="step")
-    async def step(number: int) -> int:
-        return await gate.pass_through(number)
-
-    async def first() -> None:
-        await fetch(0)
-        await step(1)
-        await fetch(0)
-
-    async def second() -> None:
-        await step(2)
-        await fetch(0)
-
-    gate.waits_for[2] = 1
-    with record(path):
-        await asyncio.gather(first(), second())
-    off()
-    with replay(path, strict=True):
-        await asyncio.gather(second(), first())
 
 
 async def test_agents_at_once_are_judged_each_by_its_own_order(path):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, ConfigurationError, tags_from
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, ConfigurationError
 from agent_cache.recording import (
     Cassette,
     DivergenceError,
@@ -161,16 +161,6 @@ async def test_what_has_not_ended_is_shown_at_the_end_of_the_block():
     assert len(seen.ends) == 1
 
 
-async def test_threads_and_tasks_have_lanes():
-    seen = Seen()
-    with observe(seen):
-        look(0)
-        await asyncio.gather(fetch(1), fetch(2), asyncio.to_thread(look, 3))
-    lanes = {call.arguments["number"]: (call.lane, call.forked) for call in seen.ends}
-    assert lanes[0] == (0, 0)
-    assert len({lane for lane, _ in lanes.values()}) == 4
-
-
 async def test_the_rules_of_a_listener_redact(path):
     seen = Seen()
     seen.redaction = Redaction(["number"])
@@ -205,18 +195,6 @@ async def test_a_tag_of_a_secret_argument_is_redacted_with_it(path):
         await cancel_order("hunter2hunter2")
     assert b"hunter2" not in path.read_bytes()
     assert Cassette.load(path)[0].tags == ["order:[redacted]"]
-
-
-@pytest.mark.parametrize(("redact", "expected"), [((), ["user:a@b.example"]), (("mail",), ["user"])])
-async def test_a_tag_of_the_result_is_as_long_as_the_file_shows_it(path, redact, expected):
-    @AgentCacheInvalidator(resource=tags_from("user", lambda arguments, result: result["mail"]), name="m")
-    async def move() -> dict[str, str]:
-        return {"mail": "a@b.example", "id": "7"}
-
-    with record(path, redact=list(redact)):
-        await move()
-    assert Cassette.load(path)[0].tags == expected
-    assert (b"a@b.example" in path.read_bytes()) is not bool(redact)
 
 
 def test_a_wrapped_function_may_be_a_write_and_so_is_a_request_of_an_unsafe_method(path):

@@ -92,30 +92,7 @@ async def named(n):
     return await BOX.call("get", {"n": n}, lambda: work(n))
 
 
-async def timed(n):
-    return await asyncio.wait_for(function(n), 60)
-
-
-async def gathered(n):
-    (found,) = await asyncio.gather(tool(n))
-    return found
-
-
-async def grouped(n):
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(timed(n))
-    return task.result()
-
-
-TOOLS = {
-    "function": function,
-    "model": model,
-    "tool": tool,
-    "toolbox": named,
-    "timed": timed,
-    "gathered": gathered,
-    "grouped": grouped,
-}
+TOOLS = {"function": function, "tool": tool, "toolbox": named}
 
 
 async def agent(makers):
@@ -131,44 +108,26 @@ async def agent(makers):
     return got
 
 
-async def with_clients(kinds, url):
-    httpx, aiohttp = pytest.importorskip("httpx"), pytest.importorskip("aiohttp")
-    async with httpx.AsyncClient(timeout=60) as client, aiohttp.ClientSession() as session:
+@pytest.mark.parametrize("library", ["httpx", "aiohttp"])
+async def test_requests_and_tools_are_answered_in_one_order(tmp_path, library, url):
+    module = pytest.importorskip(library)
 
-        async def by_httpx(n):
-            return (await client.get(f"{url}/{n}")).json()["n"]
+    async def run():
+        async with module.AsyncClient() if library == "httpx" else module.ClientSession() as client:
 
-        async def by_aiohttp(n):
-            async with session.get(f"{url}/{n}") as response:
-                return (await response.json())["n"]
+            async def ask(n):
+                if library == "httpx":
+                    return (await client.get(f"{url}/{n}", timeout=60)).json()["n"]
+                async with client.get(f"{url}/{n}") as response:
+                    return (await response.json())["n"]
 
-        async def by_aiohttp_in_task(n):
-            return await asyncio.wait_for(by_aiohttp(n), 60)
+            return await agent([ask, function, tool])
 
-        makers = {"httpx": by_httpx, "aiohttp": by_aiohttp, "aiohttp in a task": by_aiohttp_in_task, **TOOLS}
-        return await agent([makers[kind] for kind in kinds])
-
-
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        ["httpx"],
-        ["aiohttp"],
-        ["httpx", "aiohttp"],
-        ["httpx", "function"],
-        ["aiohttp", "tool"],
-        ["toolbox", "httpx"],
-        ["model", "aiohttp in a task"],
-        ["httpx", "function", "aiohttp", "tool"],
-    ],
-    ids=" and ".join,
-)
-async def test_requests_and_tools_are_answered_in_one_order(tmp_path, kinds, url):
     path = tmp_path / "run.jsonl"
     with record(path, http=True):
-        recorded = await with_clients(kinds, url)
+        recorded = await run()
     with replay(path, strict=True):
-        assert await with_clients(kinds, url) == recorded == list(range(COUNT))[::-1]
+        assert await run() == recorded == list(range(COUNT))[::-1]
 
 
 @pytest.mark.parametrize("other", TOOLS)

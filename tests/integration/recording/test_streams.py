@@ -175,35 +175,6 @@ async def test_calls_inside_of_a_stream_are_enclosed_by_it(source, path):
             assert await inner(number) == number
 
 
-async def test_a_stream_that_is_cancelled_waits_for_that_again(source, path):
-    @intercept(name="slow")
-    async def slow():
-        assert source.is_on
-        yield 1
-        await asyncio.Event().wait()
-
-    async def run() -> list[int]:
-        seen = []
-
-        async def read() -> None:
-            async for number in slow():
-                seen.append(number)
-
-        task = asyncio.create_task(read())
-        while not seen:
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return seen
-
-    with record(path) as recorder:
-        assert await run() == [1]
-    assert recorder.steps[0].outcome["stream"]["end"] == {"cancelled": True}
-    source.is_on = False
-    with replay(path):
-        assert await run() == [1]
-
-
 async def test_a_stream_that_nobody_finished_is_noted_with_what_it_gave(source, path):
     stream = source.words("a b c")
     with record(path) as recorder:
