@@ -30,7 +30,6 @@ def rules() -> dict[str, Any]:
         "get_*": Read("order:{order_id}", ttl=60),
         "list_orders": Read("order", ttl=60),
         "cancel_*": Write("order:{order_id}"),
-        "create_order": Write("order:{result[id]}", parse="json"),
         "now": Watch(),
         "count_runs": Pass(),
     }
@@ -41,19 +40,10 @@ def new_box(namespace: str = "shop", **options: Any) -> Toolbox:
 
 
 class Shop:
-    """The server, and what its tools have done.
-
-    Attributes:
-        runs: the name of each tool that has run.
-        gate: what tools named ``..._slow`` wait for; open unless a test closes it.
-        started: is set by them before.
-    """
+    """The server; `runs` has the name of each tool that has run."""
 
     def __init__(self, *middleware: Any, **options: Any) -> None:
         self.runs: list[str] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.started = asyncio.Event()
         self.server: FastMCP[Any] = FastMCP("shop", middleware=list(middleware), **options)
         self.add_tools()
 
@@ -70,18 +60,6 @@ class Shop:
         def get_sync(order_id: str) -> str:
             runs.append("get_sync")
             return f"order {order_id}"
-
-        @server.tool
-        async def get_slow(order_id: str) -> str:
-            runs.append("get_slow")
-            self.started.set()
-            await self.gate.wait()
-            return order_id
-
-        @server.tool
-        async def get_meta(order_id: str) -> ToolResult:
-            runs.append("get_meta")
-            return ToolResult("seen", {"id": order_id, "none": None}, meta={"source": "shelf"})
 
         @server.tool
         async def get_broken(order_id: str) -> str:
@@ -116,12 +94,6 @@ class Shop:
             return "set"
 
         @server.tool
-        async def get_told(order_id: str, ctx: Context) -> str:
-            runs.append("get_told")
-            await ctx.report_progress(1, 2)
-            return order_id
-
-        @server.tool
         async def get_guarded(order_id: str, ctx: Context) -> str | InputRequiredResult:
             runs.append("get_guarded")
             if ctx.input_responses is None:
@@ -146,18 +118,6 @@ class Shop:
             runs.append("cancel_slowly")
             await asyncio.Event().wait()
             return "never"
-
-        @server.tool
-        async def cancel_slow(order_id: str) -> str:
-            runs.append("cancel_slow")
-            self.started.set()
-            await self.gate.wait()
-            return "cancelled"
-
-        @server.tool
-        async def create_order() -> dict[str, str]:
-            runs.append("create_order")
-            return {"id": "1"}
 
         @server.tool
         async def now() -> str:

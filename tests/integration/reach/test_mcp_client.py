@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -36,7 +35,6 @@ ENVIRONMENT = {"PYTHONPATH": ":".join(sys.path)}
 Wrapped = Callable[[Client[Any]], Any]
 OF_FASTMCP: Wrapped = lambda client: client
 OF_THE_SDK: Wrapped = lambda client: client.session
-BOTH = pytest.mark.parametrize("wrapped", [OF_FASTMCP, OF_THE_SDK], ids=["FastMCP's client", "ClientSession"])
 
 
 def data(answer: Any) -> Any:
@@ -101,17 +99,6 @@ async def test_a_read_runs_once_until_something_that_it_depends_on_is_written(tr
         assert await runs() == 5
 
 
-@BOTH
-async def test_all_else_is_the_clients_own(wrapped: Wrapped):
-    async with Client(Shop().server) as client:
-        cached = CachedClient(wrapped(client), new_box())
-        assert await cached.list_tools() == await wrapped(client).list_tools()
-        assert cached.protocol_version == wrapped(client).protocol_version
-        with pytest.raises(AttributeError):
-            cached.no_such_attribute  # noqa: B018
-        assert copy.copy(cached).box is cached.box
-
-
 async def test_fastmcps_client_gives_typed_data_and_raises_its_own_errors():
     shop = Shop()
     async with Client(shop.server) as client:
@@ -124,29 +111,6 @@ async def test_fastmcps_client_gives_typed_data_and_raises_its_own_errors():
             assert (await cached.call_tool("get_refused", ORDER, raise_on_error=False)).is_error
     assert shop.runs.count("list_orders") == 1
     assert shop.runs.count("get_refused") == 4
-
-
-@pytest.mark.parametrize(
-    ("tool", "arguments"),
-    [
-        ("get_broken", ORDER),
-        ("get_refused", ORDER),
-        ("get_error", ORDER),
-        ("get_order", {"order_id": {"not": "a text"}}),
-        ("get_order", {}),
-        ("no_such_tool", ORDER),
-    ],
-)
-async def test_errors_are_not_stored_and_have_the_usual_text(tool: str, arguments: dict[str, Any]):
-    plain, shop = Shop(), Shop()
-    async with Client(plain.server) as usual, Client(shop.server) as client:
-        cached = CachedClient(client.session, new_box())
-        expected = await usual.session.call_tool(tool, arguments)
-        for _ in range(2):
-            answer = await cached.call_tool(tool, arguments)
-            assert answer.is_error
-            assert answer.content == expected.content
-    assert shop.runs == plain.runs * 2
 
 
 # Who is told apart

@@ -356,34 +356,6 @@ async def test_the_tools_that_durable_execution_runs_pass():
 # MCP servers
 
 
-async def test_the_tools_of_an_mcp_server_are_cached_and_its_hints_are_seen():
-    pytest.importorskip("fastmcp", reason="FastMCP is not installed")
-    from fastmcp import FastMCP
-    from pydantic_ai.mcp import MCPToolset
-
-    server, runs = FastMCP("orders"), []
-
-    @server.tool
-    def get_order(order_id: str) -> str:
-        runs.append(order_id)
-        if order_id == "bad":
-            raise ValueError("no such order")
-        return f"get_order {len(runs)}"
-
-    @server.tool(annotations={"readOnlyHint": False})
-    def cancel_order(order_id: str) -> str:
-        runs.append(order_id)
-        return f"cancel_order {len(runs)}"
-
-    box = Toolbox({"get_order": Read("order:{order_id}")}, namespace="hinted_pa", unknown="watch", hints="kind")
-    bad = read("bad")
-    turns = [read(), read()], [bad], [bad], [write()], [read()]
-    result = await run(Shop().agent(*turns, tools=[], toolsets=[MCPToolset(server)], box=box, retries=5))
-    assert result["c0.0"] == result["c0.1"] == "get_order 1"
-    assert runs == ["7", "bad", "bad", "7", "7"]
-    assert result["c4.0"] == "get_order 5"
-
-
 # Recording
 
 

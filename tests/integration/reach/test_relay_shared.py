@@ -155,18 +155,6 @@ async def test_a_write_whose_rule_does_not_fit_touches_every_root_of_the_file(ru
     assert "set_value was not cached" in host.errors
 
 
-async def test_a_batch_without_a_tool_call_is_passed_on_as_a_batch(rules, server):
-    async with relayed("--config", rules, server=server) as host:
-        found = await host.batch(
-            [
-                {"jsonrpc": "2.0", "id": 11, "method": "tools/list"},
-                {"jsonrpc": "2.0", "id": 12, "method": "ping"},
-            ]
-        )
-        assert [each["id"] for each in found] == [11, 12]
-        assert len(found[0]["result"]["tools"]) == 2
-
-
 # --explain
 
 
@@ -192,13 +180,6 @@ def with_every_rule(printed: str) -> str:
 
 async def explained(*options, server):
     return forks().run(*RELAY[1:], "--explain", *options, "--", *server, imports=["agent_cache.cli.mcp_relay"])
-
-
-async def test_explain_of_a_file_shows_what_has_no_rule_yet(rules, server):
-    rules.write_text(RULES.replace('[tools.die]\nkind = "write"\ntags = ["value"]\n', ""))
-    found = await explained("--config", rules, server=server)
-    assert "# tools.die = " in found.stdout
-    assert "tools.get_value = " not in found.stdout
 
 
 async def test_explain_escapes_what_a_terminal_would_interpret_of_the_names_of_tools(tmp_path):

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import types
 from collections.abc import Callable
@@ -86,47 +85,6 @@ def who() -> str:
 async def by_helper() -> str:
     """Tickets of the current user."""
     return f"{next(RUNS)}{who()[:0]}"
-
-
-class Desk:
-    """The user's own, whose methods read the request."""
-
-    def __init__(self) -> None:
-        self.name = get_http_headers().get("x-user", "")
-
-    @classmethod
-    def opened(cls) -> Desk:
-        return cls()
-
-    @staticmethod
-    def user() -> str:
-        return get_http_headers().get("x-user", "")
-
-    @property
-    def owner(self) -> str:
-        return self.user()
-
-    def of(self, ctx: Context) -> str:
-        assert ctx.request_context is not None
-        return str(ctx.request_context.request)
-
-
-class Service:
-    """As `Desk`, for all users."""
-
-    def who(self) -> str:
-        return get_http_headers().get("x-user", "")
-
-    def of(self, ctx: Context) -> str:
-        assert ctx.request_context is not None
-        return str(ctx.request_context.request)
-
-    @functools.cached_property
-    def never(self) -> str:
-        return get_http_headers().get("x-user", "")
-
-
-SERVICE, PARTIAL, headers_of = Service(), functools.partial(get_http_headers), get_http_headers
 
 
 async def by_dependency(user: str = Depends(who)) -> str:
@@ -211,6 +169,11 @@ async def test_one_client_has_its_hits_in_memory_and_over_http(function: Any, de
 async def test_a_tool_that_takes_nothing_of_a_client_is_shared(decorated: bool):
     with over_http(server_of(of_all, decorated=decorated)) as url:
         assert [await ask(url, headers={"x-user": user}) for user in ("ada", "bob")] == ["0", "0"]
+
+
+async def test_a_tool_that_takes_nothing_of_a_client_is_told_apart_by_access_token_too():
+    with over_http(server_of(of_all, decorated=False, auth=tokens("ada", "bob"))) as url:
+        assert [await ask(url, auth=user) for user in ("ada", "bob", "ada")] == ["0", "1", "0"]
 
 
 @pytest.mark.parametrize(
