@@ -41,33 +41,25 @@ def ring(cause: BaseException | None = None) -> BaseException:
 
 DOUBTFUL: dict[str, BaseException] = {
     "cancelled": asyncio.CancelledError(),
-    "closed": GeneratorExit(),
     "interrupted": KeyboardInterrupt(),
     "timeout": TimeoutError(),
     "os error": OSError(),
-    "connection reset": ConnectionResetError(),
     "named": Lost(),
     "subclass of a named one": type("Gone", (Lost,), {})(),
     "caused by a timeout": caused(ValueError(), TimeoutError()),
     "after a timeout": after(ValueError(), TimeoutError()),
-    "caused at second hand": caused(ValueError(), caused(KeyError(), Lost())),
     "cause of a context": after(ValueError(), caused(KeyError(), OSError())),
-    "caused by a cancellation": caused(ValueError(), asyncio.CancelledError()),
     "group with a timeout": ExceptionGroup("g", [ValueError(), TimeoutError()]),
     "group in a group": ExceptionGroup("g", [ExceptionGroup("h", [Lost()])]),
-    "group with a cause": ExceptionGroup("g", [caused(ValueError(), OSError())]),
-    "caused by a group": caused(ValueError(), ExceptionGroup("g", [OSError()])),
     "base group": BaseExceptionGroup("g", [ValueError(), KeyboardInterrupt()]),
     "ring with a timeout in it": ring(TimeoutError()),
 }
 DEFINITE: dict[str, BaseException] = {
     "plain": ValueError(),
     "runtime error": RuntimeError(),
-    "lookup": KeyError("order"),
     "caused": caused(ValueError(), KeyError()),
     "group": ExceptionGroup("g", [ValueError(), ExceptionGroup("h", [KeyError()])]),
     "ring": ring(),
-    "stop": StopAsyncIteration(),
     "like a timeout by name": type("TimeoutError", (Exception,), {})(),
 }
 
@@ -87,17 +79,6 @@ def test_a_long_chain_of_causes_is_walked_without_recursion():
     for _ in range(20_000):
         error = caused(ValueError(), error)
     assert leaves_in_doubt(error)
-
-
-def test_exceptions_that_compare_equal_are_told_apart():
-    class Same(Exception):
-        def __eq__(self, other: object) -> bool:
-            return True
-
-        def __hash__(self) -> int:
-            return 1
-
-    assert leaves_in_doubt(caused(Same(), caused(Same(), TimeoutError())))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ import gc
 import statistics
 import sys
 import tracemalloc
-from array import array
-from collections import ChainMap, OrderedDict, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -32,38 +31,12 @@ def test_a_value_counts_with_all_it_contains():
     assert size_of((frozenset(["x" * 1_000]),)) > 1_000
 
 
-def test_an_object_counts_with_its_fields():
-    @dataclasses.dataclass
-    class Open:
-        text: str
-
-    @dataclasses.dataclass(slots=True)
-    class Slotted:
-        text: str
-
-    class OneSlot:
-        __slots__ = "text"
-
-        def __init__(self, text: str) -> None:
-            self.text = text
-
-    for kind in (Open, Slotted, OneSlot):
-        assert size_of(kind("x" * 1_000)) > 1_000
-        assert size_of(kind("x" * 1_000)) < 2_000
-
-
 def test_what_is_there_twice_counts_once():
     text = "x" * 1_000
     assert size_of([text, text, [text]]) < 2_000
     cycle: list[Any] = [text]
     cycle.append(cycle)
     assert size_of(cycle) < 2_000
-
-
-@pytest.mark.slow
-def test_what_lies_beyond_the_bound_is_extrapolated():
-    small, large = (size_of([str(number) * 10 for number in range(count)]) for count in (5_000, 500_000))
-    assert large / small == pytest.approx(100, rel=0.3)
 
 
 class Unreadable:
@@ -86,16 +59,7 @@ class Unbound:
         raise RuntimeError("nothing bound")
 
 
-class Negative:
-    def __sizeof__(self) -> int:
-        return -1
-
-
-class OddSlots:
-    __slots__ = iter(("a", "b"))
-
-
-@pytest.mark.parametrize("kind", [Unreadable, Unbound, Negative, OddSlots])
+@pytest.mark.parametrize("kind", [Unreadable, Unbound])
 def test_what_cannot_be_looked_at_is_estimated_all_the_same(kind: Any):
     assert NOTHING <= size_of(kind()) + sys.getsizeof(None) < NOTHING + 1_000
     assert size_of([kind(), "x" * 1_000]) > 1_000
@@ -121,17 +85,6 @@ class Record:
     number: float
 
 
-class Named(NamedTuple):
-    text: str
-    number: float
-
-
-@attrs.define
-class Defined:
-    text: str
-    number: float
-
-
 class Model(pydantic.BaseModel):
     text: str
     number: float
@@ -152,17 +105,11 @@ SHAPES: dict[str, Callable[[int], Any]] = {
     "a tree": lambda number: {"id": number, "rows": [row(number + each) for each in range(5)]},
     "a list of rows": lambda number: [row(number + each) for each in range(100)],
     "a tuple of texts": lambda number: tuple(f"text {number + each}" for each in range(20)),
-    "a deque": lambda number: deque(f"text {number + each}" for each in range(50)),
-    "an OrderedDict": lambda number: OrderedDict((f"key {number + each}", f"text {each}") for each in range(20)),
     "a defaultdict": lambda number: defaultdict(list, {f"key {number + each}": [each] for each in range(20)}),
-    "a ChainMap": lambda number: ChainMap({f"key {number}": f"text {number}"}, {f"other {number}": [number]}),
-    "an array": lambda number: array("d", [number]) * 500,
     "a memoryview": lambda number: memoryview(bytes(1_000 + number % 2)),
     "an object": Plain,
     "an object with slots": Slotted,
     "a dataclass": lambda number: Record(f"text {number}", number * 1.5),
-    "a NamedTuple": lambda number: Named(f"text {number}", number * 1.5),
-    "an attrs object": lambda number: Defined(f"text {number}", number * 1.5),
     "a pydantic model": lambda number: Model(text=f"text {number}", number=number * 1.5),
     "a msgspec Struct": lambda number: Struct(f"text {number}", number * 1.5),
 }
@@ -245,13 +192,6 @@ def test_what_lies_beside_a_large_container_is_measured_by_itself(count: int):
     assert size_of("key", (), rows) / alone == pytest.approx(1, rel=0.2)
     names = sum(map(sys.getsizeof, row(0)))  # which all rows share
     assert alone / count == pytest.approx(size_of(row(1_000)) - NOTHING - names, rel=0.2)
-
-
-@pytest.mark.slow
-def test_a_value_with_too_many_objects_is_extrapolated():
-    """A thousand rows of a thousand numbers each."""
-    table = [[float(number + each * 1_000) for number in range(1_000)] for each in range(1_000)]
-    assert size_of(table) == pytest.approx(1_000 * (1_000 * (8 + 24) + 56), rel=0.2)
 
 
 def test_a_dict_that_changes_while_it_is_measured_is_estimated_all_the_same():

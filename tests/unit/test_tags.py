@@ -19,7 +19,6 @@ from agent_cache.core.tags import (
     every_key_of,
     meet,
     parse_tag,
-    parse_tags,
     root_of,
     within_limit,
 )
@@ -130,16 +129,13 @@ TEMPLATES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "a fixed path": ("order:list:open", "static", ("order:list:open",)),
     "braces that stand for themselves": ("order:{{x}}", "static", ("order:{x}",)),
     "a parameter": ("order:{id}", "early", ("order:7",)),
-    "a number": ("order:{number}", "early", ("order:7",)),
     "a colon in the value": ("order:{odd}", "early", ("order:a%3Ab%25",)),
     "part of a segment": ("order:no-{id}-x", "early", ("order:no-7-x",)),
     "two in one segment": ("order:{id}-{number}", "early", ("order:7-7",)),
     "two segments": ("order:{id}:{odd}", "early", ("order:7:a%3Ab%25",)),
     "fixed below": ("order:{id}:lines", "early", ("order:7:lines",)),
     "an attribute": ("order:{order.id}", "early", ("order:7",)),
-    "an attribute of an attribute": ("user:{order.user.id}", "early", ("user:u1",)),
     "a key": ("order:{mapping[id]}", "early", ("order:9",)),
-    "a key that looks like an attribute": ("order:{mapping[a.b]}", "early", ("order:10",)),
     "a key with a colon": ("order:{mapping[a:b]}", "early", ("order:11",)),
     "an index": ("line:{order.lines[1]}", "early", ("line:b",)),
     "a negative number is a key": ("order:{mapping[-1]}", "early", ("order:12",)),
@@ -149,10 +145,8 @@ TEMPLATES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "None is the whole root": ("order:{nothing}", "early", ("order",)),
     "None in a part is the whole root": ("order:{id}:{nothing}", "early", ("order",)),
     "an empty text is an id": ("order:{empty}", "early", ("order:",)),
-    "zero is an id": ("order:{zero}", "early", ("order:0",)),
     "False is an id": ("order:{false}", "early", ("order:False",)),
     "a root that is escaped": ("50%:{id}", "early", ("50%25:7",)),
-    "a root with braces in it": ("or{{d}}er:{id}", "early", ("or{d}er:7",)),
 }
 ARGUMENTS: dict[str, Any] = {
     "id": "7",
@@ -243,19 +237,15 @@ def test_what_depends_on_a_whole_root_needs_nothing_below_it():
 
 COMPUTED: dict[str, tuple[Callable[..., Any], str, tuple[str, ...]]] = {
     "one id": (lambda arguments: arguments["id"], "early", ("order:7",)),
-    "one number": (lambda arguments: 7, "early", ("order:7",)),
     "bytes are one id": (lambda arguments: b"7", "early", ("order:b'7'",)),
     "a list": (lambda arguments: ["7", 8], "early", ("order:7", "order:8")),
     "a generator": (lambda arguments: (one for one in "78"), "early", ("order:7", "order:8")),
-    "a dict's keys": (lambda arguments: {"7": 1, "8": 2}, "early", ("order:7", "order:8")),
     "the same twice": (lambda arguments: ["7", 7, "7"], "early", ("order:7",)),
     "a colon": (lambda arguments: ["a:b"], "early", ("order:a%3Ab",)),
     "None": (lambda arguments: None, "early", ("order",)),
     "none": (lambda arguments: [], "early", ("order",)),
     "None among others": (lambda arguments: [None, "7"], "early", ("order:7",)),
-    "nothing but None": (lambda arguments: [None, None], "early", ("order",)),
     "from the result": (lambda arguments, result: [arguments["id"], result], "late", ("order:7", "order:r")),
-    "any number of arguments": (lambda *both: both[1], "late", ("order:r",)),
     "a default": (lambda arguments, result=None: result, "late", ("order:r",)),
 }
 
@@ -264,18 +254,6 @@ COMPUTED: dict[str, tuple[Callable[..., Any], str, tuple[str, ...]]] = {
 def test_a_function_gives(name: str):
     function, when, expected = COMPUTED[name]
     assert tags_of(tags_from("order", function), {"id": "7"}, "r") == only(when, *expected)
-
-
-def test_a_method_and_a_callable_object_may_compute_tags():
-    class Ids:
-        def __call__(self, arguments: Mapping[str, Any], result: Any) -> list[Any]:
-            return [result]
-
-        def early(self, arguments: Mapping[str, Any]) -> Any:
-            return arguments["id"]
-
-    assert tags_of(tags_from("order", Ids()), {"id": "7"}, "r") == only("late", "order:r")
-    assert tags_of(tags_from("order", Ids().early), {"id": "7"}, "r") == only("early", "order:7")
 
 
 def test_a_function_whose_parameters_cannot_be_seen_is_refused():
@@ -315,21 +293,6 @@ def test_each_item_of_a_text_or_a_mapping_is_refused():
     for value in ("text", b"bytes", {"a": 1}):
         with pytest.raises(TypeError, match=r"\[\] stands for each item of a list"):
             tags_of("order:{id[]}", {"id": value})
-
-
-def test_many_tags_are_parsed_as_each_of_them_once():
-    assert parse_tags(["order:7", ("order", "a:b"), "order:50%", ("order", 7)]) == (
-        "order:7",
-        "order:a%3Ab",
-        "order:50%25",
-    )
-
-
-def test_ids_are_escaped_one_by_one_and_together():
-    ids = ["a", "b:c", "d%", 7, None, "a"]
-    made = tags_of(tags_from("order", lambda arguments: ids))["early"]
-    assert made == ["order:a", "order:b%3Ac", "order:d%25", "order:7"]
-    assert tags_of(tags_from("order", lambda arguments: ["a", 7]))["early"] == ["order:a", "order:7"]
 
 
 def test_a_write_of_very_many_tags_names_their_roots():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
 import functools
@@ -12,9 +11,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Generator, Iterable
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from ipaddress import ip_address, ip_network
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar, Union
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, NewType, TypeVar, Union
 
 import msgspec
 import pytest
@@ -79,26 +77,20 @@ UNSAID = [
     1.0,
     "\ud800",
     {"$tuple": (1,)},
-    {"$typed": [1]},
     {"$dict": b"", "$a": 1},
-    {"": ()},
     date(2026, 1, 1),
     WHEN.replace(fold=1),
     time(1, fold=1),
     timedelta(-1, 2, 3),
     Decimal("1.10"),
-    Decimal("sNaN"),
-    Decimal("-Infinity"),
     PurePosixPath("a/b"),
-    ip_address("::ffff:1.2.3.4%a"),
-    ip_network("::ffff:1.2.3.0/120"),
     datetime(2026, 1, 1, tzinfo=UTC),
     {"rows": [{"at": WHEN, "price": Decimal("9.99")}, {"at": None, "price": 1}]},
 ]
 
 
 @pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
-@pytest.mark.parametrize("returns", [Any, None, object, "a text", dict | Any])
+@pytest.mark.parametrize("returns", [Any, "a text", dict | Any])
 @in_batches("value", UNSAID, size=40)
 def test_builtin_values_come_back_where_no_annotation_says_what_they_are(value, returns, wire):
     assert same(roundtrip(value, returns, wire), value)
@@ -108,23 +100,17 @@ def test_builtin_values_come_back_where_no_annotation_says_what_they_are(value, 
     ("value", "returns"),
     [
         (Page([Line("a", 1.0)]), Page[Line]),
-        (Page([Status.OPEN]), Page[Status]),
         (Half(Status.OPEN, {"a": (1,)}), Half),
         ([Line("a", 1.0), Spot(1), Status.SHUT, {"id": 1}], list[Line | Spot | Status | Row]),
-        ([[1], ["a"], [Line("a", 0.5)]], list[list[int] | list[str] | list[Line]]),
         ((Spot(1), 2), tuple[Spot, int] | tuple[str]),
         ({"id": 1, "more": (1,)}, Row),
-        ([{"id": 0}, {1: 1}], list[Row | dict[int, int]]),
         (UserId("a"), UserId),
         (Status.OPEN, Annotated[Status, []]),
-        (Path("/a"), Path),
-        (WHEN, date),
         ({Spot(1): Tree([Tree([], "x")])}, dict[Spot, Tree]),
         (Rights.READ | Rights.WRITE, Rights),
         (Parcel(Decimal(1), Spot(2, (1,)), {"a"}), Parcel | Frozen),
         ([Status.OPEN, {"id": "x"}, (Line("a", 1.0), 1)], list[Any | Status | Row | tuple[Line, int]]),
         (Line("a", 5), Line),  # an int in a field of float stays one
-        ([1, None, (2.0,)], list[str]),  # builtins come back whatever the annotation says
     ],
 )
 @pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
@@ -153,49 +139,6 @@ def stateful() -> Stateful:
     line = Stateful("a", 1.0)
     line.note = "beside the fields"
     return line
-
-
-@dataclasses.dataclass
-class Totalled:
-    a: int
-    b: int
-
-    @functools.cached_property
-    def total(self) -> int:
-        return self.a + self.b
-
-
-def test_what_a_property_has_cached_is_computed_again():
-    pair = Totalled(1, 2)
-    assert pair.total == 3  # from now on beside the fields
-    for write in (lambda: roundtrip(pair, Totalled), lambda: roundtrip(pair, Totalled, JSON)):
-        back = write()
-        assert same(back, Totalled(1, 2))
-        assert "total" not in vars(back)
-        assert back.total == 3
-
-
-@dataclasses.dataclass
-class Restless:
-    count: int
-
-    def __post_init__(self) -> None:
-        self.count += 1
-        if self.count > 10:
-            raise RuntimeError
-
-
-@dataclasses.dataclass
-class Lazy:
-    """As a mapper of objects to tables has them."""
-
-    a: int
-    b: int
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "b":
-            raise RuntimeError("detached from its session")
-        return super().__getattribute__(name)
 
 
 class Bare:
@@ -234,12 +177,6 @@ def test_what_would_come_back_as_something_else_is_refused(value, returns):
             write()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # msgspec asks for it in C as well
-def test_an_object_whose_fields_raise_is_refused():
-    with pytest.raises(Unencodable):
-        schema_of(Lazy).dump(Lazy(1, 2), JSON)
-
-
 class Counter(msgspec.Struct):
     count: int
 
@@ -252,11 +189,6 @@ def test_an_object_that_cannot_be_made_as_it_was_is_refused():
         schema_of(Counter).dump(Counter(1), JSON)
 
 
-def test_a_class_whose_making_changes_it_comes_back_as_it_was():
-    assert roundtrip(Restless(1), Restless).count == 2
-    assert roundtrip(Restless(10 - 1), Restless).count == 10
-
-
 @pytest.mark.parametrize("depth", [MAX_DEPTH, MAX_DEPTH + 1])
 def test_values_are_written_down_to_the_depth_that_is_promised(depth):
     value: Any = 1
@@ -267,13 +199,6 @@ def test_values_are_written_down_to_the_depth_that_is_promised(depth):
     else:
         with pytest.raises(Unencodable, match="levels deep"):
             schema_of(Any).dump(value, MESSAGE_PACK)
-
-
-def test_a_value_that_contains_itself_is_refused():
-    value: list[Any] = []
-    value.append(value)
-    with pytest.raises(Unencodable):
-        schema_of(Any).dump(value, MESSAGE_PACK)
 
 
 def test_a_value_that_shares_its_parts_a_million_fold_is_refused_at_once():
@@ -405,10 +330,6 @@ def pair(first: str, second: str) -> Any:
     return NamedTuple("Point", [(first, int), (second, int)])
 
 
-def choice(default: Any, **options: Any) -> Any:
-    return msgspec.defstruct("Choice", [("made", tuple[str, ...], default)], omit_defaults=True, **options)
-
-
 def aliased(**aliases: str) -> Any:
     pydantic = pytest.importorskip("pydantic")
     fields = {name: (int, pydantic.Field(validation_alias=alias)) for name, alias in aliases.items()}
@@ -417,12 +338,9 @@ def aliased(**aliases: str) -> Any:
 
 VERSIONS: list[Any] = [
     (lambda: (pair("x", "y"), pair("y", "x")), (1, 2)),
-    (lambda: (collections.namedtuple("Point", "x y"), collections.namedtuple("Point", "y x")), (1, 2)),
     (lambda: (point("x", "y", array_like=True), point("y", "x", array_like=True)), (1, 2)),
     (lambda: (point("x", "y"), point("x", "y", rename={"x": "y", "y": "x"})), (1, 2)),
     (lambda: (aliased(x="x", y="y"), aliased(x="y", y="x")), (1, 2)),
-    (lambda: (choice(()), choice(("a",))), ()),
-    (lambda: (choice(msgspec.field(default_factory=tuple)), choice(msgspec.field(default_factory=lambda: ("a",)))), ()),
 ]
 
 
@@ -452,19 +370,14 @@ WRONG = [
     ({"$object": ["Line", {"sku": "a"}]}, Line),
     ({"$enum": ["Status", "NONE", None]}, Status),
     ({"$enum": ["Line", "OPEN", None]}, Line),
-    ({"$enum": []}, Status),
     ({"$nothing": 1}, Any),
     ({"$tuple": 1}, Any),
     ({"$set": [[]]}, Any),
     ({"$datetime": ["x", 0, None]}, Any),
-    ({"$datetime": ["2026-01-01", 7, None]}, Any),
     ({"$bytes": "§"}, Any),
     ({"$datetime": ["2026-01-01", 0, "../../etc/passwd"]}, Any),
-    ({"$datetime": ["2026-01-01", 0, "os.path"]}, Any),
     ({"$int": 5}, Any),
-    ({"$Decimal": [1]}, Any),
     ({"$Decimal": "x"}, Any),
-    ({"$": 1}, Any),
     ({"$model": ["Line", {}, [], None, None]}, Line),
     ({"$timedelta": [10**12, 0, 0]}, Any),
 ]
@@ -478,22 +391,6 @@ def test_data_that_no_encoder_wrote_is_undecodable(data, returns):
     assert {
         name for name in set(sys.modules) - loaded if not name.startswith(("zoneinfo", "tzdata", "importlib"))
     } == set()
-
-
-def test_what_is_innermost_may_be_tagged_too():
-    value: Any = 2**70
-    for _ in range(MAX_DEPTH):
-        value = {1: value}
-    for wire in (MESSAGE_PACK, JSON):
-        assert same(roundtrip(value, Any, wire), value)
-
-
-@pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
-@pytest.mark.parametrize("returns", [Any, dict, dict[Any, Any]])
-@pytest.mark.parametrize("key", [lambda n: (n, n), lambda n: b"%d" % n, lambda n: n, lambda n: WHEN + timedelta(n)])
-def test_a_large_dict_of_any_keys_comes_back(wire, returns, key):
-    value = {key(number): {"rows": [[number]], "ä": {}} for number in range(200)}
-    assert same(roundtrip(value, returns, wire), value)
 
 
 # -- pydantic ---------------------------------------------------------------------------------------------------------
@@ -599,43 +496,14 @@ def test_data_gives_a_model_no_attributes_that_its_class_has():
         _private: int = pydantic.PrivateAttr(default=0)
 
     schema = schema_of(Query)
-    for name in ("model_dump", "text", "_private", "__class__", "__pydantic_private__"):
+    for name in ("model_dump", "_private", "__class__", "__pydantic_private__"):
         value = Query(text="a")
         vars(value)[name] = 1
-        if name != "text":
-            with pytest.raises(Unencodable):
-                schema.dump(value, JSON)
-        forged = {"$model": [Query.__qualname__, {"text": "a"}, ["text"], None, {"_private": 0}, {name: 1}, []]}
+        with pytest.raises(Unencodable):
+            schema.dump(value, JSON)
+        forged = {"$object": [Query.__qualname__, {"text": "a", name: 1}, None, {"_private": 0}, ["text"]]}
         with pytest.raises(Undecodable):
             schema.load(JSON.encode(forged), JSON, is_tagged=True)
-    for fields, missing in (({"text": "a"}, ["text"]), ({}, []), ({}, ["text", "more"]), ({}, ["more"])):
-        forged = {"$model": [Query.__qualname__, fields, [], None, {"_private": 0}, {}, missing]}
-        with pytest.raises(Undecodable):
-            schema.load(JSON.encode(forged), JSON, is_tagged=True)
-
-
-def test_a_model_of_a_class_that_does_not_validate_comes_back_with_what_it_holds():
-    pydantic = pytest.importorskip("pydantic")
-
-    class Constructed(pydantic.BaseModel):
-        """As the clients of OpenAI and Anthropic make theirs: from whatever the server sent."""
-
-        reason: Literal["stop", "length"]
-        inner: Constructed | None = None
-
-        @classmethod
-        def model_construct(cls, _fields_set: Any = None, **values: Any) -> Any:
-            return super().model_construct(_fields_set, **values)
-
-    Constructed.model_rebuild(_types_namespace={"Constructed": Constructed})
-    value = Constructed.model_construct(reason="new_reason", inner={"reason": [1]})
-    for wire in (MESSAGE_PACK, JSON):
-        back = roundtrip(value, Constructed, wire)
-        assert same(back, value)
-        assert vars(back) == {"reason": "new_reason", "inner": {"reason": [1]}}
-    odd = Constructed.model_construct(reason=Line("a", 1.0))
-    with pytest.raises(Unencodable):
-        schema_of(Constructed).dump(odd, JSON)
 
 
 def test_a_model_with_a_secret_in_it_is_not_written():
