@@ -176,6 +176,7 @@ DEPS: dict[str, Callable[[str], Any]] = {
     "bytes": lambda name: {"key": name.encode()},
     "a path": lambda name: Path("/home") / name,
     "a plain object beside a constant": lambda name: {"lang": "en", "desk": Plain(name)},
+    "objects of other classes in a list": lambda name: {"people": [type(name, (Plain,), {})("7")]},
     "plain objects in a list": lambda name: {"lang": "en", "people": [Plain(name)]},
     "a user who is referred to by what she has": lambda name: {"lang": "en", "user": Member(name)},
     "a user of another package's class": lambda name: {"lang": "en", "user": of_package("Principal", _raw={"s": name})},

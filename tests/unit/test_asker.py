@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, Read, Toolbox, UncacheableArgumentsError, Write
-from agent_cache.core.asker import Injected, UnknownAsker, asker_in
+from agent_cache.core.asker import Injected, UnknownAsker, asker_in, getters_of
 
 
 class RunContext:
@@ -87,3 +87,68 @@ async def test_of_a_tool_known_by_name_the_callers_vary_and_context_count():
 def test_the_digest_of_equal_fields_is_the_same_in_every_process():
     contexts = [Injected("context", RunContext(Deps("ada")))]
     assert asker_in(contexts) == "d9d078747d7ab734192bfb2d79dff256"
+
+
+def test_of_the_state_of_a_graph_only_who_is_named_counts():
+    states = [{"user_name": user, "draft": draft} for user, draft in (("ada", 1), ("ada", 2), ("bob", 2))]
+    ada, again, bob = [asker_in([Injected("state", state)]) for state in states]
+    assert ada == again != bob
+
+
+def get_access_token() -> str:
+    """Stands for that of a server."""
+    return "token"
+
+
+token_of_the_server = get_access_token
+
+
+def helper() -> str:
+    return get_access_token()
+
+
+class Service:
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+
+    @property
+    def user(self) -> str:
+        return helper()
+
+
+service = Service()
+
+
+def by_name() -> str:
+    return get_access_token()
+
+
+def by_another_name() -> str:
+    return token_of_the_server()
+
+
+def by_helper() -> str:
+    return helper()
+
+
+def by_object() -> str:
+    return service.user
+
+
+def by_class() -> str:
+    return Service().user
+
+
+def by_closure() -> str:
+    inner = [helper() for _ in range(1)]
+    return inner[0]
+
+
+def of_nobody() -> str:
+    return str(len("x"))
+
+
+@pytest.mark.parametrize("tool", [by_name, by_another_name, by_helper, by_object, by_class, by_closure])
+def test_a_tool_that_asks_for_its_context_is_known_by_what_it_names(tool: Any):
+    assert getters_of(tool) == ("get_access_token",)
+    assert getters_of(of_nobody) == ()

@@ -568,6 +568,14 @@ def test_parts_that_are_shared_at_every_level_are_looked_at_once(make: Callable[
             given = one
 
 
+def test_a_list_in_two_places_is_one_list_in_every_copy():
+    one: list[int] = [1]
+    make = auto_copier({"a": one, "b": {"c": one}})
+    assert make is not None
+    for given in (make(), faster(make)()):
+        assert given["a"] is given["b"]["c"]
+
+
 def test_nothing_of_the_tools_own_objects_is_kept_alive():
     """A copy is made of the kept parts alone."""
 

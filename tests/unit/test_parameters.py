@@ -115,3 +115,16 @@ def test_a_wrapped_function_is_read_as_what_it_wraps():
     async def wrapper(*args: Any, **kwargs: Any) -> None: ...
 
     assert parameters_of(wrapper).names == ("a", "b", "args", "c", "rest")
+
+
+class Options:
+    def __init__(self, limit: Any) -> None:
+        self.limit = limit
+
+
+@pytest.mark.parametrize(("default", "is_constant"), [(object(), True), (Options("all"), True), (Options([]), False)])
+def test_a_default_is_a_constant_of_the_key_if_it_has_nothing_but_a_name(default: Any, is_constant: bool):
+    def tool(options: Any = default) -> None: ...
+
+    (one,) = parameters_of(tool).all
+    assert one.is_sentinel is is_constant
