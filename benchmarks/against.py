@@ -38,23 +38,13 @@ SLOWER: Final = 1.05
 ROUNDS: Final[Mapping[str, int]] = {
     "hit": 15,
     "recording": 15,
-    "import": 9,
-    "invalidation": 9,
-    "memory": 3,
     "trace": 9,
     "write": 9,
-    "tools": 3,
-    "threads": 9,
-    "collection": 3,
-    "faces": 9,
     "sessions": 9,
-    "named": 9,
 }
 """By group, where a round takes seconds or hardly varies; other groups have `MOST_ROUNDS`."""
 MOST_ROUNDS: Final = 25
 ENTRIES: Final = 30_000
-FULL_SIZE: Final = frozenset({"collection"})
-"""Groups whose figures say nothing with fewer entries than a million."""
 QUICK_ROUNDS: Final = 7
 
 HEADINGS: Final = ("", "what", "before", "after", "budget", "", "after/before", "quartiles", "", "note")
@@ -193,7 +183,7 @@ def compare(old: Path, new: Path, groups: Sequence[str] = (), *, quick: bool = F
 
 def _compare_group(before: Checkout, after: Checkout, group: str, *, quick: bool) -> list[Comparison]:
     rounds = QUICK_ROUNDS if quick else ROUNDS.get(group, MOST_ROUNDS)
-    seconds, entries = (0.002, 10_000) if quick else (0.004, 1_000_000 if group in FULL_SIZE else ENTRIES)
+    seconds, entries = (0.002, 10_000) if quick else (0.004, ENTRIES)
     figures: dict[str, dict[Checkout, list[float]]] = {}
     units: dict[str, str] = {}
     limits: dict[str, float | None] = {}

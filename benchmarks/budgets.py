@@ -15,7 +15,7 @@ from pathlib import Path
 from agent_cache import testing
 from benchmarks import against
 from benchmarks.commands import describe_machine
-from benchmarks.rows import calls, invalidation, journals, process, recording, sessions, tiers, writes
+from benchmarks.rows import calls, journals, recording, sessions, tiers, writes
 from benchmarks.table import HEADINGS, Row, markdown
 from benchmarks.timing import QUICK, Effort
 from benchmarks.trace import runs as trace
@@ -23,15 +23,9 @@ from benchmarks.trace import runs as trace
 GROUPS: dict[str, Callable[[Effort], Awaitable[list[Row]]]] = {
     "hit": calls.hits,
     "miss": calls.misses,
-    "single-flight": calls.single_flight,
     "session": calls.sessions,
     "sessions": sessions.rows,
-    "nested": calls.nested_calls,
     "write": writes.writes,
-    "named": writes.named,
-    "invalidation": invalidation.rows,
-    "memory": process.memory,
-    "import": process.imports,
     "tiers": tiers.rows,
     "recording": recording.rows,
     "journal": journals.rows,

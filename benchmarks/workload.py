@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from time import thread_time
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 ScalarTool = Callable[[str], Coroutine[Any, Any, str]]
@@ -110,29 +109,3 @@ def users_in_turn(n: int) -> Sequence[str]:
 
 
 TASKS = 1_000
-
-
-class Stampede:
-    """Times `gather` of `TASKS` equal calls on a cold key, and counts how often one of them ran the tool.
-
-    `decorate=None` measures the tool without a cache.
-    """
-
-    def __init__(self, decorate: Callable[[ScalarTool], Callable[[str], Awaitable[object]]] | None = None) -> None:
-        self.most_executions = 0
-        self._executions: list[str] = []
-        tool = slow_tool(self._executions)
-        self._tool: Callable[[str], Awaitable[object]] = decorate(tool) if decorate else tool
-        self._ids = new_ids("cold")
-
-    async def sample(self, n: int) -> float:
-        """Processor time of `n` stampedes, each on a new key."""
-        tool = self._tool
-        seconds = 0.0
-        for user_id in self._ids(n):
-            start = thread_time()
-            await asyncio.gather(*[tool(user_id) for _ in range(TASKS)])
-            seconds += thread_time() - start
-            self.most_executions = max(self.most_executions, len(self._executions))
-            self._executions.clear()
-        return seconds

@@ -16,7 +16,6 @@ from benchmarks.loops.sessions import (
     audits,
     muted_loop_warnings,
     over_families,
-    over_frontier,
     over_recordings,
 )
 from benchmarks.recorded_runs import DataAbsentError, data_directory
@@ -25,7 +24,7 @@ from benchmarks.recorded_runs import DataAbsentError, data_directory
 @exits_without(DataAbsentError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print. Exit code 0: every target is met; 1: one is not; 2: no data."""
-    options = _parser().parse_args(arguments)
+    options = command_parser("benchmarks.loops", __doc__).parse_args(arguments)
     testing.reset()
     with muted_loop_warnings():
         return asyncio.run(_measure(Recordings.load(data_directory(), options.limit), options))
@@ -33,7 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _measure(recordings: Recordings, options: argparse.Namespace) -> int:
     measured = await over_recordings(recordings)
-    frontier = await over_frontier(recordings) if options.frontier else []
     loops = await over_families(recordings, LOOPS)
     unseen = await over_families(recordings, UNSEEN)
     honest = await over_families(recordings, HONEST)
@@ -46,16 +44,8 @@ async def _measure(recordings: Recordings, options: argparse.Namespace) -> int:
     ]
     recorded = f"{report.recorded_table(measured)}\n\n{report.audit_table(audited)}"
     injected = "\n\n".join((report.loops_table(loops), report.unseen_table(unseen), report.honest_table(honest)))
-    tables = [recorded, report.harmed_list(measured), injected]
-    tables += [report.frontier_table(frontier)] if frontier else []
-    print(*tables, report.target_table(held), sep="\n\n")
+    print(recorded, report.harmed_list(measured), injected, report.target_table(held), sep="\n\n")
     return 0 if all(one.is_met for one in held) else 1
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("benchmarks.loops", __doc__)
-    parser.add_argument("--frontier", action="store_true", help="also at other thresholds")
-    return parser
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from benchmarks.loops.agent import Audit
 from benchmarks.loops.families import UNDECLARED_POLL
@@ -24,16 +24,6 @@ _RECORDED: Final = (
     "calls of failing runs saved",
     "with the labels known",
     "stopped by",
-)
-_FRONTIER: Final = (
-    "policy",
-    "tools",
-    "labelled loops found",
-    "of those that go on",
-    "successful runs stopped",
-    "not in a labelled loop",
-    "calls of failing runs saved",
-    "retail: successful runs stopped",
 )
 _AUDITS: Final = ("made through", "calls", "refused", "answered without a run", "writes skipped", "answers invented")
 
@@ -107,10 +97,6 @@ def harmed_list(measured: Iterable[Measured]) -> str:
     return "\n".join(["successful runs stopped:", *(lines or ["- none"])])
 
 
-def frontier_table(rows: Iterable[tuple[Mapping[str, Any], Sequence[Measured]]]) -> str:
-    return markdown(_FRONTIER, (row for levels, measured in rows for row in _frontier_rows(levels, measured)))
-
-
 def loops_table(injections: Sequence[Injection]) -> str:
     rows = [
         (
@@ -173,17 +159,6 @@ def _recorded_row(name: str, tally: Tally) -> tuple[str, ...]:
         _percent(tally.oracle_saves),
         ", ".join(f"{kind} {count}" for kind, count in sorted(tally.kinds.items())),
     )
-
-
-def _frontier_rows(levels: Mapping[str, Any], measured: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
-    policy = ", ".join(f"{name}={level}" for name, level in levels.items()) or "default"
-    harmed = next(str(one.all.harm) for one in measured if one.reading is Reading.RETAIL)
-    for one in measured:
-        if one.reading is Reading.RETAIL:
-            continue
-        tally = one.all
-        shares = (tally.loops_found, tally.going_on_found, tally.harm, tally.harm_outside_loops, tally.calls_saved)
-        yield (policy, one.reading.value, *map(_percent, shares), harmed)
 
 
 def _percent(share: Share) -> str:

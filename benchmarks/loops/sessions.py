@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from agent_cache import AgentCacheSession, AgentLoopDetectedError, LoopPolicy
 from benchmarks.commands import run_progress
@@ -35,22 +35,6 @@ class Reading(enum.Enum):
 
 GUARDED: Final = (Reading.RETAIL, Reading.SHELL, Reading.SHELL_AS_READ)
 AUDITED: Final = (*GUARDED, Reading.SHELL_FROM_CACHE)
-
-# The same for all data sets. Thresholds that are not named have their defaults.
-FRONTIER: Final[tuple[Mapping[str, Any], ...]] = (
-    {},
-    {"write_repeat": 5},
-    {"any_error": 8},
-    {"any_error": None},
-    {"error": 3},
-    {"error": 3, "any_error": 8},
-    {"error": 3, "any_error": 8, "write_repeat": 5},
-    {"repeat": 4, "error": 3},
-    {"repeat": 4, "error": 3, "any_error": 8},
-    {"repeat": 4, "error": 3, "any_error": 8, "write_repeat": 4},
-    {"repeat": 4, "error": 3, "cycle": 4, "any_error": 8, "write_repeat": 4},
-    {"repeat": 3, "error": 3, "cycle": 4, "any_error": 8, "write_repeat": 3},
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +78,6 @@ async def over_recordings(recordings: Recordings) -> list[Measured]:
             agent = agent_for(reading, recordings.store)
             measured.append(await _measure(agent, recordings.of(reading), reading, advance=advance))
     return measured
-
-
-async def over_frontier(recordings: Recordings) -> list[tuple[Mapping[str, Any], list[Measured]]]:
-    """The same with other thresholds."""
-    rows: list[tuple[Mapping[str, Any], list[Measured]]] = []
-    agents = {reading: agent_for(reading, recordings.store) for reading in GUARDED}
-    total = len(FRONTIER) * sum(map(recordings.count, GUARDED))
-    with run_progress(f"recorded, {len(FRONTIER)} policies", total) as advance:
-        for levels in FRONTIER:
-            policy = LoopPolicy(**levels)
-            measured = [
-                await _measure(agent, recordings.of(reading), reading, policy, advance=advance)
-                for reading, agent in agents.items()
-            ]
-            rows.append((levels, measured))
-    return rows
 
 
 async def _measure(

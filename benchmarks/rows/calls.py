@@ -1,9 +1,8 @@
-"""Rows of single calls: hits, misses, single flight and sessions."""
+"""Rows of single calls: hits, misses and sessions."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Awaitable, Callable
 from time import perf_counter, thread_time
 
 from agent_cache import AgentCache, AgentCacheSession
@@ -15,7 +14,6 @@ from benchmarks.workload import (
     TTL,
     USER,
     USERS,
-    Stampede,
     filter_tool,
     flat_tool,
     new_ids,
@@ -180,21 +178,6 @@ async def misses(effort: Effort) -> list[Row]:
     return table
 
 
-async def single_flight(effort: Effort) -> list[Row]:
-    """A thousand tasks on one cold key: one execution, over the same tasks without a cache."""
-    bare, ours = Stampede(), Stampede(AgentCache(resource="card", ttl=TTL))
-    figures = await measure(
-        {"bare": bare.sample, "ours": ours.sample}, effort, title="a thousand tasks on one cold key"
-    )
-    if ours.most_executions != 1:
-        message = f"a thousand tasks on one cold key ran the tool {ours.most_executions} times"
-        raise AssertionError(message)
-    ratio = figures["ours"].over(figures["bare"])
-    return [
-        Row("single flight", "1,000 tasks on one cold key", ratio, "x", 1.4, "1 execution, checked; over a bare gather")
-    ]
-
-
 async def sessions(effort: Effort) -> list[Row]:
     """Opening and closing a session."""
 
@@ -208,30 +191,6 @@ async def sessions(effort: Effort) -> list[Row]:
     figures = await measure({"session": open_and_close}, effort, title="sessions")
     spread = figures["session"].spread.scaled(1e6)
     return [Row("session", "opening and closing a session", spread, "us", 20.0)]
-
-
-async def nested_calls(effort: Effort) -> list[Row]:
-    """A hit by a tool that another cached tool calls while it runs: the outer entry inherits its tags."""
-    inner = AgentCache(resource="card:{user_id}", ttl=TTL)(scalar_tool())
-    bare = scalar_tool()
-
-    def inside(tool: Callable[[str], Awaitable[object]]) -> Sample:
-        sample, ids = calling(tool, USER), iter(range(WITHOUT_LIMITS))
-
-        async def outer(number: int, calls: int) -> float:
-            return await sample(calls)
-
-        cached = AgentCache(resource="outer", ttl=TTL)(outer)
-
-        async def run(n: int) -> float:
-            await tool(USER)
-            return await cached(next(ids), n)
-
-        return run
-
-    figures = await measure({"bare": inside(bare), "hit": inside(inner)}, effort, title="hits inside a load")
-    ratio = figures["hit"].over(figures["bare"])
-    return [Row("nested", "hit inside a load of another tool", ratio, "x", None, "the same entry each time; for scale")]
 
 
 def unlimited_session() -> AgentCacheSession:

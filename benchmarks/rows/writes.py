@@ -1,4 +1,4 @@
-"""Rows of writes: what a local write costs, and how long a call that names much keeps the event loop."""
+"""Rows of writes: what a local write costs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from time import thread_time
 from typing import Any, Final
 
-from agent_cache import AgentCache, AgentCacheInvalidator, tags_from
+from agent_cache import AgentCache, AgentCacheInvalidator
 from benchmarks.rows.calls import in_session, unlimited_session
-from benchmarks.rows.invalidation import Watch
 from benchmarks.rows.recording import ORDER
 from benchmarks.table import Row
 from benchmarks.timing import Effort, Sample, Spread, calling, calling_each, gc_off, measure, progress
@@ -22,7 +21,6 @@ AsyncTool = Callable[[str], Coroutine[Any, Any, Any]]
 MANY_TOOLS: Final = 50
 ENTRIES_OF_A_TOOL: Final = 100
 READERS: Final = 1_000
-NAMED: Final = 20_000
 
 RECORD: Final[dict[str, Any]] = {**ORDER, "items": ORDER["items"][:4]}
 """0.8 KB of JSON."""
@@ -150,44 +148,3 @@ async def session_readers(effort: Effort) -> Row:
     progress("session readers", rounds, rounds)
     what = f"one write, {READERS:,} sessions hold an entry of it"
     return Row("write", what, Spread.of(seconds).scaled(1e3), "ms", 1.0, "session-scoped; they read again, checked")
-
-
-async def named(effort: Effort) -> list[Row]:
-    """The longest processor time between two turns of another task while one call names `NAMED` ids."""
-    root = f"written{next(_numbers)}"
-    ids = [f"order_{number:08d}" for number in range(NAMED)]
-    calls: dict[str, list[float]] = {"a read of them": [], "invalidate() of that read": [], "a write of them": []}
-    rounds = max(3, effort.rounds // 8)
-
-    async def get_orders(order_ids: list[str]) -> str:
-        return "orders"
-
-    async def cancel_orders(order_ids: list[str]) -> None: ...
-
-    tags = tags_from(root, lambda arguments, result: arguments["order_ids"])
-    before = tags_from(root, lambda arguments: arguments["order_ids"])
-    read = AgentCache(tags, ttl=TTL)(get_orders)
-    write = AgentCacheInvalidator(before)(cancel_orders)
-    steps: dict[str, Callable[[], Awaitable[object]]] = {
-        "a read of them": lambda: read(ids),
-        "invalidate() of that read": lambda: read.invalidate(ids),
-        "a write of them": lambda: write(ids),
-    }
-    for round_ in range(rounds):
-        progress(f"calls that name {NAMED:,} ids", round_, rounds)
-        with gc_off():
-            for name, step in steps.items():
-                if name == "a write of them":
-                    await read(ids)
-                watch = Watch()
-                await asyncio.sleep(0)
-                await step()
-                await asyncio.sleep(0)
-                await watch.stop()
-                calls[name].append(watch.cpu)
-    progress("named ids", rounds, rounds)
-    note = "the loop stands still"
-    return [
-        Row("named", f"{NAMED:,} ids: {name}", Spread.of(seconds).scaled(1e3), "ms", None, note)
-        for name, seconds in calls.items()
-    ]

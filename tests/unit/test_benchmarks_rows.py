@@ -18,7 +18,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "SESSIONS", 20)
     for name, value in {"CALLS": 20, "RESUMED": 50}.items():
         monkeypatch.setattr(journals, name, value)
-    for name, value in {"READERS": 10, "NAMED": 50, "MANY_TOOLS": 3}.items():
+    for name, value in {"READERS": 10, "MANY_TOOLS": 3}.items():
         monkeypatch.setattr(writes, name, value)
 
 
@@ -26,9 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     ("group", "whats"),
     [
         ("write", ["local write, 1 ", "local write, 3 ", "the same, 3 ", "in a session", "one write, 10 sessions"]),
-        ("named", ["50 ids: a read", "50 ids: invalidate()", "50 ids: a write"]),
         ("sessions", ["first call", "the same, memory", "opening", "20 at once, a call", "20 at once, each"]),
-        ("nested", ["hit inside a load"]),
         ("tiers", ["FileTier: hit", "FileTier: answer", "FileTier: write"]),
         pytest.param(
             "journal",
