@@ -139,14 +139,6 @@ def test_of_what_the_user_says_the_exact_name_counts_first_and_then_the_order(tm
     assert kinds == {"get_a": "read", "get_b": "write", "set_a": "write", "set_b": "write"}
 
 
-def test_an_existing_file_is_never_replaced(folder: Path) -> None:
-    before = (folder / "day.jsonl").read_bytes()
-    refused = agent_cache(folder, "advise", "day.jsonl", "-o", "day.jsonl")
-    assert refused.code == 2
-    assert "day.jsonl is there already" in refused.err
-    assert (folder / "day.jsonl").read_bytes() == before
-
-
 def test_the_tables_fit_into_eighty_columns(tmp_path: Path) -> None:
     calls = [{**call, "tool": f"a_module.with_a_long_name.{'and_more' * 6}:{call['tool']}"} for call in day(3, 20)]
     written(tmp_path / "long.jsonl", calls)
@@ -312,26 +304,6 @@ def test_a_module_with_a_toolbox_is_checked_by_its_rules(shop: Path) -> None:
         assert "it is left alone" in ran.out
 
 
-@pytest.mark.slow
-def test_functions_that_a_toolbox_decorates_are_no_second_tools(shop: Path) -> None:
-    parameters = {
-        "get_order": "order_id",
-        "get_user": "user_id",
-        "list_products": "",
-        "cancel_order": "order_id, reason",
-        "set_address": "user_id, address",
-    }
-    (shop / "decorated.py").write_text(
-        "from agent_cache import Read, Toolbox, Write\n"
-        "box = Toolbox({'get_*': Read('all'), 'list_products': Read('all'), '*': Write('all')}, namespace='shop')\n"
-        + "".join(f"@box.tool\nasync def {name}({given}): ...\n" for name, given in parameters.items())
-    )
-    for prefix in ("", "shop:", "__main__:"):
-        written(shop / "named.jsonl", [{**call, "tool": f"{prefix}{call['tool']}"} for call in day(4)])
-        ran = agent_cache(shop, "advise", "--check", "decorated", "named.jsonl")
-        assert ran.code == 0, (prefix, ran.out)
-
-
 MISTAKES = [
     (
         ("--check", "empty", "day.jsonl"),
@@ -455,18 +427,6 @@ def test_hostile_names_stay_inert(hostile: Path, form: str) -> None:
     checked = agent_cache(hostile, "advise", "--check", "rules.toml", "hostile.jsonl")
     assert is_inert(checked.out + checked.err)
     assert checked.code == 0, checked.out
-
-
-@pytest.mark.slow
-def test_a_hostile_log_is_inert_in_the_findings_of_a_check(hostile: Path) -> None:
-    (hostile / "forgetful.py").write_text(
-        "from agent_cache import Read, Toolbox, Watch\n"
-        "box = Toolbox({'*get': Read('item:{item_id}'), '*': Watch()}, namespace='x')\n"
-    )
-    ran = agent_cache(hostile, "advise", "--check", "forgetful:box", "hostile.jsonl")
-    assert ran.code == 1
-    assert is_inert(ran.out + ran.err)
-    assert ran.stale > 10
 
 
 SECRETS = {

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 from datetime import UTC, datetime
 
 import pytest
@@ -115,27 +114,6 @@ async def test_a_cassette(tmp_path):
     assert len(notes) == 2
 
 
-async def test_calls_of_several_tasks_keep_their_times(tmp_path):
-    inside, may_end = asyncio.Event(), asyncio.Event()
-
-    @AgentCache("logged_slow:{item}", name="logged:slow")
-    async def slow(item: str) -> str:
-        inside.set()
-        await may_end.wait()
-        return item
-
-    with record(tmp_path / "run.jsonl"):
-        waiting = asyncio.create_task(slow("s"))
-        await inside.wait()
-        await take("s")
-        may_end.set()
-        await waiting
-    log = read_log(tmp_path / "run.jsonl")
-    first, second = log.calls
-    assert (first.tool, second.tool) == ("logged:take", "logged:slow")
-    assert second.started <= first.started <= first.ended <= second.ended
-
-
 async def test_a_journal_that_was_resumed(tmp_path):
     journal = Journal(tmp_path)
 
@@ -199,11 +177,3 @@ async def test_the_torn_last_line_of_a_recording_that_was_killed_costs_nothing(t
         lines.pop()
     path.write_bytes(b"".join(lines) + b'{"id":99,"ki')
     assert [call.tool for call in read_log(path).calls] == [call.tool for call in whole]
-
-
-async def test_a_copy_of_a_recording_is_left_out(tmp_path):
-    with record(tmp_path / "one.jsonl"):
-        await agent()
-    shutil.copy(tmp_path / "one.jsonl", tmp_path / "two.jsonl")
-    log = read_log(tmp_path)
-    assert len(log.calls) == 9
