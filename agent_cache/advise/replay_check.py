@@ -16,10 +16,9 @@ import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Literal, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall, answer_digest, is_failure, is_transient, key_of
 from agent_cache.advise.tag_rules import Advice, needs_parsing, rules_of
@@ -41,7 +40,7 @@ __all__ = [
 
 Tags = Rule | ReadOperation | WriteOperation
 """What decides on the tags of a tool: the rule of a toolbox, or the operation of a decorated function."""
-Policy = Literal["none", "roots", "advised", "oracle"] | Toolbox | Mapping[str, Tags]
+Policy = Literal["none", "roots", "advised", "oracle"] | Mapping[str, Tags]
 """What is replayed: ``"none"`` drops nothing; ``"roots"`` has the advised tags without ids; ``"oracle"`` knows which
 answers are still true. A mapping has the names of the log; a tool that is not in it is neither cached nor a write."""
 
@@ -134,19 +133,15 @@ class _Bound(dict[str, Any]):
         return None
 
 
-def _compiled_tools(policy: Policy, advice: Advice | None) -> Callable[[str], _Tool | None]:
-    if isinstance(policy, Toolbox):
-        return cache(lambda name: _compiled(name, policy.rule(name)))
+def _compiled_tools(policy: Policy, advice: Advice | None) -> dict[str, _Tool | None]:
+    rules: Mapping[str, Tags]
     if not isinstance(policy, str):
-        return {name: _compiled(name, rule) for name, rule in policy.items()}.get
-    if advice is None:
+        rules = policy
+    elif advice is None:
         raise ValueError(f"replay under {policy!r} needs advice=, which says what each tool is")
-    rules = rules_of(advice)
-    for name, rule in rules.items() if policy == "roots" else ():
-        if isinstance(rule, Read | Write):
-            roots = list(dict.fromkeys(tag.partition(":")[0] for tag in cast("list[str]", rule.resource)))
-            rules[name] = Read(roots) if isinstance(rule, Read) else Write(roots)
-    return {name: _compiled(name, rule) for name, rule in rules.items()}.get
+    else:
+        rules = rules_of(advice, whole=policy == "roots")
+    return {name: _compiled(name, rule) for name, rule in rules.items()}
 
 
 def _compiled(name: str, rule: Tags) -> _Tool | None:
@@ -233,7 +228,7 @@ class _Player:
     """Plays calls, one after the other."""
 
     def __init__(self, policy: Policy, advice: Advice | None) -> None:
-        self.find = _compiled_tools(policy, advice)
+        self.find = _compiled_tools(policy, advice).get
         self.is_oracle, self.drops = policy == "oracle", policy not in ("none", "oracle")
         known = advice.tools if advice else {}
         self.writes = frozenset(name for name, one in known.items() if one.kind in ("write", "unknown"))

@@ -14,7 +14,7 @@ import re
 import textwrap
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -107,19 +107,20 @@ class Advice:
     resets: int = 0
 
 
-def rules_of(advice: Advice) -> dict[str, Rule]:
-    """The rules of a `Toolbox`, by the names of the tools in the log.
+def rules_of(advice: Advice, *, whole: bool = False) -> dict[str, Rule]:
+    """The rules of a `Toolbox`, by the names of the tools in the log; with `whole` their tags are without ids.
 
     Where each run begins with a state of its own, they have ``scope="session"``.
     """
     scope: Literal["global", "session"] = "session" if advice.resets else "global"
     rules: dict[str, Rule] = {}
     for name, tool in advice.tools.items():
-        parse: Literal["json"] | None = "json" if needs_parsing(tool) else None
+        parse: Literal["json"] | None = "json" if needs_parsing(tool) and not whole else None
+        tags = list(dict.fromkeys(tag.partition(":")[0] if whole else tag for tag in tool.tags))
         if tool.kind == "read":
-            rules[name] = Read(list(tool.tags), parse=parse, scope=scope)
+            rules[name] = Read(tags, parse=parse, scope=scope)
         elif tool.kind in ("write", "unknown"):
-            rules[name] = Write(list(tool.tags), parse=parse, scope=scope)
+            rules[name] = Write(tags, parse=parse, scope=scope)
         else:
             rules[name] = Watch() if tool.kind == "watch" else Pass()
     return rules
@@ -394,23 +395,14 @@ class RuleText:
         lines.append(f"@{_DECORATORS[tool.kind]}({resource}{self._scope})")
         return "\n".join([*lines, f"async def {name}({', '.join(needed)}): ..."])
 
-    def toml(
-        self, *, relay: str | None = None, has_rule: Callable[[str], bool] = lambda _name: False, is_new: bool = True
-    ) -> str:
+    def toml(self) -> str:
         """A file that `Toolbox.from_file` and `agent-cache mcp --config` read."""
-        head = self._head()
-        if is_new:
-            namespace = self.names.namespace
-            if relay is not None and namespace == _UNNAMED:
-                namespace = re.sub(r"[^A-Za-z0-9_-]+", "-", relay).strip("-").lower() or "mcp"
-            hints = ['hints = "kind"'] if relay is not None or self._has_hints else []
-            head += ["", f"namespace = {_toml(namespace)}", *hints, 'unknown = "write"']
+        hints = ['hints = "kind"'] if self._has_hints else []
+        head = [*self._head(), "", f"namespace = {_toml(self.names.namespace)}", *hints, 'unknown = "write"']
         blocks = ["\n".join(head)]
         passed = [tool for tool in self.advice.tools.values() if tool.kind == "pass" and tool.tool in self.names.of]
         for tool in [*self._written, *passed]:
             name = self.names.of[tool.tool]
-            if has_rule(name):
-                continue
             key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(re.sub(r"([*?[])", r"[\1]", name))
             lines = [*_comments(self._evidence(tool)), f"[tools.{key}]", f"kind = {_toml(tool.kind)}"]
             if tool.kind in _DECORATORS:

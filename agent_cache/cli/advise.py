@@ -28,7 +28,7 @@ from agent_cache.advise.tag_rules import Advice, Names, RuleText, plural
 from agent_cache.cli.output import Printer, escaped, progress, shortened, write_file
 from agent_cache.recording import Redaction
 
-__all__ = ["add_options", "advised_rules", "print_summary", "refusal_of", "run"]
+__all__ = ["add_options", "run"]
 
 _LEAST: Final = 20_000
 """From how many calls on a progress bar is drawn: what takes longer than a second."""
@@ -78,14 +78,10 @@ def run(options: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except (AgentCacheError, OSError) as error:
-        print(f"agent-cache advise: {refusal_of(error, redaction)}", file=sys.stderr)
+        is_of_file = isinstance(error, OSError) and error.strerror and error.filename is not None
+        reason = f"{error.filename}: {error.strerror}" if is_of_file else str(error)  # type: ignore[union-attr]
+        print(f"agent-cache advise: {escaped(redaction.text(reason))}", file=sys.stderr)
         return 2
-
-
-def refusal_of(error: Exception, redaction: Redaction) -> str:
-    """What cannot be done, and why, in one line."""
-    is_of_file = isinstance(error, OSError) and error.strerror and error.filename is not None
-    return escaped(redaction.text(f"{error.filename}: {error.strerror}" if is_of_file else str(error)))  # type: ignore[attr-defined]
 
 
 # The log
@@ -105,8 +101,9 @@ class _Study(NamedTuple):
         return found
 
 
-def _studied(runs: Sequence[str], redaction: Redaction, kinds: Given = (), ignore: Sequence[str] = ()) -> _Study:
+def _studied(options: argparse.Namespace, redaction: Redaction) -> _Study:
     """Read a log, say what was read, and mine it."""
+    runs, kinds = options.runs, options.kinds
     size = sum(path.stat().st_size for _, path in files_of(runs) if path is not None)
     with progress("reading", size, least=5_000_000) as draw:
         log = read_log(runs, progress=draw)
@@ -117,7 +114,7 @@ def _studied(runs: Sequence[str], redaction: Redaction, kinds: Given = (), ignor
     given = {tool: kind for tool in {call.tool for call in log.calls} if (kind := _given(tool, kinds))}
     calls = [replace(call, kind=given[call.tool]) if call.tool in given else call for call in log.calls]
     with progress("mining", 2 * len(calls), least=_LEAST) as draw:
-        return _Study(unwrapped(calls)[0], mine(calls, ignore=ignore, progress=draw))
+        return _Study(unwrapped(calls)[0], mine(calls, ignore=options.ignore, progress=draw))
 
 
 def _given(tool: str, kinds: Given) -> Kind | None:
@@ -127,35 +124,28 @@ def _given(tool: str, kinds: Given) -> Kind | None:
     return next(iter((*exact, *fitting)), None)
 
 
-def advised_rules(
-    runs: Sequence[str], redaction: Redaction, *, kinds: Given = (), ignore: Sequence[str] = ()
-) -> RuleText:
-    """The rules that a log shows to be needed. What is read of it is said on stderr."""
-    study = _studied(runs, redaction, kinds, ignore)
-    with progress("replaying", len(study.calls), least=_LEAST) as draw:
-        policies: dict[str, Any] = {name: name for name in ("none", "roots", "advised", "oracle")}
-        outcomes = replay_all(study.calls, policies, advice=study.advice, progress=draw)
-    has_hints = any(study.hints().values())
-    return RuleText(study.advice, outcomes, sources=runs, has_hints=has_hints, redaction=redaction)
-
-
 def _advise(options: argparse.Namespace, redaction: Redaction) -> int:
     output = options.output
     if output is not None and output.exists():
         raise ConfigurationError(f"{output} is there already: remove it, or choose another name")
-    rules = advised_rules(options.runs, redaction, kinds=options.kinds, ignore=options.ignore)
+    study = _studied(options, redaction)
+    with progress("replaying", len(study.calls), least=_LEAST) as draw:
+        policies: dict[str, Any] = {name: name for name in ("none", "roots", "advised", "oracle")}
+        outcomes = replay_all(study.calls, policies, advice=study.advice, progress=draw)
+    has_hints = any(study.hints().values())
+    rules = RuleText(study.advice, outcomes, sources=options.runs, has_hints=has_hints, redaction=redaction)
     text = rules.toml() if options.format == "toml" else rules.python()
     if output is None:
         print(text, end="", flush=True)
     else:
         write_file(output, [text])
-    print_summary(rules)
+    _print_summary(rules)
     if output is not None:
         print(f"written: {escaped(redaction.text(str(output)))}", file=sys.stderr)
     return 0
 
 
-def print_summary(rules: RuleText) -> None:
+def _print_summary(rules: RuleText) -> None:
     """What has to be decided, what is not known, and what the rules are worth."""
     printer, names, width = Printer(sys.stderr), rules.names, shutil.get_terminal_size().columns
     labels = {"none": "no invalidation", "roots": "whole roots", "advised": "advised", "oracle": "oracle"}
@@ -197,7 +187,7 @@ def _percent(part: int, whole: int) -> str:
 
 def _check(options: argparse.Namespace, redaction: Redaction) -> int:
     in_use = tags_in_use(options.check)
-    study = _studied(options.runs, redaction, options.kinds, options.ignore)
+    study = _studied(options, redaction)
     match = in_use.match({tool: hints for tool, hints in study.hints().items() if tool not in study.advice.ignored})
     with progress("replaying", len(study.calls), least=_LEAST) as draw:
         outcome = replay_all(study.calls, {"": match.policy}, advice=study.advice, progress=draw)[""]

@@ -64,7 +64,7 @@ def call(tool: str, result: object = None, error: str | None = None, **arguments
 @logs_of
 def test_rules_learned_from_one_log_leave_no_answer_stale_in_others(world: type[World], others: int) -> None:
     advice = learned(world)
-    toolbox = Toolbox(rules_of(advice), namespace="world", unknown="write")
+    toolbox = rules_of(advice)
     for seed in SEEDS[:others]:
         log = played(world, seed)
         outcomes = replay_all(
