@@ -141,7 +141,7 @@ LINES = {
     "remote": 4_132,  # of 3,100: `database` (755), `file` (310) and `redis` (770) have what no prototype had: files
     # that are damaged, replaced or locked, forks, threads and loops that end
     "recording": 11_269,  # encrypted journals (115) are read by every reader of a cassette
-    "resume": 2_309,  # of 1,250: typed states and restore are 980; doubt, checks, keys, interrupts and cut files 1,300
+    "resume": 2_307,  # of 1,250: typed states and restore are 980; doubt, checks, keys, interrupts and cut files 1,300
     "pytest_plugin": 1_018,
     "service": 737,  # of 520: the schemas are 120, drift of what goes on 50
     "testing": 604,  # of 820: the contract of backends is 355

@@ -630,14 +630,12 @@ class _JournalLog(CallLog):
             self._tape.pause(call, stored)
             return
         recorded = self.recorded(call, outcome, source, tags)
-        more = b',"place":"%b"' % call.place.hex().encode()
-        if getattr(self._tape.noted, "is_hidden", False):
-            more += b',"hidden":true'
-            if call.function.name not in _hidden:
-                _hidden.add(call.function.name)
-                text = "%s: redaction has changed an outcome of %s, so this run can only be resumed with a key="
-                _LOG.warning(text, self.path, call.function.name)
-        line = b"%b%b}\n" % (call_line(recorded)[:-2], more)
+        is_hidden = getattr(self._tape.noted, "is_hidden", False)
+        if is_hidden and call.function.name not in _hidden:
+            _hidden.add(call.function.name)
+            text = "%s: redaction has changed an outcome of %s, so this run can only be resumed with a key="
+            _LOG.warning(text, self.path, call.function.name)
+        line = call_line(msgspec.structs.replace(recorded, place=call.place.hex(), hidden=is_hidden))
         is_needed = recorded.is_write or recorded.kind == "llm"
         if not is_answer(outcome) or (not is_needed and ("unencodable" in outcome or "class" in outcome)):
             self._cut.append(line)
