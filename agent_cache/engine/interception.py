@@ -57,11 +57,12 @@ class InterceptedCall:
         operation: the tool's `ReadOperation` or `WriteOperation`.
         scope: the scope it is made in.
         key, args, kwargs: as a `Call` has them.
+        arguments: parameter names and values, injected contexts included.
         is_fresh: the caller asked for a fresh value.
         notes: how it was answered, once it was.
     """
 
-    __slots__ = ("args", "is_fresh", "key", "kwargs", "notes", "operation", "scope")
+    __slots__ = ("args", "arguments", "is_fresh", "key", "kwargs", "notes", "operation", "scope")
 
     def __init__(
         self,
@@ -79,13 +80,9 @@ class InterceptedCall:
         self.key = key
         self.args = args
         self.kwargs = kwargs
+        self.arguments: dict[str, Any] = operation.parameters.named(args, kwargs)
         self.is_fresh = is_fresh
         self.notes: Notes = Notes() if outer is None else outer.notes
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Parameter names and values, injected contexts included."""
-        return self.operation.parameters.named(self.args, self.kwargs)
 
     @property
     def source(self) -> str:

@@ -70,19 +70,21 @@ class Lanes:
     def current(self) -> Lane:
         """The lane of the running task, or, outside of tasks, of the running thread in its context."""
         task = _running_task()
-        found = next((lane for lane in _LANES.get() if lane.lanes is self), None)
+        found = None
+        for lane in _LANES.get():
+            found = lane if lane.lanes is self else found
         if found is not None:
             owner = found.owner
             if (owner == threading.get_ident()) if task is None else (type(owner) is not int and owner() is task):
                 return found
-        lane = None if task is None else self._of_task.get(task)  # tasks may share a context
-        if lane is None:
-            lane = Lane(self, self._next, 0 if found is None else found.number) if self._next else self._first
+        own = None if task is None else self._of_task.get(task)  # tasks may share a context
+        if own is None:
+            own = Lane(self, self._next, 0 if found is None else found.number) if self._next else self._first
             self._next += 1
             if task is not None:
-                self._of_task[task] = lane
-        lane.enter(task)
-        return lane
+                self._of_task[task] = own
+        own.enter(task)
+        return own
 
     @contextmanager
     def continued(self) -> Iterator[None]:

@@ -600,7 +600,7 @@ def recorded_when_fewer_secrets_were_known(path, *texts):
 
 def test_no_divergence_shows_a_secret_that_was_recorded_when_fewer_were_known(path):
     recorded_when_fewer_secrets_were_known(path, "DB_PASSWORD=hunter2 once", "DB_PASSWORD=hunter2 twice")
-    with pytest.raises(DivergenceError, match="Nearest is call 1") as other, replay(path):
+    with pytest.raises(DivergenceError, match="Nearest is call") as other, replay(path):
         call("another text")
     with pytest.raises(DivergenceError, match="2 recorded calls were not made") as missing, replay(path, strict=True):
         pass
