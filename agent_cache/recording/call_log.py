@@ -17,9 +17,11 @@ from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.match import Matcher
 from agent_cache.recording.outcomes import decode, encode
 from agent_cache.recording.partial_file import PartialFile
+from agent_cache.recording.prices import Usage
 from agent_cache.recording.redaction import Redaction
 
 _LOG = logging.getLogger("agent_cache")
+_NO_USAGE = Usage()
 
 
 class CallLog:
@@ -63,7 +65,9 @@ class CallLog:
         now = self.now()
         if call.is_awaited:
             outcome["awaited"] = True
-        line = RecordedCall(
+        usage = call.usage or _NO_USAGE
+        tokens = usage.tokens
+        return RecordedCall(
             id=call.id,
             parent=None if call.parent is None else call.parent.id,
             kind=call.function.kind,
@@ -71,28 +75,22 @@ class CallLog:
             arguments=call.arguments,
             key=call.key,
             digest=call.digest.hex(),
+            asker=call.asker,
             after=call.after,
             lane=call.lane,
             forked=call.forked,
             outcome=outcome,
             source=source,
+            tags=list(tags),
             started_ms=call.started / 1000,
             duration_ms=(now - call.started) / 1000,
+            input_tokens=tokens.input,
+            output_tokens=tokens.output,
+            cache_read_tokens=tokens.cache_read,
+            cache_write_tokens=tokens.cache_write,
+            cache_write_1h_tokens=tokens.cache_write_1h,
+            model=None if usage.model is None else self._redaction.labelled("model", usage.model),
         )
-        if tags or call.asker:
-            line = msgspec.structs.replace(line, tags=list(tags), asker=call.asker)
-        if (usage := call.usage) is not None:  # more fields double the time of the constructor
-            tokens = usage.tokens
-            line = msgspec.structs.replace(
-                line,
-                input_tokens=tokens.input,
-                output_tokens=tokens.output,
-                cache_read_tokens=tokens.cache_read,
-                cache_write_tokens=tokens.cache_write,
-                cache_write_1h_tokens=tokens.cache_write_1h,
-                model=None if usage.model is None else self._redaction.labelled("model", usage.model),
-            )
-        return line
 
     def keep(self, call: RecordedCall) -> None:
         """Keep a call that has ended, after those that had ended before it."""

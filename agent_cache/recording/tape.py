@@ -85,7 +85,6 @@ class Tape(Replaying, Receiver):
         self._is_guarded = is_guarded
         self._answers_calls = mode != "all"
         self._policy = dict(policy or {})
-        self._policies: dict[str, str] = {}
         self._has_lanes = file is not None or (answers is not None and strict)
         self._counts: dict[bytes, int] = {}  # of calls that no recorded call encloses, by digest
         self._new_calls = 0
@@ -295,12 +294,7 @@ class Tape(Replaying, Receiver):
             raise self.missed(call, answers)
 
     def _policy_of(self, function: RecordedFunction) -> str:
-        found = self._policies.get(function.name)
-        if found is None:
-            names = (function.name, *function.names)
-            found = next((self._policy[name] for name in names if name in self._policy), "stub")
-            self._policies[function.name] = found
-        return found
+        return next((self._policy[name] for name in (function.name, *function.names) if name in self._policy), "stub")
 
     # Calls that run
 
