@@ -44,20 +44,6 @@ both = pytest.mark.parametrize("ours_and_theirs", ["ours", "theirs"], indirect=T
 
 
 @both
-async def test_none_is_a_value_like_any_other(ours_and_theirs):
-    cache, calls = ours_and_theirs.make(), []
-
-    async def load():
-        calls.append(1)
-
-    assert await cache.get("k", loader=load) is None
-    assert await cache.get("k", loader=load) is None
-    cache.set("s", None)
-    assert await cache.get("s", loader=load) is None
-    assert calls == [1]
-
-
-@both
 async def test_clear_empties_the_cache_and_zeroes_the_counters(ours_and_theirs):
     cache = ours_and_theirs.make()
     cache.set("a", 1)
@@ -135,19 +121,6 @@ async def test_gets_of_one_window_are_one_batch(ours_and_theirs, shape):
 
 
 @both
-async def test_a_full_batch_does_not_wait_for_its_window(ours_and_theirs):
-    cache, calls = ours_and_theirs.make(batch_window_ms=50, max_batch_size=3), []
-
-    async def load(keys):
-        calls.append(len(keys))
-        return [key * 2 for key in keys]
-
-    got = await asyncio.gather(*(cache.get(key, batch_loader=load) for key in range(7)))
-    assert got == [key * 2 for key in range(7)]
-    assert calls == [3, 3, 1]
-
-
-@both
 async def test_what_a_batch_loader_raises_goes_to_all_of_its_callers_and_is_not_kept(ours_and_theirs):
     cache, failure = ours_and_theirs.make(batch_window_ms=1), ValueError("failed")
 
@@ -157,17 +130,6 @@ async def test_what_a_batch_loader_raises_goes_to_all_of_its_callers_and_is_not_
     gets = (cache.get(key, batch_loader=fail) for key in "abc")
     assert await asyncio.gather(*gets, return_exceptions=True) == [failure] * 3
     assert cache.get_metrics()["size"] == 0
-
-
-@both
-async def test_the_loader_of_one_key_goes_before_the_batch_loader(ours_and_theirs):
-    async def load():
-        return "one"
-
-    async def load_batch(keys):
-        raise AssertionError
-
-    assert await ours_and_theirs.make().get("k", load, load_batch) == "one"
 
 
 @both

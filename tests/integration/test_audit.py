@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -28,7 +26,7 @@ from agent_cache.resume import Journal
 from agent_cache.testing import SAMPLING, FaultyTier, MemoryServer, MemoryTier
 from tests.harness import library
 from tests.harness.gates import idle, started
-from tests.harness.threads import in_threads, until
+from tests.harness.threads import until
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -237,26 +235,6 @@ async def test_a_run_that_fails_says_nothing(failure: str, caplog: pytest.LogCap
     assert ("says nothing (KeyError: '7')" in caplog.text) == (failure == "raises")
 
 
-async def test_a_function_may_call_tools_of_which_none_belongs_to_the_audit(shop: Shop):
-    """It may write, and no session sees what it calls."""
-    alerts = []
-
-    @AgentCacheInvalidator("alert", name="send_alert")
-    def send_alert(tool: str) -> None:
-        alerts.append(tool)
-
-    with configure(on_stale=lambda hit: send_alert(hit.tool)):
-        async with AgentCacheSession() as session:
-            for price in (2, 3):
-                await shop.get("7")
-                await shop.spoil("7", price)
-                await shop.get("7")
-                await idle()
-    assert alerts == ["get_price", "get_price"]
-    assert counts() == (2, 2)
-    assert {record.tool for record in session.get_execution_trace()} == {"get_price", "spoil_price"}
-
-
 # It is beside the hit
 
 
@@ -359,66 +337,6 @@ async def test_the_caller_may_change_its_arguments_and_the_tool_cannot_change_th
     await idle()
     assert seen == [{"status": "new"}] * 2
     assert mine == {"status": "old"}
-
-
-TENANT: ContextVar[str] = ContextVar("TENANT", default="ann")
-
-
-async def test_what_a_call_varies_by_is_that_of_the_hit():
-    region = ["eu"]
-    seen = []
-
-    @AgentCache("price", audit=1.0, vary=lambda: (TENANT.get(), region[0]), name="varied_price")
-    async def price() -> str:
-        seen.append((TENANT.get(), region[0]))
-        return "-".join(seen[-1])
-
-    for tenant in ("ann", "bob"):
-        token = TENANT.set(tenant)
-        await price()
-        await price()
-        TENANT.reset(token)
-        await idle()
-    assert seen == [("ann", "eu")] * 2 + [("bob", "eu")] * 2
-    assert counts() == (2, 0)
-    await price()
-    region[0] = "us"  # before the audit runs: it compares nothing with another call
-    await idle()
-    assert (len(seen), counts()) == (5, (2, 0))
-
-
-async def test_streams_are_checked_by_their_chunks():
-    chunks: list[Any] = [1, 2]
-    runs = []
-
-    @AgentCache("prices", audit=1.0, name="stream_prices", max_stream_bytes=1_000)
-    async def stream() -> AsyncIterator[Any]:
-        runs.append("async")
-        for chunk in chunks:
-            yield chunk
-
-    @AgentCache("prices", audit=1.0, name="stream_prices_now", max_stream_bytes=1_000)
-    def stream_now() -> Iterator[Any]:
-        runs.append("def")
-        yield from chunks
-
-    async def both() -> tuple[list[Any], list[Any]]:
-        result = [chunk async for chunk in stream()], list(stream_now())
-        await idle()
-        await asyncio.to_thread(until, no_audit_runs)
-        return result
-
-    assert await both() == ([1, 2], [1, 2])
-    assert await both() == ([1, 2], [1, 2])
-    assert sorted(runs) == ["async"] * 2 + ["def"] * 2
-    assert counts() == (2, 0)
-    chunks[:] = [1, 2, 3]
-    assert await both() == ([1, 2], [1, 2])
-    assert counts() == (4, 2)
-    assert await both() == ([1, 2, 3], [1, 2, 3])
-    chunks[:] = ["x" * 900] * 3
-    assert await both() == ([1, 2, 3], [1, 2, 3])
-    assert counts() == (4, 2)  # too long to say anything
 
 
 async def test_nothing_is_audited_while_a_run_is_recorded_or_replayed(shop: Shop, tmp_path: Any):
@@ -532,46 +450,3 @@ async def test_a_write_of_another_process_explains_a_difference_before_its_messa
 
 
 # Threads, forks, bad input
-
-
-def test_threads_audit_one_at_a_time_and_find_what_is_stale():
-    prices = {"7": 1}
-    running: list[int] = []
-    most: list[int] = []
-    lock = threading.Lock()
-
-    @AgentCache("price:{item}", audit=1.0, name="threaded_price")
-    def price(item: str) -> int:
-        is_audit = threading.current_thread().name.startswith("agent_cache audits")
-        with lock:
-            running.append(is_audit)
-            most.append(sum(running))
-        result = prices[item]
-        with lock:
-            running.remove(is_audit)
-        return result
-
-    @AgentCacheInvalidator("price:{item}", name="threaded_save")
-    def save(item: str, number: int) -> None:
-        prices[item] = number
-
-    found: list[StaleHit] = []
-    with configure(on_stale=found.append):
-
-        def work(number: int) -> None:
-            for each in range(100):
-                price("7")
-                if each % 10 == number:
-                    save("7", 1_000 * number + each)
-
-        in_threads(6, work)
-        until(no_audit_runs)
-        assert max(most) <= 1
-        assert found == []
-        price("7")
-        until(no_audit_runs)
-        prices["7"] = -1
-        price("7")
-        until(no_audit_runs)
-        assert price("7") == -1
-    assert [hit.fresh for hit in found] == [-1]

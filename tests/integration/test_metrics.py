@@ -119,19 +119,6 @@ async def test_hits_and_misses_and_the_time_they_saved(clock: library.Clock, cou
         agree(metrics)
 
 
-async def test_what_an_error_costs(clock: library.Clock, counts: Any):
-    get, put = tools(clock)
-
-    async def body() -> None:
-        for tool in (get, put):
-            with pytest.raises(LookupError):
-                await tool("bad")
-
-    for metrics in await counts(body):
-        counted(metrics, calls=2, misses=1, errors=2, invalidations=1, writes=1)
-        agree(metrics)
-
-
 async def test_a_shared_run_is_one_miss_and_saves_no_time_to_who_waits_for_it(clock: library.Clock, counts: Any):
     gate = Gate()
 
@@ -275,25 +262,6 @@ async def test_an_invalidation_of_several_roots_is_one_and_shows_under_each():
     }
 
 
-async def test_tools_of_one_name_share_a_line_and_keep_their_resources_apart():
-    """A tool made twice by one factory, or decorated again in a notebook with another resource."""
-
-    def make(resource: str) -> Any:
-        @AgentCache(resource, name="made")
-        async def get() -> int:
-            return 1
-
-        return get
-
-    order, user = make("order"), make("user")
-    await order()
-    await user()
-    await user()
-    metrics = get_metrics()
-    assert metrics["tools"]["made"]["calls"] == 3
-    assert {root: metrics["resources"][root]["calls"] for root in ("order", "user")} == {"order": 1, "user": 2}
-
-
 async def test_metrics_of_a_session_are_its_own_and_stay_readable():
     @AgentCache("order", name="get")
     async def get() -> int:
@@ -388,24 +356,3 @@ def test_counts_are_exact_when_several_threads_read_and_write(rounds: int):
     assert metrics["uncached"] == metrics["invalidations"] == total
     assert metrics["calls"] == 3 * total
     agree(metrics)
-
-
-async def test_concurrent_sessions_count_apart_and_the_process_counts_all():
-    @AgentCache("order:{id}", name="get")
-    async def get(id: int) -> int:
-        await asyncio.sleep(0)
-        return id
-
-    async def run(number: int) -> dict[str, Any]:
-        async with AgentCacheSession() as session:
-            for turn in range(10):
-                await get(turn)
-        return session.get_metrics()
-
-    each = await asyncio.gather(*(run(number) for number in range(20)))
-    for metrics in each:
-        assert metrics["calls"] == 10
-    together = get_metrics()
-    assert together["misses"] == 10
-    for counter in COUNTERS:
-        assert sum(metrics[counter] for metrics in each) == together[counter]

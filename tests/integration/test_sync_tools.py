@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from pathlib import Path
@@ -14,7 +13,6 @@ from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     AgentCacheSession,
-    AgentLoopDetectedError,
     ConfigurationError,
     invalidate_sync,
     writing,
@@ -139,20 +137,6 @@ async def test_both_kinds_depend_on_the_same_tags():
     assert not get_parcel.contains("7")
 
 
-def test_a_read_inherits_from_the_reads_that_it_makes():
-    @AgentCache("summary")
-    def summary() -> int:
-        RUNS.append("summary")
-        return int(get_parcel("7")["runs"])
-
-    summary()
-    summary()
-    assert RUNS.count("summary") == 1
-    send_parcel("7")
-    summary()
-    assert RUNS.count("summary") == 2
-
-
 # Sessions
 
 
@@ -167,51 +151,6 @@ def test_a_session_is_entered_by_a_plain_with():
     assert trace == [("miss", "ok"), ("hit", "ok"), ("write", "ok"), ("miss", "LookupError")]
     with pytest.raises(ConfigurationError, match="already entered"), session, session:
         pass
-
-
-async def test_a_session_is_one_for_both_protocols_and_both_kinds_of_tools():
-    @AgentCache("note:{n}", scope="session")
-    def note(n: int) -> int:
-        RUNS.append(n)
-        return n
-
-    @AgentCacheInvalidator("note", scope="session")
-    async def forget() -> None: ...
-
-    session = AgentCacheSession()
-    with session:
-        note(1)
-        await forget()
-        note(1)
-    async with session:
-        note(1)
-        note(1)
-    note(1)
-    assert RUNS == [1, 1, 1, 1]
-
-
-@pytest.mark.parametrize("decorator", [AgentCache, AgentCacheInvalidator])
-def test_a_loop_of_synchronous_calls_is_stopped_as_that_of_asynchronous_ones(decorator: Any):
-    @decorator("parcel", name="repeated")
-    def call() -> str:
-        return "same"
-
-    @decorator("parcel", name="repeated")
-    async def call_async() -> str:
-        return "same"
-
-    async def repeat() -> None:
-        async with AgentCacheSession(max_tool_repeats=5):
-            for _ in range(50):
-                await call_async()
-
-    with pytest.raises(AgentLoopDetectedError) as caught, AgentCacheSession(max_tool_repeats=5):
-        for _ in range(50):
-            call()
-    with pytest.raises(AgentLoopDetectedError) as other:
-        asyncio.run(repeat())
-    assert caught.value.kind == other.value.kind == "repeat"
-    assert caught.value.count == other.value.count
 
 
 # Recordings

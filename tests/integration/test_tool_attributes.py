@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import abc
-import copy
 import functools
 import inspect
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -23,10 +21,6 @@ from agent_cache import (
 from agent_cache.testing import FakeClock
 
 pytestmark = pytest.mark.usefixtures("clock")
-
-
-class Listing(Protocol):
-    async def orders(self, limit: int = 10) -> str: ...
 
 
 class Source(abc.ABC):
@@ -151,27 +145,6 @@ async def test_the_attributes_of_a_static_method_take_its_arguments_also_through
     assert await shop.anywhere.invalidate(2) is True
 
 
-async def test_a_method_with_attributes_is_a_method_like_any_other():
-    shop = Shop()
-    assert inspect.isfunction(vars(Shop)["orders"])
-    assert inspect.ismethod(shop.orders)
-    assert shop.orders == shop.orders
-    assert str(inspect.signature(shop.orders)) == "(limit: 'int' = 10) -> 'str'"
-    assert "orders" not in Shop.__abstractmethods__
-    assert await shop.first() == await shop.orders(1) == await functools.partial(Shop.orders, shop)(1)
-    assert (await Stand().orders(3)).startswith("stand over shop 3")
-    listing: Listing = shop
-    assert await listing.orders(1) == await shop.orders(1)
-    for twin in (copy.copy(shop), copy.deepcopy(shop), pickle.loads(pickle.dumps(shop))):
-        assert vars(twin) == vars(shop) == {"name": "shop"}
-        assert inspect.ismethod(pickle.loads(pickle.dumps(twin.orders)))
-        assert copy.deepcopy(twin.orders).__func__ is Shop.orders
-    for target in (shop, Shop):
-        with mock.patch.object(target, "orders", str):
-            assert shop.orders is str
-    assert inspect.ismethod(shop.orders)
-
-
 # -- contains ------------------------------------------------------------------------------------------------
 
 
@@ -203,19 +176,6 @@ async def test_contains_tells_whether_a_call_would_be_answered_from_the_store(cl
     assert get_order.contains("1") is False
     with pytest.raises(TypeError):
         get_order.contains()
-
-
-async def test_contains_counts_as_no_use_and_as_no_call():
-    async with AgentCacheSession(max_tool_repeats=3) as session:
-        await get_order("1")
-        await get_order("2")
-        for _ in range(20):
-            assert get_order.contains("1")
-        await get_order("3")
-        assert [get_order.contains(order_id) for order_id in "123"] == [False, True, True]
-    assert session.get_metrics()["calls"] == get_metrics()["calls"] == 3
-    assert get_metrics()["hits"] == 0
-    assert len(session.get_execution_trace()) == 3
 
 
 async def test_contains_looks_where_a_call_would():

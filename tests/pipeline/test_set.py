@@ -197,38 +197,6 @@ async def test_an_entry_that_the_write_does_not_touch_is_dropped_instead():
     assert await shop.get(1) == "loaded 2"
 
 
-async def test_a_write_that_names_the_entry_by_its_key_fills_it():
-    shop: Shop = Shop(
-        ["order:{order_id}", "user"],
-        {
-            "resource": "order",
-            "clear_all": False,
-            "key_fn": lambda args, kwargs: shop.get.cache_key(args[0]),
-        },
-    )
-    await shop.commit(await shop.write("new"))
-    assert await shop.get(1) == "new"
-    write = await shop.write("newer")
-    await invalidate("user")
-    await shop.commit(write)
-    assert await shop.get(1) == "loaded 1"
-
-
-async def test_after_the_write_a_task_of_its_own_writes_by_itself():
-    shop = Shop()
-    over = asyncio.Event()
-
-    async def later() -> bool:
-        await over.wait()
-        return await shop.get.set("later", 1)
-
-    async with writing("order:1"):
-        task = asyncio.ensure_future(later())
-    over.set()
-    assert await task
-    assert await shop.get(1) == "later"
-
-
 # Elsewhere
 
 
@@ -287,22 +255,6 @@ async def test_a_given_result_lives_for_its_ttl_and_is_a_copy(clock):
     assert await shop.get(1) == [1]
     clock.advance(10)
     assert await shop.get(1) == "loaded 1"
-
-
-async def test_a_read_whose_loads_have_made_other_reads_is_given_nothing():
-    """The given result does not tell on what else it depends."""
-    shop = Shop()
-
-    @AgentCache("page")
-    async def page() -> str:
-        return f"page of {await shop.get(1)}"
-
-    assert await page.set("new"), "nothing is known of its loads yet"
-    assert await page.fresh() == "page of loaded 1"
-    assert not await page.set("new")
-    assert await page() == "page of loaded 1"
-    async with writing("page"):
-        assert not await page.set("new")
 
 
 class Depot:

@@ -24,8 +24,6 @@ from agent_cache import (
     Toolbox,
     Watch,
     Write,
-    bypass,
-    configure,
     get_metrics,
     writing,
 )
@@ -253,24 +251,6 @@ async def test_an_abandoned_stream_is_closed_at_once_and_not_stored(way: str, ta
     again = await listening(source.words(1))
     assert len(source.runs) == (2 if way == "cancelled" else 3)
     await cancelled(again.task)
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-async def test_what_ends_a_program_reaches_the_readers_and_not_the_loop(kind: type[BaseException], source: Source):
-    """In the task that runs the generator it would end the loop. Who follows another caller has an error of its own."""
-
-    async def read() -> str:
-        try:
-            return f"{[chunk async for chunk in source.words(1)]}"
-        except (kind, RuntimeError) as error:
-            return f"{type(error).__name__}: {error}"
-
-    one, other = asyncio.ensure_future(read()), asyncio.ensure_future(read())
-    await idle()
-    await source.last.yields(1, 2)
-    await source.last.raises(kind("enough"))
-    assert await one == f"{kind.__name__}: enough"
-    assert "its run was interrupted" in await other
 
 
 async def test_followers_of_a_failing_stream_get_its_chunks_and_then_the_error(source: Source):
@@ -592,38 +572,6 @@ async def test_an_expired_stream_replaces_a_failed_one_before_its_first_chunk(cl
     assert listener.chunks == ["new"]
 
 
-async def test_an_expired_stream_is_served_while_it_is_loaded_again(clock: library.Clock):
-    source = Source(ttl=10.0, grace=100.0)
-    listener = await listening(source.words(1))
-    await source.last.yields("old")
-    await source.last.ends()
-    await listener.task
-    clock.advance(11.0)
-    assert await collected(source.words(1)) == ["old"]
-    await idle()
-    assert len(source.runs) == 2, "the generator runs in the background, without a reader"
-    await source.last.yields("new", "er")
-    await source.last.ends()
-    assert await collected(source.words(1)) == ["new", "er"]
-
-
-async def test_uncached_calls_run_each_by_itself(source: Source):
-    with bypass():
-        listeners = [await listening(source.words(1)) for _ in range(2)]
-    configure(enabled=False)
-    try:
-        listeners.append(await listening(source.words(1)))
-    finally:
-        configure(enabled=True)
-    assert len(source.runs) == 3
-    for run, letter in zip(source.runs, "abc", strict=True):
-        await run.yields(letter)
-        await run.ends()
-    assert [await one.task for one in listeners] == [["a"], ["b"], ["c"]]
-    assert get_metrics()["uncached"] == 3
-    assert not source.words.contains(1)
-
-
 async def test_the_attributes_of_a_tool_work_on_streams(source: Source):
     words = source.words
     assert await words.set(["a", "b"], 1)
@@ -640,12 +588,6 @@ async def test_the_attributes_of_a_tool_work_on_streams(source: Source):
     await words.set(("d",), 1)
     assert words.clear() == 1
     assert words.cache_info().currsize == 0
-
-
-@pytest.mark.parametrize("wrong", ["text", b"bytes", {"a": 1}, None, 7])
-async def test_what_is_no_sequence_of_chunks_is_not_set(wrong: Any, source: Source):
-    with pytest.raises(TypeError, match="sequence of chunks"):
-        await source.words.set(wrong, 1)
 
 
 def test_a_decorated_generator_is_one_with_its_own_signature():

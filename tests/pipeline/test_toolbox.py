@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from agent_cache import (
-    AgentCache,
-    AgentCacheInvalidator,
     AgentCacheSession,
     AgentLoopDetectedError,
     ConfigurationError,
@@ -23,7 +21,6 @@ from agent_cache import (
     Toolbox,
     Watch,
     Write,
-    invalidate,
 )
 from agent_cache.remote.memory import MemoryTier
 from agent_cache.toolbox import ToolInfo
@@ -159,49 +156,6 @@ async def test_a_value_has_one_tag_whatever_type_it_came_as(one: Any, other: Any
     await shop_.call("put", {"order": other, "all": [other], "in_it": {"id": other}})
     await shop_.call("get", {"order": one})
     assert shop_.runs == ["get", "put", "get"]
-
-
-@pytest.mark.parametrize("value", [Status.OPEN, Size.LARGE, datetime(2026, 1, 2, tzinfo=UTC), 7.0, "7"])
-async def test_decorated_tools_and_calls_by_name_drop_the_answers_of_each_other(value: Any):
-    """A decorator has the `str` of a value in its tags, as an f-string has."""
-    one, runs = shop(find=Read("order:{order}"), change=Write("order:{order}")), []
-
-    @AgentCache("order:{order}", name="toolshop_decorated_get")
-    async def get(order: Any) -> None:
-        runs.append(order)
-
-    @AgentCacheInvalidator("order:{order}", name="toolshop_decorated_put")
-    async def put(order: Any) -> None: ...
-
-    await get(value)
-    await one.call("change", {"order": value})
-    await get(value)
-    assert len(runs) == 2
-    await one.call("find", {"order": value})
-    await put(value)
-    await one.call("find", {"order": value})
-    await invalidate(("order", str(value)))
-    await one.call("find", {"order": value})
-    assert one.runs == ["change", *["find"] * 3]
-
-
-def test_so_does_a_function_of_the_program_that_has_a_rule():
-    box = Toolbox({"get": Read("order:{order}"), "put": Write("order:{order}")}, namespace="toolshop_functions")
-    runs: list[str] = []
-
-    @box.tool
-    def get(order: str) -> None:
-        runs.append(order)
-
-    @box.tool
-    def put(order: str | None = None) -> None:
-        runs.append("put")
-
-    for call in (get, get):
-        call("7")
-    put()
-    get("7")
-    assert runs == ["7", "put", "7"]
 
 
 async def test_a_template_that_names_no_property_of_the_schema_is_refused_before_the_tool_runs():

@@ -210,15 +210,6 @@ class Shop:
     async def set_price(price: float) -> None: ...
 
 
-class Meta(type):
-    @AgentCache("stock")
-    async def items(cls, limit: int) -> int:
-        return limit
-
-
-class Depot(metaclass=Meta): ...
-
-
 async def decorated_tools_keep_their_types() -> None:
     assert_type(await get_order("W1"), Order)
     assert_type(await get_order(order_id="W1", verbose=True), Order)
@@ -254,7 +245,6 @@ async def class_methods_and_static_methods_are_called_on_the_class_and_on_the_in
     assert_type(await shop.price("tea"), float)
     await Shop.set_price(1.5)
     await shop.set_price(price=1.5)
-    assert_type(await Depot.items(1), int)
 
     await Shop.stock_of_all(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await Shop.stock_of_all(Shop, "tea")  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]

@@ -22,8 +22,6 @@ from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     AgentCacheSession,
-    Read,
-    Toolbox,
     bypass,
     get_metrics,
     invalidate,
@@ -131,51 +129,6 @@ async def test_a_scrape_gives_what_get_metrics_counts(scrape):
         kinds = {one.labels["kind"]: one.value for one in found[f"agent_cache_{name}_total"]}
         assert kinds == counted[name] != {}
     assert [one.value for one in found["agent_cache_callback_errors_total"]] == [0]
-
-
-async def test_counters_only_go_up_although_tools_are_gone(registry, monkeypatch):
-    monkeypatch.setattr("agent_cache.metrics.MAX_TOOL_LABELS", 2)
-    registry = CollectorRegistry()
-    registry.register(prometheus.collector())
-
-    async def call(name: str) -> None:
-        @AgentCache("prom_user", name=name)
-        async def get_user() -> str:
-            return name
-
-        await get_user()
-
-    before: dict[str, float] = {}
-    for number in range(6):
-        await call(f"prom_user_{number}")
-        now = {
-            sample.labels["tool"]: sample.value
-            for family in registry.collect()
-            for sample in family.samples
-            if sample.name == "agent_cache_requests_total" and sample.labels["source"] == "miss"
-        }
-        assert all(now[tool] >= value for tool, value in before.items())
-        before = now
-    assert before == {"prom_user_0": 1, "prom_user_1": 1, "(others)": 4}
-
-
-async def test_a_name_that_utf8_cannot_hold_is_escaped_and_the_endpoint_goes_on(scrape):
-    """A model may call a tool by half of a surrogate pair, which `json.loads` accepts."""
-    box = Toolbox({"get": Read("prom_order")}, namespace="prom_shop")
-
-    async def run() -> int:
-        return 1
-
-    await box.call("get", {}, run)
-    for name in (json.loads('"g\\ud83d"'), "g\\ud83d", "gr\u00f6\u00dfe"):
-        await box.call(name, {}, run)
-    for _ in range(2):
-        requests = scrape()["agent_cache_requests_total"]
-    assert {(one.labels["tool"], one.value) for one in requests if one.value} == {
-        ("prom_shop:get", 1),
-        ("prom_shop:g\\ud83d", 2),
-        ("prom_shop:gr\u00f6\u00dfe", 1),
-    }
 
 
 @pytest.mark.parametrize(("code", "output"), page_examples.examples(PAGE, "prometheus_client"))
@@ -287,19 +240,3 @@ def labels_of(registry: CollectorRegistry) -> dict[str, set[str]]:
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found
-
-
-def test_the_dashboard_can_be_imported():
-    """What Grafana asks of it: ids that differ, panels that do not overlap, a data source that is asked for."""
-    dashboard = json.loads(DASHBOARD.read_text("utf-8"))
-    assert len({panel["id"] for panel in panels()}) == len(panels()) >= 12
-    places: set[tuple[int, int]] = set()
-    for panel in panels():
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert at["x"] + at["w"] <= 24
-        assert places.isdisjoint(cells), panel["title"]
-        places |= cells
-        assert panel["description"]
-        assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
-    assert [one["type"] for one in dashboard["templating"]["list"]] == ["datasource", "query", "query", "query"]
