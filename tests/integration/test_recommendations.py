@@ -309,6 +309,14 @@ def test_options_around_the_end_of_a_ttl(clock: testing.FakeClock, name: str, op
     assert actions(name) == ["shorten_ttl"]
 
 
+def test_what_was_loaded_under_a_former_ttl_is_not_counted(clock: testing.FakeClock, name: str):
+    tool = changing_tool(clock, name, ttl=60)
+    asyncio.run(load_again(clock, tool, 21))
+    set_ttl(tool, 240)
+    asyncio.run(load_again(clock, tool, 21, seconds=241.0))
+    assert [each.compared for each in of(name)] == [20]
+
+
 @pytest.mark.parametrize("max_stale", [0, 1, -0.1, 2, float("nan"), "0.01", True, None])
 def test_a_share_that_is_none_is_refused(max_stale: Any):
     with pytest.raises(agent_cache.ConfigurationError, match="max_stale must be a share"):

@@ -321,7 +321,8 @@ async def test_callers_with_another_form_of_answers_share_tags_and_no_entries():
 async def test_answers_of_one_form_are_not_found_in_a_tier_by_callers_with_another():
     tier = MemoryTier()
     rules = {"get": Read("formed", remote_cache=tier)}
-    for form, answer in (({}, "text"), ({"failed": is_error}, {"error": ""})):
+    forms: list[Any] = [({}, "text"), ({"failed": is_error}, {"error": ""}), ({"store_if": is_final}, {"final": 1})]
+    for form, answer in forms:
         for process in range(2):
             one = Shop(Toolbox(rules, namespace="toolshop_forms"), lambda *_, answer=answer: answer)
             assert await one.call("get", **form) == answer
