@@ -16,7 +16,7 @@ import hashlib
 import inspect
 import json
 import os
-import threading
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import UTC, datetime
@@ -58,7 +58,7 @@ class LLMReplay:
 
     ``with LLMReplay("fixtures/chat.jsonl"): ...``, or `install` and `restore`, and `flush` after a recording. All of
     the process is affected, except for code that has imported the functions themselves before. Where two are
-    installed, the later one answers; they can be restored in any order.
+    installed, the later one answers, records what the earlier one answers, and is to be restored first.
 
     The key is that of Reyn: the model, the messages, and the tools and the tool choice if there are any. Calls that
     differ in another argument, such as the temperature, have one answer. Secrets are removed before the key is made
@@ -92,6 +92,7 @@ class LLMReplay:
         self._entries = {_identity(entry): entry for entry in found}
         self._pending: dict[tuple[bool, str], Entry] = {}
         self._answered: list[Entry] = []
+        self._replaced: list[tuple[str, Any, Any]] = []
 
     @staticmethod
     def key(model: str, messages: list[Any], tools: list[Any] | None = None, tool_choice: Any = None) -> str:
@@ -141,20 +142,32 @@ class LLMReplay:
             raise MissingFixture(f"there is no such fixture. To record it: {self._advice}", self.fixture_path)
         if self.mode != "replay" and "agent_cache_cassette" in _first_entries(self.fixture_path)[0]:
             raise CassetteError("is a cassette, and this records fixtures; give another path", self.fixture_path)
-        with _lock:
-            if self not in _installed:
-                if not _installed:
-                    _patches.append(_patched("acompletion", "acompletion", LLMReplay._complete))
-                    _patches.append(_patched("aembedding", "embedding", LLMReplay._embed))
-                _installed.append(self)
+        if not self._replaced:
+            self._replace("acompletion", "acompletion", self._complete)
+            self._replace("aembedding", "embedding", self._embed)
+
+    def _replace(self, name: str, like: str, answer: Callable[..., Awaitable[Any]]) -> None:
+        import litellm
+
+        original = getattr(litellm, name)
+        parameters = inspect.signature(getattr(litellm, like))
+
+        @functools.wraps(original)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._replaced:  # something else has kept this function
+                return await original(*args, **kwargs)
+            named = dict(parameters.bind_partial(*args).arguments) if args else {}
+            return await answer(original, {**named, **kwargs})
+
+        self._replaced.append((name, original, call))
+        setattr(litellm, name, call)
 
     def restore(self) -> None:
-        """Leave. Does nothing if it is not installed."""
-        with _lock:
-            if self in _installed:
-                _installed.remove(self)
-            while _patches and not _installed:
-                _patches.pop()()
+        """Leave. Does nothing if it is not installed, and to a function that something else has replaced since."""
+        replaced, self._replaced = self._replaced, []
+        for name, original, ours in replaced:
+            if (found := sys.modules["litellm"]).__dict__.get(name) is ours:
+                setattr(found, name, original)
 
     def flush(self) -> None:
         """Write what was recorded, in one step. Does nothing in a replay, or if nothing new was recorded.
@@ -281,41 +294,6 @@ def _exception(entry: Entry, model: str, path: Path) -> Exception:
     if cause == "byte_limit":
         vars(error)["status_code"] = 413
     return error
-
-
-# The functions of litellm
-
-_installed: list[LLMReplay] = []
-_patches: list[Callable[[], None]] = []
-_lock = threading.RLock()
-
-
-def _patched(name: str, like: str, answer: Callable[..., Awaitable[Any]]) -> Callable[[], None]:
-    """Put a function in the place of one of litellm, which asks the replay that was installed last.
-
-    Returns what gives the place back, unless something else has taken it since. Then it stays, and passes calls on.
-    """
-    import litellm
-
-    original = getattr(litellm, name)
-    parameters = inspect.signature(getattr(litellm, like))
-    is_active = True
-
-    @functools.wraps(original)
-    async def call(*args: Any, **kwargs: Any) -> Any:
-        if not is_active or not _installed:
-            return await original(*args, **kwargs)
-        named = dict(parameters.bind_partial(*args).arguments) if args else {}
-        return await answer(_installed[-1], original, {**named, **kwargs})
-
-    def leave() -> None:
-        nonlocal is_active
-        is_active = False
-        if vars(litellm).get(name) is call:
-            setattr(litellm, name, original)
-
-    setattr(litellm, name, call)
-    return leave
 
 
 # Keys, and why one is missing

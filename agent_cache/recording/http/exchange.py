@@ -242,7 +242,6 @@ class Exchange:
         self._head: tuple[int, str, Pairs] | None = None
         self._body: ResponseBody | None = None
         self._length: int | None = None
-        self._is_encoded = False
         self._is_over = False
 
     # The request
@@ -439,7 +438,6 @@ class Exchange:
             by_name[name] = f"{by_name[name]}, {value}" if name in by_name else value
         self._head = status, _readable(reason), headers
         self._body = ResponseBody(by_name)
-        self._is_encoded = by_name.get("content-encoding", "identity").lower() != "identity"
         if not self._may_have_body(status):
             self._length = 0
         elif by_name.get("content-length", "").isdecimal():
@@ -448,17 +446,9 @@ class Exchange:
             self._end(None)
 
     def add(self, data: bytes, *, is_decoded: bool = False) -> None:
-        """A part of the body has arrived, as it was sent or with its content-encoding taken off.
-
-        The exchange ends with the last one, if that is known by the length: the client may not ask for the end.
-        A stream does not: all of its events may arrive at once, and a replay hands them out one by one.
-        """
-        body = self._body
-        if not self._is_over and body is not None and data:
-            body.add(data, is_decoded=is_decoded)
-            is_last = self._length == body.size and not (is_decoded and self._is_encoded)
-            if is_last and not body.is_stream:
-                self._end(None)
+        """A part of the body has arrived, as it was sent or with its content-encoding taken off."""
+        if not self._is_over and self._body is not None and data:
+            self._body.add(data, is_decoded=is_decoded)
 
     def logged(self, source: Iterable[bytes]) -> Iterator[bytes]:
         """The same pieces of a body; they are added while they are read."""
@@ -481,10 +471,10 @@ class Exchange:
         self._end(None)
 
     def closed(self) -> None:
-        """The client does not read on."""
+        """The client does not read on. It may know by the length that all has arrived, and not ask for the end."""
         self._answered()
         if self._body is not None:
-            self._end({"closed": True})
+            self._end(None if self._length == self._body.size else {"closed": True})
 
     def failed(self, error: BaseException) -> None:
         """The request or the body has raised this. Any other recorded call ends in the same way."""
