@@ -33,14 +33,14 @@ class BaselineRun:
 
     def __init__(
         self,
-        paths: list[Path],
+        path: Path,
         settings: Settings,
         item: pytest.Item,
         sharing: list[str],
         options: dict[str, Any],
         folder: Path,
     ) -> None:
-        self._paths, self._settings, self._item = paths, settings, item
+        self._path, self._settings, self._item = path, settings, item
         self._mode = item.config.getoption("agent_baseline")
         given = options.get("tolerance") or Tolerance()
         self._tolerance = given if isinstance(given, Tolerance) else Tolerance.load(item.path.parent / given)
@@ -64,12 +64,7 @@ class BaselineRun:
 
     def _check_mode(self, sharing: list[str]) -> None:
         """Whether this run can be written to the baseline."""
-        option, path = f"--agent-baseline={self._mode}", self._paths[0]
-        if len(self._paths) > 1:
-            raise ConfigurationError(
-                f"{option}: the test has {len(self._paths)} baselines, and it is not known which of them is meant; "
-                "accept a run by `agent-cache drift accept RUN --as PATH`"
-            )
+        option, path = f"--agent-baseline={self._mode}", self._path
         if self._mode == "add" and not is_folder_of_runs(path):
             raise ConfigurationError(f"{option}: {path} is the file of one run; to keep several, name a folder")
         if self._mode != "add" and sharing:
@@ -80,15 +75,13 @@ class BaselineRun:
 
     def _accepted_runs(self) -> list[Path]:
         try:
-            return [one for path in self._paths for one in accepted_runs(path)]
+            return list(accepted_runs(self._path))
         except CassetteNotFound as error:
             if self._mode != "compare":
                 return []
             mode = self._item.config.getoption("agent_record_mode")  # else that of the cassette would be missing
             how = f"--agent-record-mode={mode} " if mode else ""
             how = f"pytest {how}--agent-baseline=once {shlex.quote(self._item.nodeid)}"
-            if len(self._paths) > 1:
-                how = f"agent-cache drift accept RUN --as {shlex.quote(str(error.path))}"
             text = f"{error.reason}. To accept the next run as its baseline:\n    {how}"
             raise MissingFixture(text, error.path) from None
 
@@ -113,7 +106,7 @@ class BaselineRun:
         self._new.unlink()
 
     def _accept(self, new: Cassette, report: DriftReport) -> None:
-        stored, removed = store_run(new, self._paths[0], replaces=self._mode == "accept")
+        stored, removed = store_run(new, self._path, replaces=self._mode == "accept")
         old = f", instead of {len(removed)}" if removed else ""
         counts = ", ".join(f"{number} {severity.name.lower()}" for severity, number in report.counts.items() if number)
         self.accepted.append(f"{self._shown(stored)}{old}{counts and f'; it differs by {counts}'}")
@@ -139,16 +132,15 @@ class BaselineRun:
         self._record.__exit__(None, None, None)
 
     def _text(self, report: DriftReport) -> str:
-        paths = list(map(self._shown, self._paths))
+        path = self._shown(self._path)
+        accept = f"    agent-cache drift accept {shlex.quote(str(self._new))} --as {shlex.quote(path)}"
         lines = [
-            f"The run has drifted from its baseline {', '.join(paths)} (the test fails on {self._tolerance.fail_on}):",
+            f"The run has drifted from its baseline {path} (the test fails on {self._tolerance.fail_on}):",
             f"{report}\nThe run is in {self._new}",
+            f"If it is right, accept it instead of the baseline:\n{accept} --replace",
         ]
-        if len(paths) == 1:
-            accept = f"    agent-cache drift accept {shlex.quote(str(self._new))} --as {shlex.quote(paths[0])}"
-            lines.append(f"If it is right, accept it instead of the baseline:\n{accept} --replace")
-            if is_folder_of_runs(self._paths[0]):
-                lines.append(f"or beside it, so that what varies between them is tolerated:\n{accept} --add")
+        if is_folder_of_runs(self._path):
+            lines.append(f"or beside it, so that what varies between them is tolerated:\n{accept} --add")
         return "\n".join(lines)
 
     def _shown(self, path: Path) -> str:

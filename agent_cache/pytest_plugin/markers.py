@@ -3,7 +3,7 @@ fixture and options.
 
 A cassette is at ``<folder of the test file>/cassettes/<module>/<Class.test>.jsonl`` unless a marker gives its name or
 path. A baseline is at ``<folder of the test file>/baselines/<module>/<Class.test>``, a
-folder of accepted runs, unless the marker gives its paths.
+folder of accepted runs, unless the marker gives its path.
 
 Every test run of every project with this package installed imports this module: it imports nothing of the library.
 """
@@ -49,11 +49,11 @@ class CassetteMarkers(NamedTuple):
 
 
 class BaselineMarkers(NamedTuple):
-    """The `agent_baseline` markers of one test, combined: paths of its baselines from the folder of the test file, none
+    """The `agent_baseline` markers of one test, combined: path of its baseline from the folder of the test file, none
     for the test's own, and those of `_BASELINE_OPTIONS` that were given.
     """
 
-    paths: tuple[str, ...]
+    path: str | None
     options: dict[str, Any]
 
 
@@ -97,23 +97,22 @@ def cassette_markers(item: pytest.Item) -> CassetteMarkers | None:
 
 def baseline_markers(item: pytest.Item) -> BaselineMarkers | None:
     """Combine the `agent_baseline` markers of a test, of each option the closest one; None if there are none."""
-    paths: tuple[str, ...] = ()
+    path: str | None = None
     options: dict[str, Any] = {}
     found = list(item.iter_markers("agent_baseline"))
     for mark in found:
         label = f"{item.nodeid}: @pytest.mark.agent_baseline"
-        for path in mark.args:
-            if not _is_path(path):
-                raise pytest.UsageError(f"{label} takes paths of baselines, got {path!r}")
+        if len(mark.args) > 1 or not all(map(_is_path, mark.args)):
+            raise pytest.UsageError(f"{label} takes the path of a baseline, got {', '.join(map(repr, mark.args))}")
         _check_options(mark.kwargs, _BASELINE_OPTIONS, label)
         tolerance = mark.kwargs.get("tolerance", "none")
         if not _is_path(tolerance) and type(tolerance).__name__ != "Tolerance":
             raise pytest.UsageError(
                 f"{label}: tolerance must be a Tolerance, or the path of a file of one, got {tolerance!r}"
             )
-        paths = paths or tuple(map(os.fspath, mark.args))
+        path = path or next(map(os.fspath, mark.args), None)
         options = {**mark.kwargs, **options}
-    return BaselineMarkers(paths, options) if found else None
+    return BaselineMarkers(path, options) if found else None
 
 
 def _is_path(value: Any) -> bool:
@@ -163,11 +162,11 @@ def cassette_path(item: pytest.Item, markers: CassetteMarkers | None) -> Path:
     return folder / (name if name.endswith((_SUFFIX, ".json")) else f"{name}{_SUFFIX}")
 
 
-def baseline_paths(item: pytest.Item, markers: BaselineMarkers) -> list[Path]:
-    """Return the paths of a test's baselines."""
-    if markers.paths:
-        return [item.path.parent / path for path in markers.paths]
-    return [item.path.parent / str(item.config.getini("agent_baseline_dir")) / item.path.stem / _file_name(item)]
+def baseline_path(item: pytest.Item, markers: BaselineMarkers) -> Path:
+    """Return the path of a test's baseline."""
+    if markers.path is not None:
+        return item.path.parent / markers.path
+    return item.path.parent / str(item.config.getini("agent_baseline_dir")) / item.path.stem / _file_name(item)
 
 
 def _file_name(item: pytest.Item) -> str:

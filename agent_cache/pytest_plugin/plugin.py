@@ -17,7 +17,7 @@ from agent_cache.pytest_plugin.markers import (
     BASELINE_MODES,
     MODES,
     baseline_markers,
-    baseline_paths,
+    baseline_path,
     cassette_markers,
     cassette_path,
     settings_of,
@@ -89,8 +89,8 @@ def pytest_configure(config: pytest.Config) -> None:
         (f"agent_cassette(name=None, *, path=None, {options})", "record what the agent of this test calls, and replay"),
         (f"replay(path, *, {options})", "the same with the cassette, or the fixture of Reyn, at this path"),
         (
-            "agent_baseline(*paths, tolerance=None, fail_on='warning', redact=None, http=None)",
-            "compare the run of this test with the accepted runs at these paths, or with the test's own",
+            "agent_baseline(path=None, tolerance=None, fail_on='warning', redact=None, http=None)",
+            "compare the run of this test with the accepted runs at this path, or with the test's own",
         ),
         ("agent_live(reason)", "let this test call tools under --agent-block-live"),
     ):
@@ -119,7 +119,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if markers is not None or "agent_cassette" in getattr(item, "fixturenames", ()):
             paths.append(cassette_path(item, markers))
         if (baseline := baseline_markers(item)) is not None:
-            paths += baseline_paths(item, baseline)
+            paths.append(baseline_path(item, baseline))
         for path in paths:
             tests.setdefault(path, []).append(item.nodeid)
         for live in item.iter_markers("agent_live"):
@@ -152,14 +152,9 @@ def agent_cassette(request: pytest.FixtureRequest, agent_cache_config: dict[str,
         settings = settings_of(request.config, agent_cache_config, {} if markers is None else markers.options)
         run = run_of(path, settings, item.nodeid, _sharing(item, path), item.stash.get(_GUARD, None))
         handle = run.begin()
-    runs = item.stash.setdefault(_RUNS, {})
-    runs["agent cassette"] = run
-    try:
+    with _open(item, "agent cassette", run):
         yield handle
-    finally:
-        del runs["agent cassette"]
         item.config.stash[_FACTS]["savings"].append(packed(run.savings))
-        run.close()
 
 
 @pytest.fixture
@@ -172,26 +167,32 @@ def _agent_baseline(request: pytest.FixtureRequest) -> Iterator[None]:
     assert markers is not None
     options = {} if of_cassette is None else of_cassette.options
     options = {**options, **{name: markers.options[name] for name in ("redact", "http") if name in markers.options}}
-    paths = baseline_paths(item, markers)
+    path = baseline_path(item, markers)
     with _own_error(item):
         settings = settings_of(config, request.getfixturevalue("agent_cache_config"), options)
         folder = request.getfixturevalue("tmp_path_factory").mktemp("agent-baseline")
-        run = BaselineRun(paths, settings, item, _sharing(item, *paths), markers.options, folder)
+        run = BaselineRun(path, settings, item, _sharing(item, path), markers.options, folder)
         run.begin()
+    with _open(item, "agent baseline", run):
+        yield
+        config.stash[_FACTS]["accepted"] += run.accepted
+
+
+@contextmanager
+def _open(item: pytest.Item, title: str, run: CassetteRun | FixtureRun | BaselineRun) -> Iterator[None]:
+    """While the run of a test is open."""
     runs = item.stash.setdefault(_RUNS, {})
-    runs["agent baseline"] = run
+    runs[title] = run
     try:
         yield
     finally:
-        del runs["agent baseline"]
-        config.stash[_FACTS]["accepted"] += run.accepted
+        del runs[title]
         run.close()
 
 
-def _sharing(item: pytest.Item, *paths: Path) -> list[str]:
-    """Other tests with one of these cassettes or baselines."""
-    tests = item.config.stash[_TESTS_BY_PATH]
-    return [one for path in paths for one in tests.get(path, ()) if one != item.nodeid]
+def _sharing(item: pytest.Item, path: Path) -> list[str]:
+    """Other tests with this cassette or baseline."""
+    return [one for one in item.config.stash[_TESTS_BY_PATH].get(path, ()) if one != item.nodeid]
 
 
 @pytest.fixture(autouse=True)
