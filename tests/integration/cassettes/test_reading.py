@@ -159,6 +159,17 @@ def test_verify_of_good_cassettes_is_0(cassette, command, tmp_path):
         ([('"kind":"call"', '"kind":"cal"')], "structure", 2, "the kind 'cal' is unknown"),
         ([('"id":1,', '"id":1,"parent":7,')], "structure", 2, "enclosed by call 7"),
         ([('"outcome":{"value"', '"outcome":{"valeu"')], "structure", 2, "the outcome has no known form: valeu"),
+        (
+            [
+                (
+                    '"outcome":{"value":{"answer":"X"}}',
+                    '"outcome":{"response":{"status":200,"json":1,"spelling":"wide"}}',
+                )
+            ],
+            "structure",
+            2,
+            "the response is malformed",
+        ),
         ([('{"calls":2', '{"calls":3')], "structure", 0, "the trailer counts 3 calls, but the file has 2"),
         ([('{"id":2', '<<<<<<< HEAD\n{"id":2')], "structure", 3, "has a merge conflict"),
         ([('"agent_cache_cassette":2', '"agent_cache_cassette":99')], "structure", 1, "has format version 99"),

@@ -4,15 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
-import msgspec
 import pytest
 
 import agent_cache
-from agent_cache.recording import Cassette, cached_llm_call, intercept, record
-from agent_cache.recording.file import call_line, trailer_line
+from agent_cache.recording import cached_llm_call, intercept, record
 from tests.harness.slow import slow
 
 RULES = "Be patient. " * 60
@@ -72,21 +69,6 @@ def test_text_has_each_value_on_lines_of_its_own(tmp_path, command):
         ended: returned
     """
     assert out.splitlines() == [line[8:] for line in expected.splitlines()[:-1]]
-
-
-def test_text_of_a_file_of_version_1_is_that_of_version_2(cassette, tmp_path, command):
-    path = cassette("a.jsonl", "outer:x", "broken", "stream:3")
-    new = command("text", path)
-    loaded = Cassette.load(path)
-    outer, inner, *others = loaded
-    calls = [
-        inner,
-        outer,
-        *(msgspec.structs.replace(call, after=before.id) for before, call in pairwise((outer, *others))),
-    ]
-    lines = [b'{"agent_cache_cassette":2,"log":true}\n', *map(call_line, calls), trailer_line(loaded.trailer)]
-    path.write_bytes(b"".join(lines))
-    assert command("text", path) == new
 
 
 @pytest.mark.parametrize("content", ["", "<<<<<<< HEAD\n{}\n", "something else\n", '{"agent_cache_cassette":99}\n'])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
-import shutil
 from pathlib import Path
 
 import pytest
 
 from agent_cache.cli.main import main
 from agent_cache.recording import Cassette, intercept, record
-from tests.harness.http_server import http_server
 from tests.harness.slow import slow, slow_rows
 
 pytest_plugins = ["pytester"]
@@ -181,38 +179,6 @@ def test_a_baseline_is_at_the_path_of_the_marker(suite):
     suite.run(passed=1)
 
 
-ANYIO = """
-    import pytest
-    from shop import cancel_order, get_order
-
-    @pytest.fixture(scope="module")
-    def anyio_backend():
-        return "asyncio"
-
-    @pytest.fixture(scope="module")
-    async def wide(anyio_backend):
-        yield
-
-    @pytest.mark.anyio
-    @pytest.mark.agent_cassette
-    @pytest.mark.agent_baseline
-    async def test_cancel(wide):
-        await get_order("W1")
-        await cancel_order("W1")
-"""
-
-
-def test_a_runner_that_outlives_the_test_is_in_both_recordings(suite):
-    pytest.importorskip("anyio")
-    suite.write("test_order.py", ANYIO)
-    suite.run("-o", "asyncio_mode=strict", "--agent-record-mode=once", "--agent-baseline=once", passed=1)
-    assert len(suite.cassettes) == 2
-    for one in suite.cassettes:
-        assert [(call.name, call.lane) for call in Cassette.load(suite.path / one)] == [
-            ("shop:get_order", 0), ("shop:cancel_order", 0),
-        ]  # fmt: skip
-
-
 @pytest.mark.slow
 def test_a_live_run_is_refused_where_live_calls_are(suite):
     suite.write("test_order.py", ORDER)
@@ -317,46 +283,6 @@ def test_secrets_do_not_get_into_a_baseline_and_calls_are_the_same_without_them(
     suite.write("test_order.py", with_marker(ORDER, 'agent_baseline("other", redact=["order_id"])'))
     suite.run("--agent-baseline=once", passed=1)
     assert "W1" not in (suite.path / "other/1.jsonl").read_text()
-
-
-REQUEST = """
-    import json, urllib.request
-    import pytest
-
-    {markers}
-    def test_it():
-        for order in ("W1", "W2"):
-            request = urllib.request.Request("{url}/" + order, json.dumps({{"order": order}}).encode())
-            with urllib.request.urlopen(request) as response:
-                assert response.status == 200
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("markers", "options"),
-    [
-        ("@pytest.mark.agent_baseline('base', http=True)", []),
-        ("@pytest.mark.agent_baseline('base')\n    @pytest.mark.agent_cassette", ["-o", "agent_http=true"]),
-        *slow_rows(("@pytest.mark.agent_baseline('base')\n    @pytest.mark.agent_cassette(http=True)", [])),
-    ],
-    ids=["of a live run", "by the cassette", "by the cassette's marker"],
-)
-def test_requests_are_compared_too(markers: str, options: list[str], suite):
-    with http_server() as server:
-        suite.write("test_it.py", REQUEST.format(markers=markers, url=server.url))
-        suite.run("--agent-record-mode=once", "--agent-baseline=once", *options, passed=1)
-        if options:  # what the cassette has is known without them, too
-            shutil.rmtree(suite.path / "base")
-            suite.run("--agent-baseline=once", passed=1)
-        assert [call.kind for call in Cassette.load(suite.path / "base/1.jsonl")] == ["http", "http"]
-        suite.run(passed=1)
-        assert len(server.requests) == (2 if "cassette" in markers else 4)
-        markers = "@pytest.mark.agent_baseline('base')"
-        suite.write("test_it.py", REQUEST.format(markers=markers, url=server.url).replace('"W2"', '"W3"'))
-        suite.run(failed=1).stdout.fnmatch_lines(
-            ["CRITICAL: *W3*"]
-        )  # a POST writes, and the baseline knows its requests
 
 
 @pytest.mark.slow

@@ -239,33 +239,6 @@ def test_fixtures_of_the_test_are_part_of_its_recording_and_their_teardown_never
     assert suite.live == []
 
 
-def test_a_recording_of_a_test_that_failed_says_so(suite):
-    """`once` has kept it, and would go on replaying it."""
-    suite.write(
-        "test_order.py",
-        """
-        import os
-        import pytest
-        from shop import ask
-
-        @pytest.mark.agent_cassette
-        def test_ask():
-            assert ask("first") == "pendingfirst"
-            assert os.environ.get("GOOD"), "the model was down"
-            assert ask("second") == "pendingsecond"
-        """,
-    )
-    suite.run("--agent-record-mode=once", failed=1)
-    suite.environment.setenv("GOOD", "1")
-    result = suite.run("--agent-record-mode=once", failed=1)
-    result.stdout.fnmatch_lines(
-        ["*The test that was recorded had failed itself: it raised AssertionError.", "*--agent-record-mode=rewrite*"]
-    )
-    suite.run("--agent-record-mode=rewrite", passed=1)
-    suite.environment.delenv("GOOD")
-    assert "had failed itself" not in suite.run(failed=1).stdout.str()
-
-
 MODELS = """
     import pytest
     from agent_cache.recording import cached_llm_call

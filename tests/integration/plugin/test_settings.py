@@ -68,34 +68,6 @@ def test_classes_and_parameters_are_in_the_name_and_no_two_names_become_one(suit
     assert suite.live == []
 
 
-def test_names_that_differ_by_case_are_two_files_on_every_file_system(suite):
-    suite.write(
-        "test_ask.py",
-        """
-        import pytest
-        from shop import ask
-
-        pytestmark = pytest.mark.agent_cassette
-
-        @pytest.mark.parametrize("what", ["a", "A", "aB", "Ab"])
-        def test_it(what):
-            ask(what)
-
-        def test_IT():
-            ask("?")
-
-        def test_it_():
-            ask("?")
-        """,
-    )
-    suite.run("--agent-record-mode=once", passed=6)
-    names = [name.removeprefix("cassettes/test_ask/") for name in suite.cassettes]
-    assert len({name.casefold() for name in names}) == 6
-    assert {"test_it[a].jsonl", "test_it_.jsonl"} <= set(names)
-    suite.run(passed=6)
-    assert suite.live == []
-
-
 def test_the_closest_marker_wins_option_by_option(suite):
     suite.write(
         "test_ask.py",

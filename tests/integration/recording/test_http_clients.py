@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import re
-import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -387,26 +384,6 @@ def test_a_method_that_was_replaced_above_the_seam_stays(server: HttpServer, pat
     assert httpx.HTTPTransport.handle_request is original
 
 
-async def test_an_application_in_the_process_runs(path: Path):
-    httpx = pytest.importorskip("httpx")
-    requests = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        requests.append(scope["path"])
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"live"})
-
-    async def run() -> None:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client:
-            assert (await client.get("/orders")).text == "live"
-
-    with record(path, http=True):
-        await run()
-    with replay(path, strict=True):
-        await run()
-    assert requests == ["/orders", "/orders"]
-
-
 def test_clients_in_threads_are_recorded(server: HttpServer, path: Path):
     openai = pytest.importorskip("openai")
 
@@ -459,53 +436,3 @@ async def test_mcp_over_http_is_replayed(path: Path):
     assert recorded == (["get_order"], "order W1")
     with replay(path):
         assert await run() == recorded
-
-
-@contextmanager
-def http2_server() -> Iterator[str]:
-    """A server on loopback that knows HTTP/2 only. It sends each answer in two frames."""
-    connection, config, events = (importlib.import_module(f"h2.{name}") for name in ("connection", "config", "events"))
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        while True:
-            try:
-                accepted, _ = listener.accept()
-            except OSError:
-                return
-            with accepted:
-                state = connection.H2Connection(config.H2Configuration(client_side=False))
-                state.initiate_connection()
-                accepted.sendall(state.data_to_send())
-                while data := accepted.recv(65536):
-                    for event in state.receive_data(data):
-                        if isinstance(event, events.RequestReceived):
-                            head = [(":status", "200"), ("content-type", "text/event-stream")]
-                            state.send_headers(event.stream_id, head)
-                            state.send_data(event.stream_id, b"data: one\n\n")
-                            state.send_data(event.stream_id, b"data: two\n\n", end_stream=True)
-                    accepted.sendall(state.data_to_send())
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
-
-
-async def test_http2_is_recorded(path: Path):
-    httpx = pytest.importorskip("httpx")
-    pytest.importorskip("h2")
-
-    async def run(url: str) -> list[str]:
-        async with httpx.AsyncClient(http1=False, http2=True) as client, client.stream("GET", url) as response:
-            return [line async for line in response.aiter_lines()]
-
-    with http2_server() as url, record(path, http=True):
-        recorded = await run(url)
-    assert recorded == ["data: one", "", "data: two", ""]
-    with replay(path, strict=True):
-        assert await run(url) == recorded

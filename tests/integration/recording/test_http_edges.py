@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 from pathlib import Path
 from typing import Any
@@ -177,31 +176,6 @@ def test_a_secret_field_of_a_form_with_parts_is_not_in_the_file(client: str, tmp
         assert '{"q":1}' in text
         with replay(path, strict=True):
             library.post(f"{server.url}/empty", files=files)
-
-
-@pytest.mark.parametrize("name", ["httpx", "httpx2", "requests"])
-def test_a_body_that_is_forgotten_ends_before_the_next_request(name: str, tmp_path: Path):
-    library: Any = pytest.importorskip(name)
-
-    def run(url: str) -> str:
-        with library.Session() if name == "requests" else library.Client() as client:
-            if name == "requests":
-                pieces = client.get(f"{url}/pieces", stream=True).iter_content(1)
-            else:
-                pieces = client.send(client.build_request("GET", f"{url}/pieces"), stream=True).iter_raw()
-            next(pieces)
-            del pieces
-            gc.collect()
-            text: str = client.get(f"{url}/cookie").text
-            return text
-
-    path = tmp_path / "run.jsonl"
-    with http_server() as server:
-        with record(path, http=True):
-            run(server.url)
-        server.close()
-        with replay(path, strict=True):
-            assert run(server.url) == "ok"
 
 
 def test_settings_that_were_edited_are_refused_with_their_line(tmp_path: Path):

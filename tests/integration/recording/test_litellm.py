@@ -217,24 +217,6 @@ async def test_each_of_several_parallel_tool_calls_has_its_own_index(arguments):
     assert rebuilt.finish_reason == "tool_calls"
 
 
-async def test_thoughts_and_every_choice_are_in_the_stream():
-    choices = [
-        {
-            "index": index,
-            "finish_reason": "stop",
-            "message": {"role": "assistant", "content": f"text {index}", "reasoning_content": f"thought {index}"},
-        }
-        for index in range(2)
-    ]
-    whole = litellm.ModelResponse(**answer("", choices=choices))
-    found: dict[int, dict[str, str]] = {0: {}, 1: {}}
-    async for chunk in _stream(whole):
-        [choice] = chunk.choices
-        for name in ("content", "reasoning_content"):
-            found[choice.index][name] = found[choice.index].get(name, "") + (getattr(choice.delta, name, None) or "")
-    assert found == {index: {"content": f"text {index}", "reasoning_content": f"thought {index}"} for index in range(2)}
-
-
 # Misses
 
 

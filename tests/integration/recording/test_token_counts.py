@@ -6,7 +6,7 @@ from types import SimpleNamespace as Some
 import pytest
 from hypothesis import strategies as st
 
-from agent_cache.recording import Cassette, cached_llm_call, record, replay
+from agent_cache.recording import Cassette, cached_llm_call, record
 from agent_cache.recording.prices import Tokens, Usage
 from tests.harness.searches import searched
 
@@ -391,18 +391,3 @@ def test_providers_that_count_apart_and_those_that_count_together_are_told_the_s
         assert counted({"usage": usage}) == tokens
     bedrock = {"cacheReadInputTokens": read, "cacheWriteInputTokens": written}
     assert counted({"usage": {"inputTokens": fresh, "outputTokens": output, **bedrock}}) == tokens
-
-
-def test_a_replay_copies_the_counts_into_a_new_recording(path):
-    @cached_llm_call()
-    def ask(prompt: str):
-        return ANSWERS["anthropic, written for an hour"][1]
-
-    with record(path):
-        ask("hi")
-    with record(path, mode="new_episodes"):
-        ask("hi")
-        ask("more")
-    assert [tokens_of(call) for call in Cassette.load(path)] == [Tokens(1000, 50, 800, 100, 60)] * 2
-    with replay(path):
-        ask("hi")
