@@ -15,7 +15,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -148,16 +147,16 @@ def _show(options: argparse.Namespace) -> int:
     order, enclosing, depths = outline.starts(), outline.enclosing(), [0] * len(cassette)
     for index in order:  # a call starts after the one that encloses it
         depths[index] = depths[enclosing[index]] + 1 if enclosing[index] >= 0 else 0
-    totals = _totals(cassette)
-    calls = ((depths[index], cassette[index]) for index in order)
-    chosen = islice(
-        (
-            (depth, call)
-            for depth, call in calls
-            if fnmatch.fnmatchcase(call.name, options.name) and (has_error(call) or not options.errors)
-        ),
-        options.limit,
-    )
+    chosen = [
+        (depths[index], cassette[index])
+        for index in order
+        if fnmatch.fnmatchcase(cassette[index].name, options.name)
+        and (has_error(cassette[index]) or not options.errors)
+    ][: options.limit]
+    totals: dict[str, Any] = {"calls": len(cassette), "kinds": dict(Counter(call.kind for call in cassette))}
+    totals |= {"sources": dict(Counter(call.source for call in cassette if call.source))}
+    totals |= {"errors": sum(map(has_error, cassette))}
+    totals |= {name: sum(getattr(call, name) for call in cassette) for name in ("input_tokens", "output_tokens")}
     models = savings_of(model_calls(cassette.steps, outline.of_models, enclosing.__getitem__), cassette.recorded_at)
     if not options.json:
         _show_lines(cassette, chosen, totals, models)
@@ -169,21 +168,10 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _totals(cassette: Cassette) -> dict[str, Any]:
-    kinds, sources, sums = Counter[str](), Counter[str](), Counter[str]()
-    for call in cassette:
-        kinds[call.kind] += 1
-        sources[call.source] += 1
-        sums.update(errors=int(has_error(call)), input_tokens=call.input_tokens, output_tokens=call.output_tokens)
-    del sources[""]
-    counts = {name: sums[name] for name in ("errors", "input_tokens", "output_tokens")}
-    return {"calls": len(cassette), "kinds": dict(kinds), "sources": dict(sources), **counts}
-
-
 def _show_lines(
-    cassette: Cassette, calls: Iterator[tuple[int, RecordedCall]], totals: dict[str, Any], models: Savings
+    cassette: Cassette, calls: list[tuple[int, RecordedCall]], totals: dict[str, Any], models: Savings
 ) -> None:
-    printer, whole, shown = Printer(), cassette.duration_ms, 0
+    printer, whole = Printer(), cassette.duration_ms
     facts = [f"recorded {cassette.recorded_at}" if cassette.recorded_at else "", cassette.model or ""]
     printer.line((cassette.path, "bold"), *(f"  {fact}" for fact in facts if fact))
     if cassette.is_partial:
@@ -194,7 +182,6 @@ def _show_lines(
         printer.line(branch)
     printer.line((f"{'id':>6}  {'start':>8}  {'took':>8}  {'':{_BAR}}  {'':8}  call", "dim"))
     for depth, call in calls:
-        shown += 1
         kind, error_style = call.source or call.kind, "red" if has_error(call) else ""
         style = error_style or _STYLES.get(kind, "")
         printer.line(
@@ -206,15 +193,15 @@ def _show_lines(
             (outcome_text(call), error_style),
             (_tokens_text(call), "dim"),
         )
-    if shown < len(cassette):
-        printer.line((f"{len(cassette) - shown} more calls are not shown", "dim"))
-    parts = [f"{plural(totals['calls'], 'call')} in {duration_text(whole)}"]
-    parts += [f"{number} {name}" for name, number in sorted(totals["sources"].items())]
-    parts += [f"{number} {name}" for name, number in sorted(totals["kinds"].items()) if name not in {"tool", "call"}]
-    if totals["input_tokens"] or totals["output_tokens"]:
-        parts.append(f"{totals['input_tokens']}+{totals['output_tokens']} tokens")
+    if len(calls) < len(cassette):
+        printer.line((f"{len(cassette) - len(calls)} more calls are not shown", "dim"))
     if models.calls:
         printer.line(str(models))
+    parts = [f"{plural(totals['calls'], 'call')} in {duration_text(whole)}"]
+    counts = sorted(totals["sources"].items()) + sorted(totals["kinds"].items())
+    parts += [f"{number} {name}" for name, number in counts if name not in {"tool", "call"}]
+    if totals["input_tokens"] or totals["output_tokens"]:
+        parts.append(f"{totals['input_tokens']}+{totals['output_tokens']} tokens")
     printer.line(", ".join((*parts, plural(totals["errors"], "error"))))
 
 

@@ -148,44 +148,32 @@ def host_and_server(parts: SplitResult) -> tuple[str, str]:
 
 
 @functools.lru_cache(maxsize=100)
-def _places(given: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Beginnings of URLs, and ends of host names behind a dot. Case of a host does not matter."""
-    beginnings: list[str] = []
+def _matcher(given: tuple[str, ...], *, is_whole: bool) -> re.Pattern[str]:
+    """Matches URLs at these hosts, or that begin as these; or whole ones, with wildcards. A host has no case."""
+    found = []
     for one in given:
-        scheme, is_url, rest = one.partition("://")
-        host, slash, path = rest.partition("/")
-        if is_url:
-            start = f"{scheme.lower()}://{host.lower()}"
-            # The name of a host does not go on behind its end
-            beginnings += [f"{start}/{path}"] if slash else [f"{start}/", f"{start}:"]
-    return tuple(beginnings), tuple(f".{one.lower()}" for one in given if "://" not in one)
+        scheme, is_url, rest = one.rpartition("://")
+        server, slash, path = rest.partition("/")
+        start = f"{scheme}://{re.escape(server)}".lower()
+        if is_whole:
+            found.append(f"{start}/{re.escape(path)}".replace(r"\*", "[^/]*").replace(r"\?", "[^/]"))
+        elif is_url:  # the name of a host does not go on behind its end
+            found.append(f"{start}{f'/{re.escape(path)}' if slash else '[/:]'}.*")
+        else:
+            found.append(rf"[^/]+://(?:[^/]*\.)?{re.escape(server.lower())}(?::\d+)?/.*")
+    return re.compile("|".join(found) or "(?!)", re.DOTALL)
 
 
 def is_at(given: Sequence[str], parts: SplitResult) -> bool:
     """Whether a URL is at one of these hosts, or begins as one of these URLs."""
-    beginnings, hosts = _places(tuple(given))
-    host, server = host_and_server(parts)
-    if f".{host}".endswith(hosts) or f".{server}".endswith(hosts):
-        return True
-    return urlunsplit((parts.scheme, server, parts.path or "/", parts.query, "")).startswith(beginnings)
+    url = urlunsplit((parts.scheme, host_and_server(parts)[1], parts.path or "/", parts.query, ""))
+    return _matcher(tuple(given), is_whole=False).fullmatch(url) is not None
 
 
 def _is_live(given: Sequence[str], parts: SplitResult) -> bool:
     """Whether a URL is one of these, but for its query."""
     url = f"{parts.scheme}://{host_and_server(parts)[1]}{parts.path or '/'}"
-    return _any_of(tuple(given)).fullmatch(url) is not None
-
-
-@functools.lru_cache(maxsize=100)
-def _any_of(given: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches each of these URLs, with their wildcards."""
-    found = []
-    for one in given:
-        scheme, _, rest = one.partition("://")
-        server, _, path = rest.partition("/")
-        escaped = re.escape(f"{scheme}://{server}".lower() + f"/{path}")
-        found.append(escaped.replace(r"\*", "[^/]*").replace(r"\?", "[^/]"))
-    return re.compile("|".join(found) or r"(?!)")
+    return _matcher(tuple(given), is_whole=True).fullmatch(url) is not None
 
 
 @functools.lru_cache(maxsize=1000)
