@@ -406,6 +406,7 @@ client = Client(api_key=api_key, token=self.token, password=password)
 if token == "x" or password != other:
     raise ValueError("password: wrong")
 self.secret = secret
+token = self.token2
 tokens = text.split()
 token = tokens[0]
 for token in tokenizer: pass

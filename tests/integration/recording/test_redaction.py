@@ -74,25 +74,16 @@ def written(path, value, **more) -> str:
 @pytest.mark.parametrize(
     "wrap",
     [
-        lambda secret: secret,
-        lambda secret: f"before {secret} after",
-        lambda secret: f"before\x01{secret}",
+        str,
+        "before {} after".format,
+        "before\x01{}".format,
         lambda secret: {"a": [{"b": f"x\n{secret}"}]},
         lambda secret: {secret: 1},
         lambda secret: json.dumps({"arguments": json.dumps({"text": secret})}),
         lambda secret: (1, [secret]),
-        lambda secret: secret.encode(),
+        str.encode,
     ],
-    ids=[
-        "itself",
-        "in text",
-        "after a control character",
-        "deep",
-        "as a key",
-        "in JSON in JSON",
-        "in a tuple",
-        "as bytes",
-    ],
+    ids=["itself", "in text", "after control", "deep", "as a key", "in JSON in JSON", "in a tuple", "as bytes"],
 )
 def test_what_looks_like_a_secret_is_found_wherever_it_stands(secret, core, wrap, path):
     text = written(path, wrap(secret))
@@ -262,6 +253,15 @@ def test_an_identity_made_of_what_is_redacted_has_no_more_of_it(cache_key, redac
     assert json.loads(path.read_text().splitlines()[1])["key"] in ("[redacted]", "[redacted]!", "a/[redacted]")
     with replay(path, redact=redact if callable(redact) else None):
         ask("PIN1234", pin=7)
+
+
+def test_an_identity_that_is_a_secret_itself_is_not_written(path):
+    ask = cached_llm_call(name="ask", cache_key=lambda value: f"{value} {SECRET}")(lambda value: 1)
+    with record(path):
+        ask("a")
+    assert SECRET not in path.read_text()
+    with replay(path):
+        ask("a")
 
 
 @pytest.mark.parametrize("redact", [["model"], [re.compile("deploy-\\w+")]])
