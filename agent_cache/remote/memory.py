@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -15,10 +15,8 @@ from agent_cache.core.options import configures
 from agent_cache.core.store import NEVER
 from agent_cache.remote.backend import ARMED, HELD, IDLE, Reading, drive, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
-from agent_cache.remote.codecs import MessagePackCodec, Unencodable
 from agent_cache.remote.feed import LOST, News
 from agent_cache.remote.versioned import VersionedTier
-from agent_cache.values.copies import UncopyableError, auto_copier
 
 __all__ = ["MemoryServer", "MemoryTier"]
 
@@ -178,33 +176,6 @@ def _now() -> float:
     return CLOCK.now()  # which a test may have replaced
 
 
-class _Kept(bytes):
-    """A value in memory, in place of its bytes."""
-
-    value: Any
-    copy: Callable[[], Any] | None
-
-
-class _ObjectCodec(MessagePackCodec):
-    """Keeps copies of values as they are, of any type."""
-
-    def encode(self, value: object, returns: object, *, context: bytes = b"") -> bytes:
-        if context[:1] != b"@":  # a message, or tags
-            return super().encode(value, returns, context=context)
-        try:
-            copy = auto_copier(value)
-        except UncopyableError as error:
-            raise Unencodable(str(error)) from error
-        kept = _Kept()
-        kept.value, kept.copy = (value if copy is None else None), copy
-        return kept
-
-    def decode(self, data: bytes, returns: object, *, context: bytes = b"") -> object:
-        if not isinstance(data, _Kept):
-            return super().decode(data, returns, context=context)
-        return data.value if data.copy is None else data.copy()
-
-
 @configures
 class MemoryTier(VersionedTier):
     """A client of a `MemoryServer`. Two of them on one server are two processes.
@@ -232,9 +203,7 @@ class MemoryTier(VersionedTier):
         max_ttl: float = 3600.0,
     ) -> None:
         self.server = MemoryServer() if server is None else server
-        super().__init__(
-            self.server, lease=lease, remote_ttl=max_ttl, codec=_ObjectCodec(), max_staleness=max_staleness
-        )
+        super().__init__(self.server, lease=lease, remote_ttl=max_ttl, max_staleness=max_staleness)
         self._connection: Literal["live", "stalled", "cut"] = "live"
         self.trust = Lease(self, term=Term(_now))
         self.server.connect(self)
