@@ -39,27 +39,6 @@ class InheritanceTests(Workbench):
             _, found = await b.lookup(ORDER)
             assert found.versions == stored.versions
 
-    async def test_versions_of_tags_from_the_result_are_known_too(self) -> None:
-        """They are read with the value that names them."""
-        async with self.tiers() as (a, b):
-            stored = await load(a, FIND, "old", "order:7")
-            assert stored.versions
-            _, found = await b.lookup(FIND)
-            assert found.versions == stored.versions
-
-    async def test_what_inherits_is_found_with_all_tags(self) -> None:
-        """Also in a process that has made none of the reads inside."""
-        async with self.tiers() as (a, b):
-            inner = [await versions_of(a, ORDER), await versions_of(a, USER)]
-            await load(a, REPORT, "old", "order:7", "user:1", inherited=inner)
-            for tier in (a, b):
-                for _ in range(2):
-                    found, ticket = await tier.lookup(REPORT)
-                    assert found is not None
-                    assert (found.value, set(found.tags)) == ("old", {"report", "order:7", "user:1"})
-                    assert ticket.is_clean()
-                    assert ticket.versions
-
     async def test_a_write_ends_what_was_made_of_what_it_touches(self) -> None:
         """However the reads inside were answered; other entities do not matter."""
         for written, is_ended in (("order:7", True), ("order", True), ("report", True), ("order:8", False)):
@@ -113,15 +92,6 @@ class InheritanceTests(Workbench):
                     await self.advance(b.lease * 1.1)
                 assert [await value_of(tier, REPORT) for tier in (a, b)] == ["nothing"] * 2, end
 
-    async def test_what_is_made_again_after_a_write_is_found(self) -> None:
-        """The inner read has seen the new versions."""
-        async with self.tiers() as (a, b):
-            await load(a, REPORT, "old", "order:7", inherited=[await versions_of(a, ORDER)])
-            async with writing(b, "order:7"):
-                pass
-            await load(b, REPORT, "new", "order:7", inherited=[await versions_of(b, ORDER)])
-            assert await value_of(a, REPORT) == "new"
-
     async def test_nothing_is_inherited_from_what_is_being_written(self) -> None:
         """Its writer may die: a value that was made of it could not be told from one that was made of the new state."""
         for intent in (write("order:7"), write(late=("order",))):
@@ -133,50 +103,12 @@ class InheritanceTests(Workbench):
                 await commit(b, intent, "order:7")
                 assert await versions_of(a, ORDER)
 
-    async def test_a_write_during_an_inner_load_leaves_nothing_to_inherit_that_would_be_found(self) -> None:
-        """Tags from arguments and from results."""
-        for request in (ORDER, FIND):
-            async with self.tiers() as (a, b):
-                _, ticket = await a.lookup(request)
-                async with writing(b, "order:7"):
-                    pass
-                await a.store(ticket, "inner", ("order:7",), 0.5, age=0.0)
-                await load(a, REPORT, "old", "order:7", inherited=[ticket.versions])
-                assert await value_of(b, REPORT) == "nothing"
-
     async def test_a_writer_that_dies_before_it_tells_takes_what_inherits_with_it(self) -> None:
         """Its root is armed: hits go on until its lease is over."""
         async with self.tiers() as (a, b):
             await load(a, REPORT, "old", "order:7", inherited=[await versions_of(a, ORDER)])
             await b.begin(write(late=("order",)))
             assert await value_of(a, REPORT) == "old"
-            await self.advance(b.lease * 1.1)
-            assert await value_of(a, REPORT) == "nothing"
-
-    async def test_a_write_that_is_told_its_entity_ends_what_was_made_of_it(self) -> None:
-        """And of the whole root if it fails; what was made of other entities stays."""
-        for told, failed, left in (
-            (("order:7",), False, "nothing"),
-            (("order:8",), False, "old"),
-            ((), True, "nothing"),
-        ):
-            async with self.tiers() as (a, b):
-                await load(a, REPORT, "old", "order:7", inherited=[await versions_of(a, ORDER)])
-                intent = write(late=("order",))
-                await b.begin(intent)
-                await commit(b, intent, *told, failed=failed)
-                assert await value_of(a, REPORT) == left
-
-    async def test_a_begin_that_arrives_late_restores_nothing_that_inherits(self) -> None:
-        """Nor does a commit that is repeated."""
-        async with self.tiers() as (a, b):
-            inner = await versions_of(a, ORDER)
-            intent = write("order:7")
-            await commit(b, intent)
-            await b.begin(intent)
-            await load(a, REPORT, "old", "order:7", inherited=[inner])
-            await commit(b, intent)
-            assert await value_of(a, REPORT) == "nothing"
             await self.advance(b.lease * 1.1)
             assert await value_of(a, REPORT) == "nothing"
 
@@ -190,16 +122,6 @@ class InheritanceTests(Workbench):
             for inherited in ([before, after], [after, before]):
                 await load(a, REPORT, "old", "order:7", inherited=inherited)
                 assert await value_of(b, REPORT) == "nothing"
-
-    async def test_what_looked_before_a_write_and_inherits_from_after_it_is_not_found(self) -> None:
-        """Its own tag was written between its lookup and the read inside, which has seen the new version."""
-        async with self.tiers() as (a, b):
-            over = read("order:7", tool="shop:report", key="7")
-            _, ticket = await a.lookup(over)
-            async with writing(b, "order:7"):
-                pass
-            await store_over(a, ticket, "old", over.tags, await versions_of(a, ORDER))
-            assert await value_of(b, over) == "nothing"
 
     async def test_a_tag_of_its_own_result_is_rechecked_although_it_is_inherited_too(self) -> None:
         """It may have looked at the data itself before a write, and made the read inside after it."""
@@ -253,23 +175,6 @@ class InheritanceTests(Workbench):
             await b.discard(ORDER)
             assert await value_of(a, REPORT) == "nothing"
 
-    async def test_a_root_may_stand_for_more_entities_than_can_be_named(self) -> None:
-        """Each of them counts all the same, and no other."""
-        async with self.tiers() as (a, b):
-            orders = [read(f"order:{number}", key=str(number)) for number in range(300)]
-            inherited = [await versions_of(a, each) for each in orders]
-            await load(a, REPORT, "old", "order", inherited=inherited)
-            for _ in range(2):
-                found, _ = await b.lookup(REPORT)
-                assert found is not None
-                assert set(found.tags) == {"report", "order"}
-            async with writing(b, "order:300"):
-                pass
-            assert await value_of(a, REPORT) == "old"
-            async with writing(b, "order:299"):
-                pass
-            assert await value_of(a, REPORT) == "nothing"
-
     async def test_a_ticket_is_clean_until_what_is_inherited_is_touched(self) -> None:
         """In a process that has only found the value, which knows of its tags since then."""
         async with self.tiers() as (a, b):
@@ -283,19 +188,6 @@ class InheritanceTests(Workbench):
                 pass
             await self.arrive()
             assert not ticket.is_clean()
-
-    async def test_a_listener_is_told_of_what_is_inherited(self) -> None:
-        """A local copy of what was found depends on it."""
-        async with self.tiers() as (a, b):
-            received = RecordingListener()
-            b.subscribe(received)
-            await load(a, REPORT, "old", "order:7", inherited=[await versions_of(a, ORDER)])
-            _, ticket = await b.lookup(REPORT)
-            assert ticket.is_clean()
-            async with writing(a, "order:7"):
-                pass
-            await self.arrive()
-            assert received.concerns("order:7")
 
     async def test_a_listener_is_told_of_what_was_made_of_a_discarded_entry(self) -> None:
         """A write of a single entry names no tags, and this process may never have read that entry."""

@@ -56,19 +56,6 @@ class LeaseTests(Workbench):
             await commit(b, intent)
             assert await value_of(a, read("order:7")) == "nothing"
 
-    async def test_a_write_that_is_renewed_keeps_its_root_armed(self) -> None:
-        """Hits go on, and the root is invalidated one lease after the last renewal."""
-        async with self.tiers() as (a, b):
-            intent = write(late=("order",))
-            await load(a, read("order:7"), "old")
-            await b.begin(intent)
-            for _ in range(3):
-                await self.advance(b.lease * 0.7)
-                await b.renew(intent)
-            assert await value_of(a, read("order:7")) == "old"
-            await self.advance(b.lease * 1.1)
-            assert await value_of(a, read("order:7")) == "nothing"
-
     async def test_strong_reads_pass_over_what_depends_on_an_armed_root(self) -> None:
         """Its writer may have died after its effect. They share no load that began so, either."""
         async with self.tiers() as (a, b):
@@ -87,38 +74,6 @@ class LeaseTests(Workbench):
             await commit(b, intent, "order:8")
             assert await value_of(a, requests[0]) == "old"
             assert await value_of(a, requests[1]) == "nothing"
-
-    async def test_a_renewal_that_finds_its_write_forgotten_begins_it_again(self) -> None:
-        """A server may have lost it: restarted, failed over, or out of memory."""
-        async with self.tiers() as (a, b):
-            intent = write("order:7")
-            await b.renew(intent)
-            await load(a, read("order:7"), "half")
-            assert await value_of(a, read("order:7")) == "nothing"
-            await commit(b, intent)
-            assert await value_of(a, read("order:7")) == "nothing"
-
-    async def test_a_begin_that_arrives_after_its_commit_costs_a_lease_and_no_more(self) -> None:
-        """Networks delay messages. No invalidated value is restored."""
-        async with self.tiers() as (a, b):
-            intent = write("order:7")
-            await load(a, read("order:7"), "old")
-            await commit(b, intent)
-            await b.begin(intent)
-            assert await value_of(a, read("order:7")) == "nothing"
-            await self.advance(b.lease * 1.1)
-            await load(a, read("order:7"), "new")
-            assert await value_of(a, read("order:7")) == "new"
-
-    async def test_a_commit_after_the_lease_still_ends_what_it_names(self) -> None:
-        """The writer was slow: a value loaded after its lease and before its commit may be from before the effect."""
-        async with self.tiers() as (a, b):
-            intent = write("order:7")
-            await b.begin(intent)
-            await self.advance(b.lease * 1.1)
-            await load(a, read("order:7"), "old")
-            await commit(b, intent)
-            assert await value_of(a, read("order:7")) == "nothing"
 
     async def test_a_death_is_noticed_although_another_writer_is_at_work(self) -> None:
         """The other one arms the same root, so its cells outlive the lease that has ended."""
@@ -194,18 +149,6 @@ class SubscriptionTests(Workbench):
             await a.discard(request)
             await self.arrive()
             assert any(touched is None or (request.tool, request.key) in touched.keys for touched in received)
-
-    async def test_a_subscription_that_was_ended_is_told_nothing(self) -> None:
-        """Ending it again is no error."""
-        async with self.tiers() as (a, b):
-            received = RecordingListener()
-            end = b.subscribe(received)
-            end()
-            end()
-            async with writing(a, "order:7"):
-                pass
-            await self.arrive()
-            assert received == []
 
     async def test_a_ticket_is_clean_until_what_it_depends_on_is_touched(self) -> None:
         """By another process or by this one; writes to other tags do not matter."""

@@ -31,12 +31,6 @@ class ReadTests(Workbench):
             assert (found.value, set(found.tags), found.cost) == ("old", {"order:7", "shop"}, 0.5)
             assert ticket.is_clean()
 
-    async def test_none_is_a_value(self) -> None:
-        """None is cached like any other result."""
-        async with self.tiers() as (a, b):
-            await load(a, read("order:7"), None)
-            assert await value_of(b, read("order:7")) is None
-
     async def test_a_value_belongs_to_whoever_asked(self) -> None:
         """Neither the loader nor a reader can change what others find."""
         async with self.tiers() as (a, _):
@@ -47,13 +41,6 @@ class ReadTests(Workbench):
             assert found is not None
             found.value["items"].append("yours")
             assert await value_of(a, read("order:7")) == {"items": ["shoe"]}
-
-    async def test_a_later_value_replaces_an_earlier_one(self) -> None:
-        """A `fresh` read loads although there is a value, and stores."""
-        async with self.tiers() as (a, b):
-            await load(a, read("order:7"), "old")
-            await load(b, read("order:7"), "new")
-            assert await value_of(a, read("order:7")) == "new"
 
     async def test_a_value_lives_for_its_ttl(self) -> None:
         """It is found before, and not after."""
@@ -93,25 +80,6 @@ class ReadTests(Workbench):
                 assert 0 < found.ttl <= self.moment * 3 - age
                 await self.advance(self.moment * 3.1 - age)
                 assert await value_of(b, request) == "nothing"
-
-    async def test_a_ttl_of_its_own_lengthens_no_life(self) -> None:
-        """What the request says, and the tier's own bound, hold all the same."""
-        async with self.tiers() as (a, b):
-            request = read("order:7", ttl=self.moment)
-            _, ticket = await a.lookup(request)
-            await a.store(ticket, "old", request.tags, 0.5, age=0.0, ttl=self.moment * 60)
-            found, _ = await b.lookup(request)
-            assert found is not None
-            assert found.ttl is not None
-            assert found.ttl <= self.moment
-            request = read("order:8", key="8")
-            _, ticket = await a.lookup(request)
-            if ticket.lasts is not None:
-                await a.store(ticket, "old", request.tags, 0.5, age=0.0, ttl=ticket.lasts * 60)
-                found, _ = await b.lookup(request)
-                assert found is not None
-                assert found.ttl is not None
-                assert found.ttl <= ticket.lasts
 
     async def test_within_its_grace_a_value_is_known_to_be_old(self) -> None:
         """A tier with grace finds it, and lets at most one reader reload it. It does not outlive a write."""
@@ -233,15 +201,6 @@ class WriteTests(Workbench):
             await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
             assert await value_of(b, read("order:7")) == "nothing"
 
-    async def test_a_load_that_a_write_outlasts_is_never_found(self) -> None:
-        """It looked before the write began and stores while the write runs."""
-        async with self.tiers() as (a, b):
-            _, ticket = await a.lookup(read("order:7"))
-            async with writing(b, "order:7"):
-                await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
-                assert await value_of(b, read("order:7")) == "nothing"
-            assert await value_of(b, read("order:7")) == "nothing"
-
     async def test_a_load_that_begins_in_a_write_and_ends_after_it_is_never_found(self) -> None:
         """It may have read before the effect."""
         async with self.tiers() as (a, b):
@@ -283,41 +242,6 @@ class WriteTests(Workbench):
                 async with writing(b, written):
                     pass
                 assert await value_of(a, read("order:7", "user:1")) == "nothing"
-
-    async def test_a_write_touches_each_of_its_tags(self) -> None:
-        """Under several roots at once."""
-        async with self.tiers() as (a, b):
-            order, user = read("order:7"), read("user:1", tool="shop:get_user")
-            async with writing(b, "order:7", "user:1"):
-                await load(a, order, "half")
-                await load(a, user, "half")
-            assert await value_of(a, order) == "nothing"
-            assert await value_of(a, user) == "nothing"
-
-    async def test_one_writers_commit_does_not_end_anothers_hold(self) -> None:
-        """Writers are known by id. If they were counted, a repeated commit would release another writer's hold."""
-        async with self.tiers() as (a, b):
-            first, second = write("order:7"), write("order:7")
-            await a.begin(first)
-            await b.begin(second)
-            await commit(a, first)
-            await commit(a, first)
-            await load(a, read("order:7"), "half")
-            assert await value_of(b, read("order:7")) == "nothing"
-            await commit(b, second)
-            await load(a, read("order:7"), "new")
-            assert await value_of(b, read("order:7")) == "new"
-
-    async def test_commands_that_come_twice_are_harmless(self) -> None:
-        """The write is over after begin, begin, commit, commit."""
-        async with self.tiers() as (a, b):
-            intent = write("order:7")
-            for _ in range(2):
-                await b.begin(intent)
-            for _ in range(2):
-                await commit(b, intent)
-            await load(a, read("order:7"), "new")
-            assert await value_of(b, read("order:7")) == "new"
 
     async def test_a_write_of_single_entries_spares_the_others(self) -> None:
         """Those of the same tool and tags included."""
@@ -375,17 +299,6 @@ class LateTagTests(Workbench):
                 pass
             assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
 
-    async def test_known_tags_count_beside_late_ones(self) -> None:
-        """A value depends on all of them."""
-        for written in ("user:Mei", "order:7"):
-            async with self.tiers() as (a, b):
-                request = read("user:Mei", late=("order",))
-                await load(a, request, "old", "order:7")
-                assert await value_of(b, request) == "old"
-                async with writing(b, written):
-                    pass
-                assert await value_of(b, request) == "nothing"
-
     async def test_a_load_overtaken_by_a_write_to_what_it_turns_out_to_depend_on_is_never_found(self) -> None:
         """The entity's own version, read after the load, would look current for ever."""
         for written in ("order:7", "order"):
@@ -393,17 +306,6 @@ class LateTagTests(Workbench):
                 _, ticket = await a.lookup(WHO_HAS_SEVEN)
                 async with writing(b, written):
                     pass
-                await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
-                assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
-
-    async def test_a_load_that_begins_in_a_write_and_ends_after_it_is_never_found_either(self) -> None:
-        """Whether the write ends by its commit or, dead, by its lease."""
-        for is_dead in (False, True):
-            async with self.tiers() as (a, b):
-                intent = write("order:7")
-                await b.begin(intent)
-                _, ticket = await a.lookup(WHO_HAS_SEVEN)
-                await (self.advance(b.lease * 1.1) if is_dead else commit(b, intent))
                 await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
                 assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
 
@@ -459,15 +361,6 @@ class LateTagTests(Workbench):
             await commit(b, intent, failed=True)
             assert await value_of(a, read("order:7")) == "nothing"
             assert await value_of(a, read("user:1", tool="shop:get_user")) == "old"
-
-    async def test_a_write_that_touched_nothing_there_ends_nothing_there(self) -> None:
-        """It did not fail, and its result names no entity of the root."""
-        async with self.tiers() as (a, b):
-            await load(a, read("order:7"), "old")
-            intent = write(late=("order",))
-            await b.begin(intent)
-            await commit(b, intent)
-            assert await value_of(a, read("order:7")) == "old"
 
     async def test_a_writer_that_dies_before_it_tells_takes_the_root_with_it(self) -> None:
         """At the end of its lease: values stored before its begin and since."""

@@ -14,7 +14,7 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.remote.codecs import EncryptedCodec, MessagePackCodec, SignedCodec
 from agent_cache.remote.file import FileTier
 from agent_cache.testing import MemoryServer, MemoryTier
-from tests.contract.workbench import RecordingListener, load, read, value_of, write, writing
+from tests.contract.workbench import load, read, value_of, write, writing
 from tests.harness.file_peers import Peer, Truth
 from tests.harness.slow import slow
 
@@ -72,14 +72,6 @@ async def test_a_value_that_is_too_large_stays_in_this_process(tmp_path: Path):
         assert await value_of(tier, read("order:7")) == "x" * 1_500
         assert await value_of(tier, read("order:8", key="8")) == "nothing"
         assert tier.stats()["unencodable"] == 1
-
-
-@pytest.mark.parametrize("size", [100_000, 900_000])
-async def test_a_long_value_is_written_outside_of_the_event_loop_and_found(tmp_path: Path, size: int):
-    value = "".join(chr(33 + number * number % 89) for number in range(size))
-    async with FileTier(tmp_path / "cache", codec=MessagePackCodec(compress_above=None)) as tier:
-        await load(tier, read("order:7"), value)
-        assert await value_of(tier, read("order:7")) == value
 
 
 @pytest.mark.parametrize(
@@ -160,41 +152,6 @@ async def test_namespaces_of_one_file_know_nothing_of_each_other(tmp_path: Path)
 
 
 # Messages
-
-
-async def test_a_listener_hears_of_the_writes_of_other_processes(tmp_path: Path, start: Callable[..., Peer]):
-    """Whatever it listens for, as long as the tier has seen the tags."""
-    writer = start()
-    async with FileTier(tmp_path / "cache") as tier:
-        heard = RecordingListener()
-        for tag in ("order:7", "order:8", "user:7"):
-            await value_of(tier, read(tag))
-        end = tier.subscribe(heard)
-        await tier.caught_up()
-        writer.do("put", 7, 1)
-        await tier.caught_up()
-        assert heard.concerns("order:7")
-        assert heard.concerns("order")
-        assert not heard.concerns("user:7")
-        heard.clear()
-        writer.do("rename", 8, 1)
-        await tier.caught_up()
-        assert heard.concerns("order:8")
-        end()
-
-
-@pytest.mark.slow
-def test_a_ttl_that_is_set_at_run_time_reaches_other_processes(start: Callable[..., Peer], truth: Truth):
-    one, other = start(), start()
-    for peer in (one, other):
-        assert peer.do("get", 7) == 0
-    truth[7] = 1  # by somebody else
-    assert other.do("get", 7) == 0
-    one.do("set_ttl", "get", 0.001)
-    other.do("until_loaded", 7)
-    assert other.do("get", 7) == 1
-    late = start()
-    late.do("until_loaded", 7)
 
 
 @pytest.mark.parametrize("where", ["elsewhere", "here"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -122,11 +121,6 @@ def test_a_deleted_log_is_noticed(tmp_path: Path, start: Callable[..., Peer], tr
     assert [peer.do("get", 7) for peer in (writer, reader, start())] == [1, 1, 1]
 
 
-async def test_a_read_of_nothing_that_can_be_named_is_a_miss(tmp_path: Path):
-    async with FileTier(tmp_path / "cache") as tier:
-        assert await value_of(tier, read(key=object())) == "nothing"  # type: ignore[arg-type]
-
-
 def test_tools_run_while_the_file_cannot_be_looked_at(tmp_path: Path, start: Callable[..., Peer], truth: Truth):
     """Also those whose result names what they have read."""
     reader = start()
@@ -176,25 +170,6 @@ async def test_the_first_read_after_a_write_of_another_process_is_stored(tmp_pat
         for _ in range(3):
             assert await get_parcel("7") == "seen 2 times"
     assert runs == ["7", "7"]
-
-
-def test_a_ttl_that_was_set_is_known_to_a_later_process_before_its_first_hit(start: Callable[..., Peer], truth: Truth):
-    """Also if the process that has set it was killed as soon as it had."""
-    first = start()
-    assert first.do("get", 7) == 0
-    truth[7] = 1  # by what is no write here: only the ttl ends the answer
-    first.do("set_ttl", "get", 0.01)
-    first.kill()
-    time.sleep(0.02)
-    assert start().do("get", 7) == 1
-
-
-async def test_a_closed_tier_starts_no_thread(tmp_path: Path):
-    tier = FileTier(tmp_path / "cache")
-    await tier.aclose()
-    threads = threading.active_count()
-    assert not await tier.caught_up()
-    assert threading.active_count() == threads
 
 
 @pytest.mark.parametrize("ttl", [60.0, None])

@@ -7,8 +7,6 @@ import gc
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -367,16 +365,6 @@ def test_deleted_files_are_noticed_and_made_anew(
         assert (tmp_path / f"cache{suffix}").exists()
 
 
-def test_a_process_can_be_started_while_the_log_is_missing(tmp_path: Path, start: Callable[..., Peer], truth: Truth):
-    writer = start()
-    assert writer.do("get", 7) == 0
-    (tmp_path / "cache-wal").unlink()
-    late = start()
-    late.do("put", 7, 1)
-    writer.do("until", "losses")
-    assert [peer.do("get", 7) for peer in (writer, late)] == [1, 1]
-
-
 # One process
 
 
@@ -437,27 +425,6 @@ async def test_a_tier_that_is_forgotten_frees_the_same(tmp_path: Path):
     await asyncio.to_thread(thread.join, 60)
     assert not thread.is_alive()
     assert not [one for one in _open_files() if one.startswith(str(tmp_path)) and not one.endswith(".page")]
-
-
-@pytest.mark.slow
-def test_a_program_that_closes_nothing_ends_without_a_warning(tmp_path: Path):
-    code = f"""
-import asyncio
-from agent_cache.remote.file import FileTier
-from tests.contract.workbench import load, read
-
-tier = FileTier({str(tmp_path / "cache")!r})
-asyncio.run(load(tier, read("order:7"), "old"))
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "always::ResourceWarning", "-X", "dev", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 0
-    assert [line for line in done.stderr.splitlines() if "Warning" in line or "Exception ignored" in line] == []
 
 
 def _open_files() -> list[str]:

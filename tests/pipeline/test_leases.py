@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any
@@ -97,30 +96,6 @@ async def test_a_copy_is_not_served_after_its_term_unless_that_moves_on(scope: A
         assert await is_hit(tier, tool)
 
 
-@everywhere
-@of_both_kinds
-async def test_a_valid_lease_does_not_make_a_copy_live_longer(scope: Any, result: object, clock: library.Clock):
-    tier = LeasingTier()
-    tool = tool_of(tier, result, ttl=60)
-    with scope():
-        await tool("7")
-        clock.advance(59.9)
-        assert await is_hit(tier, tool)
-        clock.advance(0.2)
-        assert not await is_hit(tier, tool)
-    assert tier.own.asked == 0
-
-
-@of_both_kinds
-async def test_a_tool_contains_what_a_hit_would_be_answered_with(result: object):
-    tier = LeasingTier()
-    tool = tool_of(tier, result)
-    await tool("7")
-    assert tool.contains("7")
-    tier.page[0] = 2
-    assert not tool.contains("7")
-
-
 @of_both_kinds
 @pytest.mark.parametrize("is_trusted", [True, False])
 async def test_a_copy_is_served_within_its_grace_only_while_it_is_trusted(
@@ -139,17 +114,6 @@ async def test_a_copy_is_served_within_its_grace_only_while_it_is_trusted(
     assert (await tool("7") == former) is is_trusted
     await idle()
     assert runs == ["7", "7"]
-
-
-async def test_a_word_in_shared_memory_is_seen_as_it_is_now():
-    page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
-    page[0] = 1
-    tier = LeasingTier(page)
-    tool = tool_of(tier)
-    await tool("7")
-    assert await is_hit(tier, tool)
-    page[0] = 2**40
-    assert not await is_hit(tier, tool)
 
 
 async def test_what_has_made_reads_is_served_while_the_leases_of_all_are_valid():

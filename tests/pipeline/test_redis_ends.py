@@ -7,8 +7,6 @@ import gc
 import itertools
 import sys
 import threading
-import time
-import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
@@ -47,23 +45,6 @@ def ours() -> list[str]:
     names = [task.get_name() for task in asyncio.all_tasks()] + [thread.name for thread in threading.enumerate()]
     in_background = "agent_cache tiers"  # the loop of synchronous tools, which is the process's own
     return [name for name in names if name.startswith("agent_cache") and name != in_background]
-
-
-@pytest.mark.parametrize("first", [0, *slow(1, 2)])
-async def test_closing_ends_commands_that_are_cancelled_behind_it(way: Proxy, first: int):
-    """A client whose connection was closed opens it again for the command that was on its way."""
-    for steps in range(first, 60, 3):
-        tier = RedisTier.from_url(way.url, namespace=f"n{steps}")
-        await load(tier, read("order:7"), "value")
-        intent = write("order:7")
-        work = [asyncio.create_task(tier.lookup(read(f"order:{id}", key=str(id)))) for id in range(3)]
-        work += [asyncio.create_task(tier.begin(intent)), asyncio.create_task(commit(tier, intent))]
-        await iterations(steps)
-        await tier.aclose()
-        for task in work:
-            task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
-    await until(lambda: way.connections == 0)
 
 
 @pytest.mark.parametrize("delay", [100.0, *slow(0.0, 0.05, 0.2)])
@@ -273,23 +254,6 @@ def test_a_loop_that_ends_while_it_connects_ends(tier: RedisTier, steps: int):
     assert ends(main)
 
 
-@pytest.mark.parametrize("steps", range(6))
-def test_a_read_after_one_that_was_cancelled_while_it_connected_is_answered(tier: RedisTier, steps: int):
-    """Whatever else was cancelled with it, as a loop does that is ending, or a test."""
-    shop = Shop(tier)
-
-    async def main() -> str:
-        before = asyncio.create_task(shop.get("7"))
-        await iterations(steps)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-        await asyncio.wait([before])
-        async with asyncio.timeout(60):
-            return await shop.get("8")
-
-    assert ends(main) == "old"
-
-
 async def test_a_commit_that_is_cancelled_on_its_way_is_owed(valkey: Server):
     with Proxy.start(valkey.port) as proxy:
         tier = RedisTier.from_url(proxy.url, timeout=1.5, max_staleness=3.0)
@@ -346,40 +310,6 @@ async def test_a_write_that_is_to_be_refused_is_refused_whatever_its_announcemen
     with pytest.raises(RemoteTierError, match="ValueError"):
         await shop.put("7")
     assert shop.order == "old"
-
-
-async def test_an_announcement_to_two_tiers_that_is_cancelled_at_once_leaves_nothing_behind(tier: RedisTier):
-    """No coroutine that nobody awaits."""
-    shop = Shop(tier)
-
-    @AgentCache(f"{shop.root}:{{id}}", name=f"{shop.root}:other", remote_cache=MemoryTier())
-    async def other(id: str) -> str:
-        return shop.order
-
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for steps in range(4):
-            writing = asyncio.create_task(shop.put("7"))
-            await iterations(steps)
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
-            await asyncio.wait([writing])
-        gc.collect()
-    assert [str(one.message) for one in said] == []
-    assert await other("7") == shop.order
-
-
-@pytest.mark.slow  # of real time
-@pytest.mark.parametrize("steps", range(8))
-async def test_a_loop_that_was_blocked_while_it_connected_takes_no_server_for_dead(valkey: Server, steps: int):
-    """Its own timer was late. Others use that server."""
-    tier = RedisTier.from_url(valkey.url, timeout=0.8, max_staleness=5.0)
-    reading = asyncio.create_task(tier.lookup(read("order:7")))
-    await iterations(steps)
-    time.sleep(1.3)
-    await reading
-    assert set(tier.stats()["servers"].values()) == {"ok"}
-    await tier.aclose()
 
 
 class Refusing(MemoryTier):

@@ -194,29 +194,6 @@ def _payload(data: bytes) -> bytes:
     return data.partition(b"\n")[2]
 
 
-async def test_data_that_is_right_for_another_type_is_a_miss(make: Make, raw: redis.Redis):
-    """Values of the tool's former self are not read as what it returns now."""
-    tier = make()
-    as_dict, as_order = (replace(read("order:7"), returns=returns) for returns in (dict[str, Any], Order))
-    await load(tier, as_dict, VALUE)
-    assert await value_of(tier, as_order) == "nothing"
-    assert tier.stats()["bad_values"] == 1
-    await load(tier, as_order, Order(7, ["a"]))
-    assert await value_of(tier, as_order) == Order(7, ["a"])
-    assert await value_of(tier, as_dict) == "nothing"
-
-
-async def test_a_value_of_another_schema_is_a_miss(make: Make, raw: redis.Redis):
-    tier = make()
-    await load(tier, read("order:7"), VALUE)
-    key = only_value(raw)
-    good = raw.get(key)
-    head, _, payload = good.partition(b"\n")
-    raw.set(key, head + b"\n" + bytes([payload[0] + 1]) + payload[1:])
-    assert await value_of(tier, read("order:7")) == "nothing"
-    assert tier.stats()["bad_values"] == 1
-
-
 @pytest.mark.parametrize("codec", codecs(), ids=lambda codec: codec.name)
 @pytest.mark.parametrize("others", [{"tenant": "evil"}, {"session": "other"}, {"key": "8"}])
 async def test_a_value_that_was_copied_to_another_key_is_a_miss(

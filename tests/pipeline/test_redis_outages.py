@@ -127,19 +127,6 @@ async def test_a_server_that_does_not_answer_costs_the_timeout_once(
     own_valkey.resume()
 
 
-@pytest.mark.parametrize("is_new", [True, False])
-async def test_a_port_that_refuses_costs_nothing(
-    make: Make, valkey: Server, behind, attempts: Attempts, *, is_new: bool
-):
-    proxy = behind(valkey.port)
-    tier = make(proxy.url)
-    if not is_new:
-        await load(tier, read("order:7"), "old")
-    proxy.refuse()
-    await miss(tier, "other:7")
-    await costs_nothing_more(tier, attempts)
-
-
 def client_of(kind: str, ports: list[int]) -> Any:
     """A client of redis-py that has asked nobody yet."""
     if kind == "sentinel":
@@ -360,17 +347,6 @@ async def test_an_answer_that_was_to_be_forgotten_is_although_its_caller_was_can
         while await value_of(elsewhere, request) == "old":
             await asyncio.sleep(0.02)
     assert await get_order(7) == "new"
-
-
-@pytest.mark.slow  # of real time: a server that answers 0.2 s later is at fault
-async def test_a_loop_that_was_blocked_is_not_the_servers_fault(make: Make, valkey: Server):
-    tier = make(valkey.url, timeout=0.8, max_staleness=3.0)
-    await load(tier, read("order:7"), "old")
-    lookup = asyncio.create_task(tier.lookup(read("order:7")))
-    asyncio.get_running_loop().call_soon(time.sleep, 1.0)  # before what was asked for is sent
-    found, _ = await lookup
-    assert found is not None
-    assert tier.stats()["failures"] == 0
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,16 +72,6 @@ async def test_a_write_costs_as_much_whatever_is_stored(make: Make, own_valkey: 
     assert max(costs) < 10  # the thread that follows the feed asks as well
 
 
-async def test_a_server_ends_values_itself(make: Make, valkey: Server):
-    tier = make(valkey.url)
-    await load(tier, read("order:7", ttl=50.0), "x")
-    await load(tier, read("user:1", key="1"), "x")
-    with valkey.client() as client:
-        lives = sorted(client.pttl(key) for key in client.keys("{agent_cache}:v:*"))
-    assert 40_000 < lives[0] <= 50_000
-    assert 3_590_000 < lives[1] <= 3_600_000
-
-
 async def test_lookups_of_one_moment_are_one_command_and_later_ones_another(make: Make, valkey: Server):
     """One that is under way would answer from before a write that has ended in between."""
     tier = make(valkey.url)
@@ -120,12 +109,6 @@ async def test_a_value_over_the_limit_is_not_stored(make: Make, valkey: Server, 
     assert tier.stats() | {"stores": 1, "unencodable": 1, "bad_values": 0} == tier.stats()
 
 
-async def test_a_value_depends_on_every_tag_that_its_tool_has_now(make: Make, valkey: Server):
-    tier = make(valkey.url)
-    await load(tier, read("order:7"), "x")
-    assert await value_of(tier, read("order:7", "user:1")) == "nothing"
-
-
 # Time
 
 
@@ -156,21 +139,6 @@ async def test_a_clock_that_was_set_back_makes_misses_and_no_negative_age(make: 
         found, _ = await other.lookup(request)
         assert found is None or 0.0 <= found.age < 10.0
     assert found is None
-
-
-async def test_one_process_reloads_within_the_grace_and_its_claim_ends_when_that_is_stored(make: Make, valkey: Server):
-    tier, other = make(valkey.url, lease=60.0), make(valkey.url, lease=60.0)
-    request = replace(read("order:7", ttl=10.0), grace=60.0)
-    await load(tier, request, 0)
-    for number in range(1, 4):
-        moves_on(11.0, tier, other)
-        found, ticket = await tier.lookup(request)
-        assert found is not None
-        assert (found.value, found.is_to_refresh) == (number - 1, True)
-        again, _ = await other.lookup(request)
-        assert again is not None
-        assert (again.value, again.is_to_refresh) == (number - 1, False)
-        await tier.store(ticket, number, request.tags, 0.01, age=0.0)
 
 
 # Commits that are on their way
@@ -204,13 +172,6 @@ def _isolated() -> Any:
     testing.reset()
     yield
     testing.reset()
-
-
-async def test_closing_delivers_a_ttl_that_was_set(valkey: Server):
-    """As in a script that does nothing else."""
-    async with RedisTier.from_url(valkey.url, **PATIENT) as tier:
-        tier.publish_ttl("shop:get", 12.0)
-    assert valkey.command("HGETALL", "{agent_cache}:t") == {"shop:get": "12.0"}
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy, invalidate_sync, writing
+from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from agent_cache.engine.blocking import call_in_background
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote import Tier
@@ -70,34 +70,6 @@ async def test_a_synchronous_call_in_the_thread_of_a_loop_uses_the_tier_as_well(
     plain.set_order("7")
     assert other.get_order("7") == "new"
     assert truth.runs == ["get 7", "set 7", "get 7"]
-
-
-def test_the_attributes_of_a_tool_reach_the_tier(truth: Truth, here: WatchedTier, elsewhere: WatchedTier):
-    one, two = SyncProcess(truth, here), SyncProcess(truth, elsewhere)
-    two.get_order("7")
-    assert one.get_order.invalidate("7")
-    assert two.get_order("7") == "old"
-    truth.orders["7"] = "changed"
-    assert one.get_order.fresh("7") == one.get_order("7") == "changed"
-    truth.orders["7"] = "again"
-    invalidate_sync("order:7")
-    assert one.get_order("7") == two.get_order("7") == "again"
-    with writing("order:7"):
-        truth.orders["7"] = "last"
-        assert one.get_order("7") == "last"
-    assert one.get_order("7") == two.get_order("7") == "last"
-
-
-def test_threads_share_one_lookup_and_one_run(truth: Truth, here: WatchedTier):
-    one = SyncProcess(truth, here)
-    gate = asyncio.Event()
-    here.hang("lookup", gate)
-    calls = [Call(one.get_order, "7") for _ in range(8)]
-    until(lambda: followers_of(one.get_order) == 7)
-    call_in_background(gate.set)
-    assert [call.result() for call in calls] == ["old"] * 8
-    assert truth.runs == ["get 7"]
-    assert here.orders == ["lookup", "store"]
 
 
 # A tier that fails
@@ -216,44 +188,6 @@ def test_an_entry_within_its_grace_is_reloaded_in_a_thread(clock: Any, truth: Tr
     assert len(runs) == 2
 
 
-def test_a_process_that_can_start_no_thread_serves_what_it_has(clock: Any, monkeypatch: pytest.MonkeyPatch):
-    runs: list[int] = []
-
-    @AgentCache("order", ttl=10, grace=60)
-    def read_without_threads() -> int:
-        runs.append(1)
-        return len(runs)
-
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    assert read_without_threads() == 1
-    clock.advance(11)
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        for _ in range(40):  # more than the reloads that may run at once
-            assert read_without_threads() == 1
-    until(lambda: read_without_threads() == 2)
-    assert len(runs) == 2
-
-
-def test_a_reload_that_fails_leaves_the_old_value(clock: Any, caplog: pytest.LogCaptureFixture):
-    runs: list[int] = []
-
-    @AgentCache("order:{id}", ttl=10, grace=60)
-    def get_failing(id: str) -> str:
-        runs.append(1)
-        if len(runs) > 1:
-            raise OSError("the source is down")
-        return "old"
-
-    get_failing("7")
-    clock.advance(11)
-    assert get_failing("7") == "old"
-    until(lambda: "refreshing an entry within its grace period failed" in caplog.text)
-    assert get_failing("7") == "old"
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_makes_a_background_thread_of_its_own(truth: Truth, here: WatchedTier, elsewhere: WatchedTier):
     one = SyncProcess(truth, here)
@@ -284,19 +218,6 @@ def on_valkey(valkey: Server) -> Iterator[tuple[Any, Any]]:
         asyncio.run(tier.aclose())
 
 
-def test_two_processes_on_a_real_server(on_valkey: tuple[Any, Any], truth: Truth):
-    one, two = SyncProcess(truth, on_valkey[0]), SyncProcess(truth, on_valkey[1])
-    assert one.get_order("7") == "old"
-    until(lambda: two.get_order("7") == "old" and two.get_order.contains("7"))
-    assert "get 7" in truth.runs
-    one.set_order("7")
-    assert one.get_order("7") == "new"
-    until(lambda: two.get_order("7") == "new")
-    runs = len(truth.runs)
-    assert two.get_order("7") == one.get_order("7") == "new"
-    assert len(truth.runs) == runs
-
-
 def test_64_threads_on_one_cold_key_of_a_real_server_run_the_tool_once(on_valkey: tuple[Any, Any], truth: Truth):
     gate = threading.Event()
 
@@ -310,19 +231,6 @@ def test_64_threads_on_one_cold_key_of_a_real_server_run_the_tool_once(on_valkey
     gate.set()
     assert [call.result() for call in calls] == ["old"] * 64
     assert truth.runs == ["get 7"]
-
-
-def test_a_server_that_is_gone_costs_a_timeout_and_no_answer(own_valkey: Server, truth: Truth):
-    pytest.importorskip("redis")
-    from agent_cache.remote.redis import RedisTier
-
-    tier = RedisTier.from_url(own_valkey.url, max_staleness=2.0, timeout=0.2)
-    one = SyncProcess(truth, tier)
-    assert one.get_order("7") == "old"
-    own_valkey.stop()
-    one.set_order("7")
-    assert one.get_order("7") == "new"
-    asyncio.run(tier.aclose())
 
 
 def test_the_loop_in_the_background_keeps_no_call_alive():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -89,21 +88,6 @@ async def test_a_writer_that_knew_no_tier_reaches_those_that_are_configured_late
     with configure(remote=configured):
         await set_order("7")
     assert configured.orders == ["begin", "commit"]
-
-
-async def test_a_writer_that_knew_no_tier_reaches_those_of_tools_that_come_later(here: WatchedTier):
-    @AgentCacheInvalidator("order:{id}")
-    async def set_order(id: str) -> None: ...
-
-    await set_order("7")
-    await set_order("7")
-
-    @AgentCache("order:{id}", remote_cache=here)
-    async def get_order(id: str) -> str:
-        return id
-
-    await set_order("7")
-    assert here.orders == ["begin", "commit"]
 
 
 async def test_a_writer_reaches_the_tiers_of_a_tool_that_has_inherited_its_root(here: WatchedTier):
@@ -255,41 +239,6 @@ async def test_a_write_told_its_entity_by_its_result_ends_just_that(here: Watche
     assert await left(elsewhere) == [False, True, False]
 
 
-async def test_a_writer_that_dies_before_it_is_told_its_entity_takes_the_root_with_it(
-    here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
-):
-    gate = Gate()
-
-    @AgentCacheInvalidator("order:{result}", remote_cache=here)
-    async def cancel_order_of(name: str) -> str:
-        return await gate(name)
-
-    await stored(elsewhere)
-    write = await started(cancel_order_of("Mei"))
-    assert await left(elsewhere) == [True, True, True]
-    clock.advance(here.lease + 1)  # nothing was renewed: so it looks to the others
-    assert await left(elsewhere) == [False, False, False]
-    gate.last.returns("7")
-    await write
-
-
-async def test_a_write_that_fails_before_it_is_told_ends_the_root(here: WatchedTier, elsewhere: MemoryTier):
-    class Rejected(Exception):
-        """Nothing was changed."""
-
-    @AgentCacheInvalidator("order:{result}", remote_cache=here, no_effect=(Rejected,))
-    async def cancel_order_of(name: str) -> str:
-        raise Rejected if name == "Mei" else ValueError
-
-    await stored(elsewhere)
-    with pytest.raises(Rejected):
-        await cancel_order_of("Mei")
-    assert await left(elsewhere) == [True, True, True]
-    with pytest.raises(ValueError):
-        await cancel_order_of("Li")
-    assert await left(elsewhere) == [False, False, False]
-
-
 async def test_a_write_of_single_entries_spares_the_others_in_all_processes(
     truth: Truth, here: WatchedTier, elsewhere: MemoryTier
 ):
@@ -318,22 +267,6 @@ async def test_a_write_that_is_closed_while_it_is_announced_ends_what_it_had_ann
     call.close()
     await idle()
     assert here.orders == ["begin", "commit"]
-
-
-async def test_a_renewal_sees_the_context_of_its_write(server: MemoryServer):
-    tenant: ContextVar[str] = ContextVar("tenant")
-    seen = asyncio.Queue[str | None]()
-
-    class Telling(WatchedTier):
-        async def renew(self, write: WriteIntent) -> None:
-            seen.put_nowait(tenant.get(None))
-
-    @AgentCacheInvalidator("order:{id}", remote_cache=Telling(server, lease=0.06))
-    async def set_order(id: str) -> str | None:
-        return await asyncio.wait_for(seen.get(), 60)
-
-    tenant.set("acme")
-    assert await set_order("7") == "acme"
 
 
 async def test_what_outlives_its_caller_and_is_cancelled_before_it_began_leaves_nobody_waiting():
@@ -426,12 +359,6 @@ async def test_a_write_cancelled_before_it_runs_lets_go_of_what_it_had_announced
     assert truth.runs == []
     await load(elsewhere, SEVEN, "new")
     assert await value_of(elsewhere, SEVEN) == "new"
-
-
-async def test_only_begin_may_refuse(truth: Truth, here: WatchedTier):
-    process = Process(truth, here)
-    here.fail("commit", RemoteTierError("no"))
-    assert await process.set_order("7") == "7"
 
 
 async def test_a_write_is_made_up_for_when_the_server_is_back(

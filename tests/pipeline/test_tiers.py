@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, configure, get_metrics
 from agent_cache.engine.tiers import lease_in
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote import Request
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.contract.workbench import commit, load, value_of, write, writing
 from tests.harness import library
@@ -74,21 +72,6 @@ async def test_an_argument_that_was_changed_since_is_another_request(here: Watch
     assert dict(here.requests[-1].arguments) == {"ids": ["7"]}
 
 
-async def test_a_tag_from_an_argument_that_does_not_count_is_asked_for_anew(here: WatchedTier):
-    @AgentCache(["order:{id}", "user:{user}"], remote_cache=here, maxsize=1, key=lambda user, id: id)
-    async def get_order(user: str, id: str) -> str:
-        return id
-
-    await get_order("ann", "7")
-    await get_order("ann", "8")
-    await get_order("bob", "7")
-    assert [request.tags for request in here.requests] == [
-        ("order:7", "user:ann"),
-        ("order:8", "user:ann"),
-        ("order:7", "user:bob"),
-    ]
-
-
 async def test_requests_that_are_remembered_are_bounded(here: WatchedTier, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("agent_cache.engine.tiers._MAX_REQUESTS", 3)
 
@@ -100,16 +83,6 @@ async def test_requests_that_are_remembered_are_bounded(here: WatchedTier, monke
         await get_order(str(number))
     await get_order("x" * 10_000)
     assert list(get_order.__agent_cache__.store.requests) == ["7", "8", "9"]
-
-
-async def test_requests_that_are_remembered_do_not_have_large_tags(here: WatchedTier):
-    @AgentCache("order:{text}", remote_cache=here, key=lambda text, id: id)
-    async def get_order(text: str, id: str) -> str:
-        return id
-
-    await get_order("x" * 10_000, "7")
-    await get_order("x", "8")
-    assert list(get_order.__agent_cache__.store.requests) == ["8"]
 
 
 # Who is asked
@@ -128,20 +101,6 @@ async def test_a_hit_of_a_tier_is_kept_locally(truth: Truth, here: WatchedTier, 
     for _ in range(3):
         assert await process.get_order("7") == "old"
     assert here.orders == ["lookup"]
-
-
-async def test_a_local_copy_lives_no_longer_than_the_tiers_value(
-    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
-):
-    await Process(truth, elsewhere, ttl=10).get_order("7")
-    clock.advance(6)
-    process = Process(truth, here, ttl=10)
-    await process.get_order("7")
-    truth.orders["7"] = "new"
-    clock.advance(3.9)
-    assert await process.get_order("7") == "old"
-    clock.advance(0.2)
-    assert await process.get_order("7") == "new"
 
 
 async def test_tags_from_a_result_come_with_the_tiers_value(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
@@ -207,20 +166,6 @@ async def test_a_tool_that_is_compiled_while_another_thread_configures_is_compil
     await get_order("8")
     assert (first.orders.count("lookup"), second.orders.count("lookup")) in {(1, 1), (0, 2)}
     assert get_order.__agent_cache__.at_root.setup.lease == lease_in((second,))
-
-
-async def test_a_tier_may_give_tags_in_a_list(server: MemoryServer):
-    class Lists(WatchedTier):
-        async def lookup(self, request: Request, *, lead: bool = False) -> Any:
-            found, ticket = await super().lookup(request, lead=lead)
-            return None if found is None else replace(found, tags=list(found.tags)), ticket
-
-    @AgentCache("order:{id}", remote_cache=Lists(server), maxsize=1)
-    async def get_order(id: str) -> str:
-        return id
-
-    for id in "7", "8", "7":
-        assert await get_order(id) == id
 
 
 async def test_configure_gives_a_tier_to_tools_without_one(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
@@ -403,19 +348,6 @@ async def test_a_load_that_began_while_a_writer_was_at_work_is_kept_nowhere(
     assert await process.get_order("7") == "new"
 
 
-async def test_a_hit_that_a_writer_at_work_may_yet_name_is_not_kept_locally(
-    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
-):
-    await Process(truth, elsewhere).get_order("7")
-    process = Process(truth, here)
-    await elsewhere.begin(write(late=("order",)))
-    assert await process.get_order("7") == "old"
-    assert truth.runs == ["get 7"]
-    truth.orders["7"] = "new"
-    clock.advance(elsewhere.lease + 1)
-    assert await process.get_order("7") == "new"
-
-
 async def test_a_write_of_single_entries_elsewhere_drops_them(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
     process = Process(truth, here)
     for id in ("7", "8"):
@@ -455,24 +387,6 @@ async def test_after_a_loss_nothing_that_the_tier_vouched_for_is_served(
     assert await local.get_order("7") == "old"  # it has no tier, so it has lost nothing
 
 
-async def test_a_load_under_way_does_not_survive_a_loss(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
-    gate = Gate()
-
-    @AgentCache("order:{id}", remote_cache=here)
-    async def get_order(id: str) -> Any:
-        return await gate()
-
-    early = await started(get_order("7"))
-    here.memory.cut()
-    async with writing(elsewhere, "order:7"):
-        pass
-    here.memory.reconnect()
-    late = await started(get_order("7"))
-    gate.calls[0].returns("old")
-    gate.calls[1].returns("new")
-    assert [await early, await late, await get_order("7")] == ["old", "new", "new"]
-
-
 async def test_without_news_a_local_copy_is_served_for_the_bound_of_staleness(
     truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
 ):
@@ -486,21 +400,6 @@ async def test_without_news_a_local_copy_is_served_for_the_bound_of_staleness(
     assert await process.get_order("7") == "old"
     clock.advance(0.2)
     assert await process.get_order("7") == "new"
-
-
-async def test_a_lapse_of_trust_drops_nothing(truth: Truth, here: WatchedTier, clock: library.Clock):
-    process = Process(truth, here)
-    await process.get_order("7")
-    here.memory.stall()
-    clock.advance(5)
-    asked = len(here.orders)
-    await process.get_order("8")
-    await process.get_order("8")
-    assert here.orders[asked:].count("lookup") == 2  # what is kept now is not served either
-    here.memory.resume()
-    asked = len(here.orders)
-    assert await process.get_order("7") == "old"
-    assert len(here.orders) == asked
 
 
 async def test_a_copy_that_must_be_copied_for_each_caller_needs_trust_as_well(
