@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -46,22 +46,12 @@ async def get_order(order_id: str, full: bool = False, *, db: Any = None) -> str
     return f"{order_id} {full} {db}"
 
 
-def get_order_at_once(order_id: str, full: bool = False, *, db: Any = None) -> str:
-    return f"{order_id} {full} {db}"
-
-
-async def stream_order(order_id: str, full: bool = False, *, db: Any = None) -> AsyncIterator[str]:
-    yield f"{order_id} {full} {db}"
-
-
 def stream_order_at_once(order_id: str, full: bool = False, *, db: Any = None) -> Iterator[str]:
     yield f"{order_id} {full} {db}"
 
 
 KINDS: dict[str, Any] = {
     "async def": get_order,
-    "def": get_order_at_once,
-    "async generator": stream_order,
     "generator": stream_order_at_once,
 }
 
@@ -70,15 +60,6 @@ KINDS: dict[str, Any] = {
 
 def around(function: Any, change: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]):
     """A wrapper of the kind of a function, which passes on what `change` makes of the arguments."""
-    if inspect.isasyncgenfunction(function):
-
-        @functools.wraps(function)
-        async def chunks(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = change(args, kwargs)
-            async for chunk in function(*args, **kwargs):
-                yield chunk
-
-        return chunks
     if inspect.isgeneratorfunction(function):
 
         @functools.wraps(function)
@@ -87,21 +68,13 @@ def around(function: Any, change: Callable[[tuple[Any, ...], dict[str, Any]], tu
             yield from function(*args, **kwargs)
 
         return chunks_at_once
-    if inspect.iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = change(args, kwargs)
-            return await function(*args, **kwargs)
-
-        return call
 
     @functools.wraps(function)
-    def call_at_once(*args: Any, **kwargs: Any) -> Any:
+    async def call(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = change(args, kwargs)
-        return function(*args, **kwargs)
+        return await function(*args, **kwargs)
 
-    return call_at_once
+    return call
 
 
 def passing_on(function: Any) -> Any:
@@ -124,9 +97,6 @@ def looking_at_positions(function: Any) -> Any:
 
 async def result_of(tool: Any, *args: Any, **kwargs: Any) -> Any:
     found = tool(*args, **kwargs)
-    if hasattr(found, "__aiter__"):
-        (only,) = [chunk async for chunk in found]
-        return only
     if inspect.isgenerator(found):
         (only,) = found
         return only

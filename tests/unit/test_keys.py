@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import asyncio
 import copy
 import dataclasses
 import enum
@@ -15,10 +14,9 @@ import time
 import types
 import uuid
 from collections import defaultdict, deque, namedtuple
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
-from ipaddress import ip_address
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -43,8 +41,6 @@ from tests.harness.structure import (
     Colour,
     Couple,
     Level,
-    Mask,
-    Paint,
     Pair,
     Place,
     Point,
@@ -206,76 +202,51 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "1 and 1.0": (1, 1.0),
     "0 and False": (0, False),
     "0.0 and -0.0": (0.0, -0.0),
-    "digit and number": ("1", 1),
     "'True' and True": ("True", True),
     "empty text and None": ("", None),
     "bytes and text": (b"x", "x"),
     "text and one-character list": ("x", ["x"]),
-    "composed and decomposed": ("\u00e9", "e\u0301"),
     "list and tuple": ([1], (1,)),
     "dict and pairs": ({"a": 1}, (("a", 1),)),
     "set and list": ({1}, [1]),
     "set and frozenset": ({1}, frozenset({1})),
-    "empties": ([], ()),
-    "empty dict and set": ({}, set()),
     "dict keys of two types": ({1: "a"}, {True: "a"}),
     "None as a key and as a value": ({None: 1}, {1: None}),
     "absent and None": ({"a": None}, {}),
-    "splits of one text": (["ab", "c"], ["a", "bc"]),
-    "lengths that look like content": (["1:a"], ["1", "a"]),
     "enum member and value": (Colour.RED, 1),
-    "enum member and name": (Colour.RED, "RED"),
-    "members of two enums": (Colour.RED, Paint.RED),
     "two members": (Colour.RED, Colour.GREEN),
     "IntEnum and int": (Level.LOW, 1),
     "StrEnum and str": (Word.LOW, "low"),
-    "bytes enum and bytes": (Raw.X, b"x"),
     "flags": (Access.READ, Access.READ | Access.WRITE),
-    "no flag and zero": (Access(0), 0),
-    "flag and its unnamed bits": (Mask(1), Mask(9)),
     "NamedTuple and tuple": (Pair(1, 2), (1, 2)),
     "two NamedTuples": (Pair(1, 2), Couple(1, 2)),
-    "NamedTuple with attributes": (with_attributes(Open(1), note=1), with_attributes(Open(1), note=2)),
     "dataclass and dict": (Point(), {"x": 1, "y": 2}),
     "two dataclasses": (Point(), Place()),
-    "dataclasses that differ inside": (Point(1), Point(True)),
     "field that does not compare": (Unequal(1), Unequal(2)),
     "dataclass that is a dict": (filled(Bag(1), k=1), filled(Bag(1), k=2)),
     "undeclared attribute": (with_attributes(Point(), z=1), with_attributes(Point(), z=2)),
     "undeclared slot": (with_attributes(Partly(1), hidden=1), with_attributes(Partly(1), hidden=2)),
-    "two local classes of one name": two_classes_of_one_name(),
-    "a class and its name": (Point, "Point"),
     "two classes": (Point, Place),
     "two lambdas": (lambda: 1, lambda: 1),
-    "two functions of one name": two_functions_of_one_name(),
     "naive and aware": (WHEN, WHEN.replace(tzinfo=UTC)),
     "one instant in two zones": (WHEN.replace(tzinfo=UTC), WHEN.replace(tzinfo=BERLIN)),
-    "UTC under two names": (WHEN.replace(tzinfo=UTC), WHEN.replace(tzinfo=ZoneInfo("UTC"))),
     "folds": (WHEN.replace(tzinfo=BERLIN), WHEN.replace(tzinfo=BERLIN, fold=1)),
     "date and midnight": (date(2026, 1, 1), WHEN.replace(month=1, day=1, hour=0, minute=0)),
-    "datetime and its text": (WHEN, WHEN.isoformat()),
     "Decimal and float": (Decimal("1.5"), 1.5),
     "Decimal and int": (Decimal(1), 1),
     "Decimals of two scales": (Decimal("1.0"), Decimal("1.00")),
-    "Decimal zeros": (Decimal(0), Decimal("-0")),
     "dataclass that is a datetime": (Moment(2025), Moment(2026)),
     "members that no Enum lists": (Unlisted("a"), Unlisted("b")),
     "UUID and text": (_one_id, str(_one_id)),
     "Path and text": (Path("a"), "a"),
     "paths of two systems": (PurePosixPath("a"), PureWindowsPath("a")),
-    "address and text": (ip_address("127.0.0.1"), "127.0.0.1"),
     "subclass of str": (Text("x"), "x"),
-    "subclass of bytes": (Octets(b"x"), b"x"),
     "subclass of int": (Whole(1), 1),
     "instances": (Plain(1), Plain(1)),
-    "slotted instances": (Slotted(1), Slotted(2)),
     "canonical bytes and what they stand for": (canonical([1]), [1]),
     "canonical True": (b"T", True),
-    "canonical text": (canonical("x"), "x"),
-    "canonical bytes twice": (canonical(b"x"), b"x"),
     "large integers": (10**5000, 10**5000 + 1),
     "lone surrogates": ("\ud800", "\ud801"),
-    "surrogate and its escape": ("\ud800", "\\ud800"),
 }
 
 NESTINGS: dict[str, Callable[[Any], Any]] = {
@@ -332,23 +303,19 @@ async def test_different_arguments_are_different_calls(clock: library.Clock, hin
 SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
     "text": lambda: ("ab", str(b"ab", "ascii")),
     "integer": lambda: (10**20, 10**10 * 10**10),
-    "huge integer": lambda: (10**5000, 10**2500 * 10**2500),
     "float": lambda: (0.1, float("0.1")),
     "NaN": lambda: (float("nan"), float("nan")),
     "list": lambda: ([1, [2]], [1, [2]]),
     "dict order": lambda: ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
-    "nested dict order": lambda: ({"k": {"a": 1, "b": [2]}}, {"k": {"b": [2], "a": 1}}),
     "dict of mixed keys": lambda: ({1: 1, "1": 2, None: 3}, {None: 3, "1": 2, 1: 1}),
     "set order": lambda: (set(range(100)), {99 - number for number in range(100)}),
     "set of mixed types": lambda: ({1, "1", None, (1,)}, {(1,), None, "1", 1}),
-    "set that has shrunk": lambda: ({8, 0}, {0, 8}),
     "frozenset in a tuple": lambda: ((frozenset("ab"),), (frozenset("ba"),)),
     "shared and repeated parts": lambda: ((lambda part: [part, part])(["x"]), [["x"], ["x"]]),
     "bytes": lambda: (b"ab", bytes([97, 98])),
     "enum": lambda: (Colour.RED, Colour(1)),
     "flag": lambda: (Access.READ | Access.WRITE, Access(3)),
     "dataclass": lambda: (Point(1, [2]), Point(1, [2])),
-    "frozen slotted dataclass": lambda: (Place(1, {"a": 2}), Place(1, {"a": 2})),
     "dataclass with a cached property": lambda: ((lambda it: (it.area, it)[1])(Measured(2)), Measured(2)),
     "NamedTuple": lambda: (Pair(1, 2), Pair(y=2, x=1)),
     "datetime": lambda: (WHEN.replace(tzinfo=BERLIN), WHEN.replace(tzinfo=ZoneInfo("Europe/Berlin"))),
@@ -356,13 +323,11 @@ SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
         WHEN.replace(tzinfo=timezone(timedelta(hours=1))),
         WHEN.replace(tzinfo=timezone(timedelta(minutes=60))),
     ),
-    "timedelta": lambda: (timedelta(days=1), timedelta(hours=24)),
     "Decimal": lambda: (Decimal("1.10"), Decimal("1.10")),
     "UUID": lambda: (uuid.UUID(int=7), uuid.UUID(int=7)),
     "Path": lambda: (Path("a/b"), Path("a") / "b"),
     "a function": lambda: (two_functions_of_one_name, two_functions_of_one_name),
     "a class": lambda: (Point, Point),
-    "lone surrogate": lambda: ("\ud800", "\ud800"),
 }
 
 
@@ -434,16 +399,6 @@ async def test_surplus_arguments_identify_a_call_and_the_order_of_keywords_does_
     assert get_metrics()["misses"] == len(calls)
     await tool(b=2, a=1)
     assert get_metrics()["misses"] == len(calls)
-
-
-async def test_functions_of_one_name_in_two_modules_share_nothing(clock: library.Clock):
-    answers = []
-    for name in ("one", "other"):
-        module = types.ModuleType(name)
-        exec(f"async def get(x): return {name!r}", vars(module))
-        vars(module)["get"].__module__ = name
-        answers.append(await AgentCache("r")(vars(module)["get"])(1))
-    assert answers == ["one", "other"]
 
 
 # -- Objects and their addresses -----------------------------------------------------------------------------
@@ -744,37 +699,33 @@ async def test_pydantic_models_are_known_by_their_fields(clock: library.Clock):
         def length(self) -> int:
             return len(self.text)
 
-    assert await probe.shares(Query(text="a"), Query(text="a"))
-    assert not await probe.shares(Query(text="a"), Query(text="a", limit=10)), "`model_fields_set` is not the same"
-    assert not await probe.shares([Query(text="a")], [Query(text="a", limit=10)])
-    assert await probe.shares(Query(text="a", limit=10), Query(limit=10, text="a"))
-    assert await probe.shares(Query.model_construct({"text"}, text="a"), Query(text="a"))
-    assert not await probe.shares(Query.model_construct(set(), text="a"), Query(text="a"))
-    beside = [Query(text="a"), Query(text="a")]
-    for number, model in enumerate(beside):
-        vars(model)["note"] = number
-    assert not await probe.shares(*beside)
-    noted = Query(text="a")
-    vars(noted)["note"] = 0
-    assert await probe.shares(beside[0], noted), "what a client has set beside the fields is part of a model"
-    assert not await probe.shares(beside[0], Query(text="a"))
-    partial = [Query.model_construct({"text"}, **given) for given in ({}, {}, {"text": None})]
-    assert await probe.shares(*partial[:2]), "a required field that was left out"
-    assert not await probe.shares(*partial[1:])
+    same = [
+        (Query(text="a"), Query(text="a")),
+        (Query(text="a", limit=10), Query(limit=10, text="a")),
+        (Query.model_construct({"text"}, text="a"), Query(text="a")),
+        (Loose(text="a", more=1), Loose(more=1, text="a")),
+        (Many([1, 2]), Many([1, 2])),
+    ]
+    hidden, noted = Query(text="a"), Query(text="a")
+    hidden._private, vars(noted)["note"] = 1, 0
+    different = [
+        (Query(text="a"), Query(text="a", limit=10)),  # `model_fields_set` is not the same
+        (Query(text="a"), Query(text="b")),
+        (Query(text="a", limit=1), Query(text="a", limit=True)),
+        (Query(text="a"), Twin(text="a")),
+        (Query(text="a"), Query.model_construct(set())),
+        (Loose(text="a", more=1), Loose(text="a", more=2)),
+        (Many([1]), [1]),
+        (Query(text="a"), hidden),
+        (Query(text="a"), noted),
+    ]
     cached = Cached(text="a")
     assert cached.length == 1
-    assert await probe.shares(cached, Cached(text="a"))
-    assert await probe.shares(Loose(text="a", more=1), Loose(more=1, text="a"))
-    assert await probe.shares(Many([1, 2]), Many([1, 2]))
-    assert not await probe.shares(Query(text="a"), Query(text="b"))
-    assert not await probe.shares(Query(text="a", limit=1), Query(text="a", limit=True))
-    assert not await probe.shares(Query(text="a"), Twin(text="a"))
-    assert not await probe.shares(Loose(text="a", more=1), Loose(text="a", more=2))
-    assert not await probe.shares(Loose(text="a"), Loose(text="a", more=2))
-    assert not await probe.shares(Many([1]), [1])
-    hidden = Query(text="a")
-    hidden._private = 1
-    assert not await probe.shares(Query(text="a"), hidden)
+    for one, other in [*same, (cached, Cached(text="a"))]:
+        assert await probe.shares(one, other)
+    for one, other in different:
+        assert not await probe.shares(one, other)
+        assert not await probe.shares([one], [other])
 
 
 async def test_msgspec_structs_are_known_by_their_fields(clock: library.Clock):
@@ -853,70 +804,6 @@ def test_a_list_that_changes_is_keyed_by_what_it_is_now(value: list[Any], data: 
         for former, former_key in seen:
             assert (former_key == key) is same(former, value)
         seen.append((copy.deepcopy(value), key))
-
-
-class Driven:
-    """Tools that answer with the number of their execution, run on a loop of their own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.runs = 0
-
-        async def two(a: Any, b: Any = 0) -> int:
-            self.runs += 1
-            return self.runs
-
-        async def surplus(*args: Any, **kwargs: Any) -> int:
-            self.runs += 1
-            return self.runs
-
-        self.two = AgentCache("r", maxsize=None)(two)
-        self.surplus = AgentCache("r", maxsize=None)(surplus)
-
-    def answers(self, *calls: Coroutine[Any, Any, int]) -> list[int]:
-        async def run() -> list[int]:
-            return [await call for call in calls]
-
-        return self.loop.run_until_complete(run())
-
-
-@functools.cache
-def driven() -> Driven:
-    return Driven()
-
-
-@searched(13, 100, near_pairs(), near_pairs())
-def test_calls_share_an_answer_if_and_only_if_their_arguments_are_the_same(
-    first: tuple[Any, Any], second: tuple[Any, Any]
-):
-    tools = driven()
-    tools.two.clear()
-    tools.surplus.clear()
-    one, other = tools.answers(tools.two(first[0], second[0]), tools.two(b=second[1], a=first[1]))
-    assert (one == other) is (same(*first) and same(*second))
-    one, other = tools.answers(tools.surplus(first[0], k=second[0]), tools.surplus(first[1], k=second[1]))
-    assert (one == other) is (same(*first) and same(*second))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close_loops() -> Iterator[None]:
-    yield
-    driven().loop.close()
-    driven.cache_clear()
-
-
-BEYOND_THE_REFERENCE = {"dataclass that is a datetime", "dataclass that is a dict"}
-"""Differences beside the fields that it compares."""
-
-
-def test_the_reference_knows_what_it_is_for():
-    wrong = [
-        name
-        for name, (one, other) in DIFFERENT.items()
-        if same(one, other) and "slot" not in name and "attribute" not in name
-    ]
-    assert [name for name in wrong if name not in BEYOND_THE_REFERENCE] == []
-    assert [name for name, make in SAME.items() if not same(*make()) and name != "NaN"] == []
 
 
 def test_a_class_that_becomes_a_dataclass_later_is_known_by_its_fields_from_then_on():
