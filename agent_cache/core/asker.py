@@ -33,6 +33,7 @@ from agent_cache.values.canonical import (
     StableEncoder,
     attributes_of,
     blake2b,
+    declared_fields,
     declared_names,
     full_name,
     is_model,
@@ -267,9 +268,12 @@ _PLACES: Final = {
 _ABSENT: Final = object()
 
 
+_PATHS: Final = {path: path.split(".") for path in (*_PLACES, "config")}
+
+
 def _at(context: Any, path: str) -> Any:
     try:
-        for name in path.split("."):
+        for name in _PATHS[path]:
             context = getattr(context, name, _ABSENT)
     except Exception:  # noqa: BLE001 - a property of a framework, which may need a request
         return _ABSENT
@@ -319,7 +323,7 @@ _NAMES: Final = re.compile(
 def _meaning_of(name: str) -> str:
     """What a name may mean: an id of a ``run``, ``someone``, a ``session`` of someone or a connection; else nothing."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).lower().strip("_")
-    if words.removeprefix("langgraph_") in _IDS:
+    if words.removeprefix("langgraph_") in _IDS or name.startswith("__pregel"):
         return "run"
     if not name.startswith("user:") and _NAMES.search(words) is None:  # the state that ADK keeps for each user
         return ""
@@ -361,14 +365,13 @@ class _Encoder(StableEncoder):
         return full_name(kind).encode()
 
     def fields_of(self, value: Any, kind: Any) -> list[tuple[str, Any]]:
-        try:
-            return super().fields_of(value, kind)
-        except Uncacheable:
+        found = declared_fields(value, kind)
+        if found is None:
             within = [("", base(value)) for base in (str, int, float, bytes, list, dict) if issubclass(kind, base)]
             found = [*within, *attributes_of(value).items()]
-            if not found:
-                raise
-            return found
+        if not found:
+            raise Uncacheable(f"a value of type {full_name(kind)} has nothing in it")
+        return found
 
 
 def _fields_within(value: Any, *, is_opened: bool) -> Mapping[str, Any] | None:
@@ -412,7 +415,7 @@ class _Fields:
         """Take what counts of a field. Returns whether it is comparable."""
         meaning = _meaning_of(path[-1])
         is_someone = meaning == "someone"
-        if path[-1].startswith("__pregel") or (meaning == "run" and _fields_within(value, is_opened=False) is None):
+        if meaning == "run" and (path[-1][:2] == "__" or _fields_within(value, is_opened=False) is None):
             self._has_ids = True
             return True
         counts = meaning in ("someone", "session") or (whole and meaning == "")
@@ -425,6 +428,10 @@ class _Fields:
         return is_comparable
 
     def _add(self, path: Path, value: Any, *, whole: bool, is_opened: bool) -> bool:
+        leaf = _Encoder.leaves.get(type(value))
+        if leaf is not None:
+            self.found += [(path, leaf(value))] if whole else ()
+            return whole
         if id(value) in self._around:
             return True  # what it is found in counts already
         if len(self.found) > _MAX_FIELDS:

@@ -222,10 +222,16 @@ def attributes_of(value: Any) -> dict[str, Any]:
         return {}
     if is_model(kind):
         return dict(value.__dict__) | {k: v for name in PYDANTIC_STATE for k, v in (getattr(value, name) or {}).items()}
-    names = declared_names(kind) or ()
+    names, slots = _attributes_in(kind)  # type: ignore[arg-type]  # a class has a hash
     found = {name: getattr(value, name) for name in names if hasattr(value, name)}
-    slots = [slot for slot in _slots_beside(kind, names) if "__slots__" in vars(slot.__objclass__)]
     return found | getattr(value, "__dict__", {}) | _slots_set(value, slots)
+
+
+@functools.lru_cache(maxsize=256)
+def _attributes_in(kind: Any) -> tuple[tuple[str, ...], list[types.MemberDescriptorType]]:
+    """The fields that a class declares, and the slots of classes of Python's beside them."""
+    names = declared_names(kind) or ()
+    return names, [slot for slot in _slots_beside(kind, names) if "__slots__" in vars(slot.__objclass__)]
 
 
 def is_sentinel(value: Any) -> bool:
