@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, get_type_hints
 
 from agent_cache import AgentLoopDetectedError, Toolbox
 from agent_cache.core.asker import Apart, Injected
-from agent_cache.core.parameters import injected_role, takes_context
+from agent_cache.core.parameters import takes_context
 from agent_cache.engine.state import forget_oldest
 from agent_cache.integrations.shared import (
     Private,
@@ -33,7 +33,6 @@ try:
     from langchain.agents.middleware import AgentMiddleware
     from langchain_core.messages import BaseMessage, ToolMessage, message_to_dict, messages_from_dict
     from langchain_core.tools import BaseTool
-    from langchain_core.tools.base import get_all_basemodel_annotations
     from langchain_core.utils.utils import LC_AUTO_PREFIX
     from langgraph.errors import GraphBubbleUp, GraphInterrupt
     from langgraph.prebuilt import InjectedState, ToolNode
@@ -177,7 +176,7 @@ class _Tool:
         self.tool, self.annotations = tool, tool.metadata
         functions = _functions_of(tool)
         self.is_decorated = any(hasattr(one, "__agent_cache__") for one in (*functions, tool._arun, tool._run))
-        self.gets_context, self.states = _gets_context(tool, functions), _states_in(tool, functions)
+        self.gets_context, self.states = _gets_context(functions), _states_in(functions)
         self.server, self.has_session = _server_of(tool)
         found = tool.tool_call_schema
         if isinstance(found, dict) or not issubclass(found, BaseModel):
@@ -223,16 +222,12 @@ def _functions_of(tool: BaseTool) -> list[Any]:
     return [found for name in ("coroutine", "func") if (found := getattr(tool, name, None)) is not None]
 
 
-def _gets_context(tool: BaseTool, functions: list[Any]) -> bool:
-    """Whether a tool gets anything injected that may say who asks; True of one whose function is LangChain's own."""
-    if not functions:
-        overridden = [name for name in ("_run", "_arun") if getattr(type(tool), name) is not getattr(BaseTool, name)]
-        functions = [getattr(tool, name) for name in overridden]  # of which class they are methods
+def _gets_context(functions: list[Any]) -> bool:
+    """Whether a tool gets anything injected that may say who asks; True of one whose function is LangChain's own, or
+    that has none.
+    """
     is_known = all(function.__module__.partition(".")[0] != "langchain_core" for function in functions)
-    if not functions or not is_known or any(map(takes_context, functions)):
-        return True
-    hints = get_all_basemodel_annotations(tool.get_input_schema())
-    return any(injected_role(hint, None, functions[0]) not in (None, "none") for hint in hints.values())
+    return not functions or not is_known or any(map(takes_context, functions))
 
 
 def _server_of(tool: BaseTool) -> tuple[list[str] | None, bool]:
@@ -250,14 +245,12 @@ def _server_of(tool: BaseTool) -> tuple[list[str] | None, bool]:
     return [identity_of_params(connection, function), *map(alone, interceptors)], False
 
 
-def _states_in(tool: BaseTool, functions: list[Any]) -> tuple[str, ...]:
+def _states_in(functions: list[Any]) -> tuple[str, ...]:
     """The fields of the graph's state that a tool gets by `InjectedState("name")`."""
     hints: dict[str, Any] = {}
     with suppress(Exception):  # hints are evaluated, and may be anything
         for function in functions:
             hints |= get_type_hints(function, include_extras=True)
-    with suppress(Exception):
-        hints |= get_all_basemodel_annotations(tool.get_input_schema())
     found = [marker for hint in hints.values() for marker in getattr(hint, "__metadata__", ())]
     return tuple(one.field for one in found if isinstance(one, InjectedState) and one.field)
 
