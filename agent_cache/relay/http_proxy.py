@@ -348,8 +348,9 @@ class _Exchange(HostRequest):
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         incoming = self._incoming
         line = self._line.result() if self._line.done() else error_line(self.id, _CANCELLED)
-        if self.response is None and self._is_resumable:
-            await incoming.write(b"", is_last=True)
+        message = parsed(line)
+        if self.response is None and self._is_resumable and message is not None and message.error:
+            await incoming.write(b"", is_last=True)  # the host asks for the rest
         elif self.response is None or line is not self.response.line:
             await incoming.message(line)
         elif incoming.is_begun:

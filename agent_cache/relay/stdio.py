@@ -125,8 +125,9 @@ class _Link:
                 ends.add(self._start(self._read_server(self._server)))
             host = self._start(self._read_host())
             done, _ = await asyncio.wait({host, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {end}:
+                task.result()
             if host in done:
-                host.result()
                 calls = [task for _, task in self._tasks.values()]
                 answered = asyncio.gather(*calls, return_exceptions=True)
                 await asyncio.wait({end, answered}, timeout=_PATIENCE_FOR_CALLS, return_when=asyncio.FIRST_COMPLETED)

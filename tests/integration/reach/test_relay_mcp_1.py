@@ -1,4 +1,4 @@
-"""`agent-cache mcp` in front of what only version 1 of the MCP SDK has: tasks, and servers of other people."""
+"""`agent-cache mcp` in front of servers of other people, which need version 1 of the MCP SDK."""
 
 from __future__ import annotations
 
