@@ -22,7 +22,7 @@ import agent_cache
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPENDENCIES = {"async-cache", "msgspec"}
-EXTRAS = {"cli", "redact", "redis", "service", "test"}
+EXTRAS = {"cli", "redis", "service", "test"}
 
 
 def names_required(requirements: list[str], extra: str | None = None) -> set[str]:
