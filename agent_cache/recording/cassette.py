@@ -475,13 +475,13 @@ class Outline:
 
     @property
     def is_concurrent(self) -> bool:
-        """Whether calls may have been in flight at the same time: in several lanes, or one before another's end."""
+        """Whether calls that do not enclose each other were in flight at the same time."""
         enclosing, running = self.enclosing(), [-1]
         for event in self.events():
             if (running.pop() != ~event) if event < 0 else (running[-1] != enclosing[event]):
                 return True
             running += [event] if event >= 0 else []
-        return len(set(self.lanes)) > 1
+        return False
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -65,7 +65,6 @@ class RecordedFunction:
         self.form = _form_of(function)
         path = getattr(function, "__qualname__", "")
         self.names = frozenset({name, name.rpartition(":")[2], path, path.rpartition(".")[2]}) - {""}
-        self.has_cache_key = cache_key is not None
         self.has_extractors = extract_model is not None or extract_tokens is not None
         self._cache_key = cache_key
         self._key = key

@@ -35,10 +35,7 @@ def place_of(enclosing: bytes, digest: bytes, occurrence: int) -> bytes:
 
 
 class Matcher:
-    """Index of a cassette's calls by place, and which of them have been played.
-
-    Arguments and outcomes are decoded when they are needed.
-    """
+    """Index of a cassette's calls by place, and which of them have been played."""
 
     def __init__(self, cassette: Cassette, redaction: Redaction) -> None:
         self.cassette = cassette
@@ -58,21 +55,16 @@ class Matcher:
 
     def _read_tree(self) -> None:
         places: dict[int, bytes] = {-1: ROOT_PLACE}
-        counts: dict[bytes, int] = {}
-        are_enclosing = frozenset(self._parents)
+        counts: dict[tuple[bytes, bytes], int] = {}
         for index in self.outline.starts():  # a call starts after the one that encloses it
-            parent = self._parents[index]
+            parent, digest = self._parents[index], self.outline.digests[index]
             self._children.setdefault(parent, []).append(index)
             enclosing = places.get(parent)
-            if enclosing is None:
-                continue
-            first = place = place_of(enclosing, self.outline.digests[index], 0)
-            if first in self._index_of:
-                counts[first] = counts.get(first, 0) + 1
-                place = place_of(enclosing, self.outline.digests[index], counts[first])
-            if index in are_enclosing:
-                places[index] = place
-            self._index_of[place] = index
+            if enclosing is not None:
+                number = counts.get((enclosing, digest), 0)
+                counts[enclosing, digest] = number + 1
+                places[index] = place = place_of(enclosing, digest, number)
+                self._index_of[place] = index
 
     def find(self, place: bytes) -> int | None:
         """Index of the call in this place, or None."""
@@ -87,10 +79,8 @@ class Matcher:
 
     def cover(self, index: int) -> None:
         """Mark a call, and all that it encloses, as played or made again."""
-        self.cover_alone(index)
-        if index in self._children:
-            for child in self._children[index]:
-                self.cover(child)
+        for each in (index, *self.inside(index)):
+            self.cover_alone(each)
 
     def cover_alone(self, index: int) -> None:
         """Mark a call as made again, which makes the calls that it encloses again, too."""

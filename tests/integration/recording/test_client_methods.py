@@ -1,13 +1,9 @@
 """Methods of clients are known by what the caller passes: their defaults are another version's tomorrow."""
 
 import asyncio
-import importlib
 import json
-import sys
-import textwrap
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,34 +90,6 @@ async def test_what_stands_for_nothing_is_in_no_file(package, path):
     for value in (nothing, client.omit) if hasattr(client, "omit") else (nothing,):
         with replay(path, strict=True):
             await run(temperature=value)
-
-
-def installed(directory: Path, monkeypatch: pytest.MonkeyPatch, signature: str) -> Any:
-    """A package of the user's environment, in the version that has this signature."""
-    package = directory / "some_client"
-    package.mkdir(exist_ok=True)
-    package.joinpath("__init__.py").write_text(
-        textwrap.dedent(f"""
-            class Unset: ...
-
-            UNSET = Unset()
-
-            class Client:
-                def __init__(self, host="a"):
-                    self.host = host
-
-                def create(self, {signature}):
-                    return [prompt, self.host]
-        """)
-    )
-    monkeypatch.syspath_prepend(str(directory))
-    monkeypatch.delitem(sys.modules, "some_client", raising=False)
-    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module("some_client")
-    finally:
-        sys.dont_write_bytecode = before
 
 
 class Shop:
