@@ -361,35 +361,17 @@ def test_a_file_is_the_same_when_it_is_redacted_again():
 # What is no secret
 
 
-LOGPROBS = {
-    "logprobs": {
-        "content": [
-            {
-                "token": "Hello",
-                "logprob": -0.31,
-                "bytes": [72],
-                "top_logprobs": [{"token": "Hi!7", "logprob": -1.3, "bytes": None}],
-            }
-        ]
-    }
+TOP = [{"token": "Hi!7", "logprob": -1.3, "bytes": None}]
+LOGPROBS = {"logprobs": {"content": [{"token": "Hello", "logprob": -0.31, "bytes": [72], "top_logprobs": TOP}]}}
+PROPERTIES = {
+    "password": {"type": "string", "description": "The user's password", "minLength": 8},
+    "api_key": {"type": ["string", "null"], "description": "a key"},
+    "token": {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Token"},
+    "auth": {"$ref": "#/$defs/Auth"},
+    "secret": {"type": "object", "properties": {"value": {"type": "string"}}},
 }
-SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "login",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "password": {"type": "string", "description": "The user's password", "minLength": 8},
-                "api_key": {"type": ["string", "null"], "description": "a key"},
-                "token": {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Token"},
-                "auth": {"$ref": "#/$defs/Auth"},
-                "secret": {"type": "object", "properties": {"value": {"type": "string"}}},
-            },
-            "required": ["password", "token"],
-        },
-    },
-}
+PARAMETERS = {"type": "object", "properties": PROPERTIES, "required": ["password", "token"]}
+SCHEMA = {"type": "function", "function": {"name": "login", "parameters": PARAMETERS}}
 INNOCENT = {
     "logprobs": LOGPROBS,
     "logprobs as a text": json.dumps(LOGPROBS),
