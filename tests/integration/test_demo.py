@@ -151,14 +151,6 @@ def test_the_version_is_told(capsys):
     assert capsys.readouterr().out.startswith("agent-cache ")
 
 
-def test_where_caching_is_switched_off_the_demo_says_so(monkeypatch, capsys):
-    monkeypatch.setenv("AGENT_CACHE_ENABLED", "0")
-    assert main(["demo", "--fast"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "AGENT_CACHE_ENABLED" in err
-
-
 def test_without_rich_the_demo_names_the_extra(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.delitem(sys.modules, "agent_cache.cli.demo")
@@ -173,13 +165,6 @@ def test_an_interrupt_ends_the_demo_without_a_traceback(interruptible):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=100)
     assert (process.returncode, err.strip()) == (130, "stopped")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no file here that is always full")
-def test_an_output_that_cannot_be_written_ends_the_demo_without_a_traceback():
-    with start("demo", "--fast", stdout=os.open("/dev/full", os.O_WRONLY)) as process:
-        _, err = process.communicate(timeout=100)
-    assert (process.returncode, err) == (2, "agent-cache: No space left on device\n")
 
 
 def test_importing_the_package_does_not_load_the_demo():

@@ -159,19 +159,6 @@ def messages_by_line(calls):
     return lines(message for *_, message in sorted(ordered, key=lambda one: one[:2]))
 
 
-def requests_with_their_history(calls):
-    records = []
-    for run, inside in by_run(calls).items():
-        history = [{"role": "user", "content": "hello"}]
-        for number, call in inside:
-            request, answer = chat_messages(number, call)
-            response = {"choices": [{"message": request}], "created": round(call.started)}
-            records.append((call.started, {"session": run, "messages": [*history], "response": response}))
-            history += [request, answer]
-        records.append((inside[-1][1].ended, {"session": run, "messages": [*history]}))
-    return lines(record for _, record in sorted(records, key=lambda one: one[0]))
-
-
 def response_items(calls):
     records = []
     for run, inside in by_run(calls).items():
@@ -214,20 +201,6 @@ def anthropic_messages(calls):
             ]
         records.append({"id": run, "system": "...", "messages": messages})
     return lines(records)
-
-
-def transcript_lines(calls):
-    """As a coding agent writes them: the message inside of a line with time and session."""
-    ordered = []
-    for number, call in enumerate(calls):
-        use = {"type": "tool_use", "id": unique_id(number), "name": call.tool, "input": call.arguments}
-        text = as_text(call.error or call.result)
-        result = {"type": "tool_result", "tool_use_id": unique_id(number), "content": text}
-        result |= {"is_error": True} if call.error else {}
-        for when, role, block in ((call.started, "assistant", use), (call.ended, "user", result)):
-            message = {"role": role, "content": [block]}
-            ordered.append((when, {"type": role, "message": message, "timestamp": iso(when), "sessionId": call.run}))
-    return lines(record for _, record in sorted(ordered, key=lambda one: one[0]))
 
 
 def attributes_of(call):
@@ -285,7 +258,7 @@ def console_spans(calls):
 
 
 WITH_BOTH_TIMES = [
-    rows, one_document, conversations, messages_by_line, anthropic_messages, transcript_lines, otlp_spans,
+    rows, one_document, conversations, messages_by_line, anthropic_messages, otlp_spans,
     console_spans,
 ]  # fmt: skip
 
@@ -322,13 +295,6 @@ def test_items_of_the_responses_api_give_the_same_calls(calls):
     assert not log.problems
 
 
-@searched(8, 40, histories())
-def test_a_history_that_each_request_repeats_is_counted_once(calls):
-    log = read(requests_with_their_history(calls))
-    assert sorted(shown(log.calls)) == sorted(shown(calls))
-    assert not log.problems
-
-
 @searched(5, 40, histories(), st.randoms(use_true_random=False), st.booleans())
 def test_the_time_line_does_not_depend_on_the_order_of_files(calls, chance, is_shuffled):
     parts = [[], [], []]
@@ -352,7 +318,7 @@ def test_the_time_line_does_not_depend_on_the_order_of_files(calls, chance, is_s
     15,
     100,
     histories(),
-    st.sampled_from([*WITH_BOTH_TIMES, requests_with_their_history, response_items]),
+    st.sampled_from([*WITH_BOTH_TIMES, response_items]),
     st.lists(st.tuples(st.integers(0, 10**6), st.binary(max_size=6), st.integers(0, 30)), min_size=1, max_size=5),
 )
 def test_nothing_that_a_file_may_have_raises(calls, write, changes):

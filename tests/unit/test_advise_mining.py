@@ -358,15 +358,6 @@ def test_writes_of_another_server_are_judged_together(does_touch: bool) -> None:
     assert ("files__read_file" in dropped or advice.tools["files__read_file"].kind == "watch") is does_touch
 
 
-def test_more_worlds_in_one_log_make_no_advice_worse() -> None:
-    logs = [played(world, 0, 1_000) for world in (Airline, Bank, Mail)]
-    together = [replace(one, started=None, ended=None) for turn in zip(*logs, strict=True) for one in turn]
-    alone, with_others = mine(logs[1]), mine(together)
-    log = played(Bank, 1, 1_000)
-    assert replay(log, rules_of(with_others)).stale == 0
-    assert replay(log, rules_of(with_others)).hits >= 0.8 * replay(log, rules_of(alone)).hits
-
-
 def test_an_agents_own_handler_is_no_tool() -> None:
     log: list[LoggedCall] = []
     for turn in range(40):

@@ -125,25 +125,6 @@ def test_the_legend_has_the_colours_of_the_bars() -> None:
     assert drawn == {category: of_css.get(category) for category in drawn}
 
 
-def test_headings_regions_and_names_are_there_for_those_who_do_not_see(
-    written: Callable[..., Path], show: Callable[..., Any]
-):
-    shown = show(written(shop_run()))
-    levels = shown.evaluate("() => [...document.querySelectorAll('h1,h2,h3')].map((one) => one.tagName)")
-    assert levels == ["H1", "H2", "H2", "H2", "H2"]
-    assert shown.locator("html").get_attribute("lang") == "en"
-    picture = shown.get_by_role("img", name=re.compile("^Timeline of refund.jsonl: 15 calls"))
-    assert picture.count() == 1
-    assert "2 hit" not in picture.get_attribute("aria-label")
-    assert "3 hit, 1 shared, 3 miss" in picture.get_attribute("aria-label")
-    assert shown.get_by_role("table").count() == 2
-    assert shown.get_by_role("columnheader", name="outcome").count() == 1
-    assert shown.get_by_role("row").count() > 15
-    for name in ("Zoom in", "Zoom out", "Earlier", "Later", "Whole run"):
-        assert shown.get_by_role("button", name=name, exact=True).count() == 1
-    assert shown.get_by_label("Search").count() == 1
-
-
 def test_everything_is_done_with_keys(written: Callable[..., Path], show: Callable[..., Any]):
     shown = show(written(shop_run()))
     whole = range_of(shown)
@@ -296,26 +277,6 @@ def test_the_policy_of_the_page_lets_no_other_script_run(
     assert shown.evaluate("() => fetch('https://example.com').then(() => 'sent', () => 'refused')") == "refused"
     assert shown.evaluate("() => window.pwned") is None
     context.close()
-
-
-@pytest.mark.parametrize("width", [320, 920])
-def test_it_is_read_on_a_narrow_screen(width: int, written: Callable[..., Path], show: Callable[..., Any]):
-    run = shop_run()
-    run.add("shop:get", 1100, 5, source="miss", arguments={"text": "x" * 500}, outcome={"value": "y" * 500})
-    for runs in ([run], [run, shop_run(amount=41)]):
-        shown = show(written(*runs), viewport={"width": width, "height": 740}, has_touch=True, is_mobile=width < 700)
-        assert shown.evaluate("() => document.documentElement.scrollWidth") <= width
-        assert pixels(shown)[MISS] > 40
-        row = shown.locator(".calls tbody tr").first
-        row.scroll_into_view_if_needed()
-        assert row.is_visible()
-        for cell in row.locator("td").all():
-            box = cell.bounding_box()
-            assert box is None or box["x"] + box["width"] <= width + 1
-        texts = shown.locator(".calls tr:last-child :is(i, s)")
-        assert texts.count() >= 2
-        assert texts.evaluate_all("(all) => all.every((one) => one.scrollWidth <= one.clientWidth)")
-        assert shown.get_by_role("row").count() >= len(run.calls) - 1  # still a table
 
 
 def test_without_scripts_the_table_is_there(written: Callable[..., Path], show: Callable[..., Any]):
