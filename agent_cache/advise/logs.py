@@ -230,7 +230,7 @@ class _Reader:
             run = _text(_first(record, (*_RUNS, "id"))) or f"{self._name}, run {self._runs}"
             for one in record["calls"]:
                 yield from self._plain(one, run)
-        elif not _is_message(record) and any(name in record for name in (*_NAMES[:2], *_ARGUMENTS[:2])):
+        elif not _is_message(record) and _first(record, _NAMES) and {*record} & {*_NAMES[:2], *_ARGUMENTS}:
             yield from self._plain(record, self._name)
         elif messages := _messages_of(record):
             yield from self._conversation(record, messages)

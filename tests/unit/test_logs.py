@@ -72,6 +72,7 @@ def test_what_is_broken_is_left_out_and_said_with_its_place(read, content, calls
         gzip.compress(f"{LINE}\n{LINE}\n".encode(), mtime=0),
         f"\ufeff{LINE}\n\n{LINE}",
         LINE.replace("1}", "NaN}") + "\n" + LINE,
+        '{"name": "get", "input": {"id": 1}, "output": 1}\n' + LINE,
     ],
 )
 def test_lines_and_documents_compressed_or_not_are_read(read, content):
