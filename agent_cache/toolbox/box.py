@@ -308,13 +308,13 @@ class Toolbox:
             or (annotations is not None and annotations is not tool.annotations)
         ):
             tool = self._compiled(tools, name, schema, annotations, form)
-        while isinstance(tool.rule, Inner):
+        while tool.operation is None:
+            if not isinstance(tool.rule, Inner):
+                return (run(), None) if tools is self._sync_tools else (None, run())
             vary = Apart(vary.who, ["inner", name, vary.where]) if type(vary) is Apart else Apart(vary, ["inner", name])
             name, arguments = tool.rule.of(name, arguments) or (name + _UNNAMED, arguments)
             tool = tools.get(name if form is None else (name, form)) or self._compiled(tools, name, None, None, form)
         operation = tool.operation
-        if operation is None:
-            return (run(), None) if tools is self._sync_tools else (None, run())
         key: Any = UNKEYED
         given: dict[str, Any] = {}
         try:

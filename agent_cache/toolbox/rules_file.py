@@ -42,18 +42,6 @@ class RulesFile(NamedTuple):
     remote: Any
 
 
-class _OfProcess:
-    """A ``vary`` that tells processes apart, and says nothing of who asks within one."""
-
-    is_of_process = True
-
-    def __init__(self, varied: str) -> None:
-        self._varied = varied
-
-    def __call__(self) -> str:
-        return self._varied
-
-
 def read_rules(path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = "off") -> RulesFile:
     """Read a file of rules.
 
@@ -87,8 +75,8 @@ def _read(data: Mapping[str, Any], directory: Path, hints: str) -> RulesFile:
     checked_hints: Any = checked_choice(data.get("hints", hints), ("off", "kind"), "hints")
     tier = None if remote is None else _tier_at(remote, directory)
     of_writes: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
-    varied = _vary_of(data.get("vary", []))
-    of_reads = of_writes if varied is None else {**of_writes, "vary": _OfProcess(varied)}
+    vary = _vary_of(data.get("vary", []))
+    of_reads = of_writes if vary is None else {**of_writes, "vary": vary}
     rules: dict[str, Rule] = {}
     for name, said in _table(tools, "tools").items():
         if not name:
@@ -140,8 +128,10 @@ def _rule_of(said: Any, of_reads: Mapping[str, Any], of_writes: Mapping[str, Any
     return Read(tags, **given, **of_reads) if kind == "read" else Write(tags, **given, **of_writes)
 
 
-def _vary_of(names: Any) -> str | None:
-    """A hash of the environment variables that distinguish the entries of this process."""
+def _vary_of(names: Any) -> Any:
+    """A ``vary`` that gives a hash of the environment variables that distinguish the entries of this process: it says
+    nothing of who asks within one.
+    """
     if not isinstance(names, list) or not all(isinstance(one, str) and one[:4] == "env:" and one[4:] for one in names):
         raise ConfigurationError(f'vary must be a list such as ["env:GITHUB_TOKEN"]; got {names!r}')
     if not names:
@@ -150,7 +140,12 @@ def _vary_of(names: Any) -> str | None:
     for name in names:
         value = os.environ.get(name.removeprefix("env:"))
         digest.update(b"\0absent" if value is None else b"\1" + os.fsencode(value) + b"\0")
-    return digest.hexdigest()
+
+    def vary() -> str:
+        return digest.hexdigest()
+
+    vary.is_of_process = True  # type: ignore[attr-defined]  # what `AgentCache` asks a vary for
+    return vary
 
 
 def _tier_at(address: str, directory: Path) -> Any:
