@@ -252,13 +252,6 @@ class CheckpointStore:
         fields = [msgspec.json.decode(line)["checkpoint"] | {"session_id": header.session_id} for line in lines]
         return _Journal(stamp, header, msgspec.convert(fields, list[CheckpointEntry]))
 
-    def _journal_of(self, session_id: str, run: str | None = None) -> Path | None:
-        """The journal of a session, or of one run of it."""
-        for path, (_, header, _) in self._journals.items():
-            if header is not None and header.session_id == session_id and run in (None, header.run):
-                return path
-        return None
-
     # Restoring
 
     def restore(self, entry: CheckpointEntry, request: RestoreRequest, key: str | None) -> RestoreResponse:
@@ -272,8 +265,6 @@ class CheckpointStore:
         made = self._made_with(hashed)
         if made is None:
             checkpoint, source = self._read_with_journal(entry)
-            if self._journal_of(session_id) is not None:
-                raise StoreError(409, "there is a session of this id already", field="session_id")
             salt = secrets.token_hex(16)
             with _readable(f"the checkpoint {entry.id!r}"):
                 response, lines = self._branch(checkpoint, source, session_id, request)
@@ -372,10 +363,11 @@ class CheckpointStore:
         )
 
     def _journal(self, session_id: str, run: str) -> StoredJournal:
-        path = self._journal_of(session_id, run)
-        if path is None:
-            raise CassetteError(f"the journal of the session {session_id!r} is gone")
-        return read_journal(path, key=self._key)
+        """The journal of one run of a session."""
+        for path, (_, header, _) in self._journals.items():
+            if header is not None and (header.session_id, header.run) == (session_id, run):
+                return read_journal(path, key=self._key)
+        raise CassetteError(f"the journal of the session {session_id!r} is gone")
 
     def _drifts(self, original: StoredJournal, new: StoredJournal) -> list[DriftEvent]:
         """The drifts of a session from the original, as far as both have got.

@@ -180,6 +180,13 @@ async def test_a_new_error_is_critical(runs: Runs, tool: str) -> None:
     assert "raised ConnectionError('the backend is down'), and in the baseline did not" in drift.description
 
 
+async def test_an_error_of_a_new_call_is_critical_too(runs: Runs) -> None:
+    baseline, shop = Baseline(await runs(script(ASK))), Shop()
+    shop.failing.add("get_order")
+    drifts = baseline.compare(await runs(script(ASK, READ), shop))
+    assert brief(drifts) == [(WARNING, "extra", "shop:get_order"), (CRITICAL, "error", "shop:get_order")]
+
+
 @pytest.mark.parametrize(("tool", "severity"), [("get_order", WARNING), ("cancel", CRITICAL)])
 async def test_an_error_that_is_gone_is_drift_too(runs: Runs, tool: str, severity: DriftSeverity) -> None:
     shop = Shop()

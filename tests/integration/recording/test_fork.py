@@ -158,7 +158,40 @@ async def test_a_write_that_has_another_outcome_in_the_sandbox_ends_the_run(shop
     assert [call.outcome.keys() for call in Cassette.load(to)][2] == {"error"}, "what happened is recorded"
 
 
+async def test_a_call_that_encloses_a_write_runs_in_a_sandbox_and_what_it_reads_does_not(shop, path, to):
+    @intercept(name="step")
+    async def step(order_id: str) -> str:
+        return await shop.handle(order_id)
+
+    with record(path):
+        await step("W1")
+        await step("W2")
+    shop.reset()
+    with fork(path, at=5, to=to, world="sandbox"):
+        await step("W1")
+        await step("W2")
+    assert shop.made == ["cancel W1", "get W2", "think W2 is pending", "cancel W2"]
+    assert diff_cassettes(path, to).identical
+
+
 # What comes before the fork
+
+
+async def test_calls_that_enclose_the_fork_run_and_those_before_it_inside_of_them_do_not(shop, path, to):
+    @intercept(name="step")
+    async def step(order_id: str) -> str:
+        return await shop.handle(order_id)
+
+    with record(path):
+        await step("W1")
+        await step("W2")
+    shop.made.clear()
+    with fork(path, at=7, to=to, world="as_is") as branch:
+        assert await step("W1") == "cancelled W1"
+        assert await step("W2") == "cancelled W2"
+    assert shop.made == ["think W2 is pending", "cancel W2"]
+    assert branch.saved.calls == 2, "the first step, and the read in the second one"
+    assert diff_cassettes(path, to).identical
 
 
 async def test_a_branch_is_complete_and_can_be_replayed(shop, original, to):
