@@ -22,6 +22,7 @@ from agent_cache.recording import (
     DriftEvent,
     DriftReport,
     DriftSeverity,
+    RecordedCall,
     Redaction,
     Tolerance,
     intercept,
@@ -178,6 +179,16 @@ async def test_a_new_error_is_critical(runs: Runs, tool: str) -> None:
     (drift,) = baseline.compare(await runs(script((tool, "W1")), shop))
     assert (drift.severity, drift.kind) == (CRITICAL, "error")
     assert "raised ConnectionError('the backend is down'), and in the baseline did not" in drift.description
+
+
+def test_a_status_from_400_is_an_error_and_headers_do_not_count() -> None:
+    def run(status: int, date: str) -> Cassette:
+        response = {"status": status, "headers": [["date", date]], "json": {"id": 1}}
+        return Cassette([RecordedCall(id=1, kind="http", name="GET https://a/b", outcome={"response": response})])
+
+    baseline = Baseline(run(200, "monday"))
+    assert baseline.compare(run(200, "tuesday")) == []
+    assert brief(baseline.compare(run(500, "monday"))) == [(CRITICAL, "error", "GET https://a/b")]
 
 
 async def test_an_error_of_a_new_call_is_critical_too(runs: Runs) -> None:
