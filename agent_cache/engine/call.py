@@ -35,7 +35,7 @@ from agent_cache.engine.flight import ALONE, BECOME_LEADER, STRANDED, Failure, F
 from agent_cache.engine.operation import UNKEYED, Operation, Proceed
 from agent_cache.engine.result import ServedEntry, inherit_entry, inherit_uncached, read_of, store_result
 from agent_cache.engine.scope import INTERCEPTORS, PLACE, ROOT, TENANT, Call, Scope, report_escape
-from agent_cache.engine.state import wait_for_lock, warn_once
+from agent_cache.engine.state import warn_once
 from agent_cache.engine.tiers import ask_tiers, offer_result
 from agent_cache.errors import NoEventLoopError
 from agent_cache.values.canonical import MISSING
@@ -277,9 +277,7 @@ async def load(call: Call, *, flight: Flight | None = None, may_serve_stored: bo
                 tag = entry_tag(store.tool.number, call.key)
                 within.begin_read(call, (*store.static, *call.tags, *operation.late_roots, tag), store.owner)
             ident = call.key, loop
-            try:
-                if not VERSIONS.lock.acquire(False):  # noqa: FBT003 - as in result.insert_if_valid()
-                    wait_for_lock()
+            with VERSIONS.lock:
                 flight = store.flights.get(ident)
                 is_joinable = flight is None
                 if flight is not None:
@@ -307,11 +305,6 @@ async def load(call: Call, *, flight: Flight | None = None, may_serve_stored: bo
                         ALONE.add(own)
                 if under is not None and flight is not None:
                     under.wait_for(flight)
-            finally:
-                try:
-                    VERSIONS.lock.release()
-                except RuntimeError:
-                    pass  # interrupted while it waited
             if stored is not None:
                 value = stored.value_at(CLOCK.now())
                 if value is MISSING or (

@@ -23,7 +23,6 @@ from agent_cache.engine.inheritance import NO_LEASES, Inherited, Inherits, Sourc
 from agent_cache.engine.scope import Call, LocalTool
 from agent_cache.engine.state import (
     evict_for,
-    wait_for_lock,
     warn_once,
 )
 from agent_cache.values.copies import IMMUTABLE, UncopyableError
@@ -205,9 +204,7 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
     # these names, which nothing reads.
     garbage: list[Any] = []
     replaced = evicted = _newest = None
-    try:
-        if not VERSIONS.lock.acquire(False):  # noqa: FBT003 - 0.08 us less than `with`; as a keyword, more
-            wait_for_lock()
+    with VERSIONS.lock:
         if VERSIONS.timed:
             VERSIONS.expire(CLOCK.now())
         inherited = flight.inherited
@@ -247,11 +244,6 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
         if store.flights.get(flight.id) is flight:
             store.flights.pop(flight.id, None)
         flight.is_open = False
-    finally:
-        try:
-            VERSIONS.lock.release()
-        except RuntimeError:
-            pass  # interrupted while it waited
     if replaced is not None and replaced.failure is not None:
         warn_once("copying a hit failed, so it was loaded anew", call.operation.name, replaced.failure)
     return is_valid

@@ -13,7 +13,6 @@ import os
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
 from itertools import islice
-from time import sleep
 from typing import Any, Final, TypeVar
 
 from agent_cache.clock import CLOCK
@@ -27,7 +26,7 @@ from agent_cache.values.compare import utf8_text
 __all__ = [
     "LOG", "READERS", "SIZES", "RootUse", "clear_everything", "clear_tools", "event_loop", "evict_for",
     "forget_oldest", "forget_warnings", "keep", "live_tools", "mark_written",
-    "run_shielded", "tags_of_keys", "uses_of", "wait_for_lock",
+    "run_shielded", "tags_of_keys", "uses_of",
     "warn_of_unread_roots", "warn_of_unwritten_roots", "warn_once", "write_now",
 ]  # fmt: skip
 
@@ -35,29 +34,6 @@ T = TypeVar("T")
 
 SIZES: Final = Sizes()
 """The sizes of all stores that ``max_bytes`` bounds."""
-
-_ATTEMPTS: Final = 100
-_PAUSE: Final = 0.00005
-"""How often a miss asks for a lock that another thread has before it queues for it, and after how many seconds each."""
-
-
-def wait_for_lock() -> None:
-    """Take the lock of the versions, which another thread has, without queueing for it at first.
-
-    A thread in the queue owns the lock from the moment in which it is released, and runs only when it gets the GIL
-    back. Until then the other thread, which has the GIL and misses again a few microseconds later, would queue in turn,
-    and every miss of two threads would be two switches between them from then on.
-
-    The lock is taken inside of the `try` whose `finally` releases it: a `KeyboardInterrupt` may be raised as soon as
-    `acquire` has returned, and a lock that nobody releases stops all other threads for ever. If this is interrupted,
-    there is no lock to release, which is a `RuntimeError`.
-    """
-    lock = VERSIONS.lock
-    for _ in range(_ATTEMPTS):
-        sleep(_PAUSE)
-        if lock.acquire(blocking=False):
-            return
-    lock.acquire()
 
 
 def event_loop(tool: str) -> asyncio.AbstractEventLoop:
