@@ -150,42 +150,36 @@ def parse_template(template: str, parameters: Sequence[str], tool: str) -> tuple
     Raises:
         ConfigurationError: naming the tool, if it is malformed, has no fixed root, or names no parameter.
     """
-
-    def wrong(problem: str) -> ConfigurationError:
-        return ConfigurationError(f"{tool}: resource {template!r} {problem}")
-
+    forms = "a fixed root, as in 'order:{order_id}', and fields {a}, {a.attribute}, {a[key]} or {a[]} below it"
+    malformed = ConfigurationError(f"{tool}: resource {template!r} must have {forms}, without empty parts and formats")
+    segments: list[Segment] = [[]]
     try:
         pieces = list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise wrong(f"is not a template: {error}") from None
-    segments: list[Segment] = [[]]
+    except ValueError:
+        raise malformed from None
     for fixed, field, spec, conversion in pieces:
         first, *others = fixed.split(":")
         segments[-1] += [first] if first else []
         segments += [[text] if text else [] for text in others]
         if field is None:
             continue
-        if spec or conversion:
-            raise wrong(f"has a conversion or a format at {{{field}}}; leave it out, or compute the tag with tags_from")
         read = re.fullmatch(_FIELD, field)
-        if read is None:
-            raise wrong(f"has a malformed field {{{field}}}; write {{a}}, {{a.attribute}}, {{a[key]}} or {{a[]}}")
+        if spec or conversion or read is None:
+            raise malformed
         name, steps = read.groups()
         if name not in parameters and name != "result":
-            raise wrong(
-                f"names {name!r}, which is not a parameter of the tool. Use one of {', '.join(parameters) or 'none'}, "
-                "or 'result' for the value that the tool returns"
+            raise ConfigurationError(
+                f"{tool}: resource {template!r} names {name!r}, which is not a parameter of the tool. Use one of "
+                f"{', '.join(parameters) or 'none'}, or 'result' for the value that the tool returns"
             )
         path = tuple(
             (True, attribute) if attribute else (False, int(key) if key.isdecimal() else key)
             for attribute, key in re.findall(_STEP, steps)
         )
         segments[-1].append(Field(name, name not in parameters, path))
-    if not all(segments):
-        raise wrong("has an empty segment; name what the tool reads, as in 'order:{order_id}'")
     root, *below = segments
-    if any(isinstance(piece, Field) for piece in root):
-        raise wrong("must start with a fixed root, as in 'order:{order_id}'")
+    if not all(segments) or any(isinstance(piece, Field) for piece in root):
+        raise malformed
     return "".join(map(str, root)), below
 
 

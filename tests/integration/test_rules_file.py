@@ -122,7 +122,7 @@ async def test_a_file_of_answers_is_found_from_that_of_the_rules(tmp_path: Path,
         ("namespace = 'a'\n[tools.x]\nkind = 'cache'", r"tools\.x: kind must be one of"),
         ("namespace = 'a'\n[tools.x]\nkind = 'read'", r"tools\.x: tags must be a list"),
         ("namespace = 'a'\n[tools.x]\nkind = 'read'\ntags = 'a'", r"tools\.x: tags must be a list"),
-        ("namespace = 'a'\n[tools.x]\nkind = 'read'\ntags = ['a:']", r"tools\.x: .*empty segment"),
+        ("namespace = 'a'\n[tools.x]\nkind = 'read'\ntags = ['a:']", r"tools\.x: .*empty parts"),
         ("namespace = 'a'\n[tools.x]\nkind = 'read'\ntags = ['a']\nttl = 'x'", r"tools\.x: .*ttl must be seconds"),
         (
             "namespace = 'a'\n[tools.x]\nkind = 'read'\ntags = ['a']\ntl = 5",

@@ -456,7 +456,7 @@ def test_threads_share_one_run():
         (lambda: Toolbox(namespace="a", unknown="cache"), "unknown must be one of"),  # type: ignore[arg-type]  # likewise
         (lambda: Toolbox(namespace="a", hints="all"), "hints must be one of"),  # type: ignore[arg-type]  # likewise
         (lambda: Read(""), "resource"),
-        (lambda: Read("order:{x", ttl=1), "not a template"),
+        (lambda: Read("order:{x", ttl=1), "fixed root"),
         (lambda: Read("order", ttl=-1), "ttl"),
         (lambda: Read("order", parse="xml"), "parse"),  # type: ignore[arg-type]  # likewise
         (lambda: Read("order", skip_args=1), "'skip_args' is not an option"),
