@@ -143,8 +143,8 @@ class _Chosen(NamedTuple):
 class _Chooser:
     """Chooses the links of one read."""
 
-    def __init__(self, read: str, evidence: Evidence, survey: Survey, untold: set[str]) -> None:
-        self.read, self.evidence, self.survey, self.untold = read, evidence, survey, untold
+    def __init__(self, read: str, evidence: Evidence, survey: Survey) -> None:
+        self.read, self.evidence, self.survey = read, evidence, survey
         self.candidates = evidence.candidates
         self.records = list(evidence.records[read].items())
         self.suspects: Counter[str] = Counter()
@@ -241,10 +241,7 @@ class _Chooser:
         return self._confidence(option) > max(0.3, min(2 * usual, (1 + usual) / 2))
 
     def _quality(self, option: Option) -> float:
-        writer, one = option
-        weight = 0.02 if one == ROOT else self.candidates[one].weight
-        is_near = server_of(writer)[0] == server_of(self.read)[0]
-        return weight * self._confidence(option) * (0.5 if writer in self.untold else 1.0) * (1.0 if is_near else 0.8)
+        return (0.02 if option[1] == ROOT else self.candidates[option[1]].weight) * self._confidence(option)
 
     def _by_entity(self, writer: str, own: list[_Chosen], chosen: list[_Chosen], *, keyed: bool) -> list[_Chosen]:
         """Links through ids that nothing refutes: of the entity in the read's arguments, or of those in its answer."""
@@ -353,7 +350,6 @@ class _Conclusion:
 
     def advice(self) -> Advice:
         evidence = self.evidence
-        untold = {tool for tool in evidence.writers if self.kinds[tool][0] is None}
         lacking: dict[str, dict[str, str]] = {}
         changes = explained = 0
         for read in sorted(evidence.readers):
@@ -367,7 +363,7 @@ class _Conclusion:
             if read in evidence.worlds.unsteady:
                 self.volatile[read] = "its answers differ between runs that begin anew, before anything was written"
                 continue
-            chooser = _Chooser(read, evidence, self.survey, untold)
+            chooser = _Chooser(read, evidence, self.survey)
             chosen, why = chooser.choose()
             by_itself = self._may_change_by_itself(read, chosen)
             if by_itself is not None:

@@ -151,14 +151,15 @@ def test_the_price_of_model_calls_and_the_time_that_hits_saved_are_known(tmp_pat
     run.add("shop:ask", 10, 400, kind="llm", parent=load, **usage)
     run.add("shop:summary", 600, 1, source="hit", arguments={"topic": "late"})
     run.add("shop:summary", 610, 2, source="hit", arguments={"topic": "late"})
+    run.add("shop:summary", 620, 2, source="hit", arguments={"topic": "never loaded here"})
     timeline = timeline_of(run, tmp_path / "run.jsonl")
     price = Decimal("0.0045")  # 3 and 15 dollars a million
     assert timeline.calls[1].cost == timeline.models.cost == price
     saved = timeline.saved
-    assert (saved.hits, saved.shared) == (2, 0)
+    assert (saved.hits, saved.shared, saved.unknown) == (3, 0, 1)
     assert saved.seconds == pytest.approx(0.499 + 0.498)
     assert [(sums.name, sums.calls, sums.tokens, sums.cost) for sums in timeline.tools()] == [
-        ("shop:summary", 3, 0, None),
+        ("shop:summary", 4, 0, None),
         ("shop:ask", 1, 1100, price),
     ]
 
