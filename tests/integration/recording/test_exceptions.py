@@ -178,6 +178,23 @@ async def test_an_attribute_that_cannot_be_written_is_said_while_recording(path,
         await fail()
 
 
+class Lost(Exception):
+    """Says what only an object says that no file can have, as a connection."""
+
+    def __init__(self, connection: object) -> None:
+        self.connection = connection
+
+    def __str__(self) -> str:
+        return f"lost {type(self.connection).__name__}"
+
+
+async def test_an_exception_that_would_say_something_else_is_one_of_its_class_with_its_text(path):
+    caught = await round_trip(Lost(iter(())), path)
+    assert isinstance(caught, Lost)
+    assert isinstance(caught, RecordedError)
+    assert str(caught) == f"{__name__}:Lost: lost tuple_iterator"
+
+
 def imported(name, monkeypatch, source):
     """A module that the program has imported."""
     module = types.ModuleType(name)
