@@ -475,13 +475,13 @@ class Outline:
 
     @property
     def is_concurrent(self) -> bool:
-        """Whether calls that do not enclose each other were in flight at the same time."""
+        """Whether calls may be in flight at once in a replay: several lanes made them, or one before another's end."""
         enclosing, running = self.enclosing(), [-1]
         for event in self.events():
             if (running.pop() != ~event) if event < 0 else (running[-1] != enclosing[event]):
                 return True
             running += [event] if event >= 0 else []
-        return False
+        return len(set(self.lanes)) > 1
 
     def __len__(self) -> int:
         return len(self.ids)

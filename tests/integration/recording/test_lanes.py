@@ -198,6 +198,23 @@ async def test_who_takes_what_comes_first_gets_the_same_first(is_strict, path):
         assert await agent() == [1, 3, 2, 0]
 
 
+async def test_calls_that_did_not_overlap_are_answered_in_their_order_if_they_do_now(path):
+    async def late(number: int) -> int:
+        for _ in range(10 * number if is_live else 1):
+            await asyncio.sleep(0)
+        return await fetch(number)
+
+    async def agent(*numbers: int) -> list[int]:
+        tasks = [asyncio.create_task(late(number)) for number in numbers]
+        return [await each for each in asyncio.as_completed(tasks)]
+
+    with record(path):
+        assert await agent(0, 1, 2) == [0, 1, 2]
+    off()
+    with replay(path):
+        assert await agent(2, 1, 0) == [0, 1, 2]
+
+
 async def test_an_answer_that_nobody_waits_for_any_more_holds_up_no_other(path):
     gate = Gate()
 
