@@ -70,12 +70,19 @@ UNUSABLE = "it cannot be used, so the tools run without it"
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A step that is not known to have landed: it is sent with its message, None for everything. Not by two at once."""
+    """A step that is not known to have landed.
+
+    Attributes:
+        message: goes with it; None for everything.
+        hold: seconds that what it has changed is held then.
+        is_held: whether all that it changes has been held since it began. Then nobody waits for its first sending.
+    """
 
     send: Callable[[bytes], Awaitable[int]]
     message: Message | None
     hold: float = 0.0
-    is_on_its_way: bool = False
+    is_held: bool = False
+    may_wait: bool = False
 
 
 class VersionedTier:
@@ -486,8 +493,9 @@ class VersionedTier:
             others = {name: one for name, one in self.pending.items() if one.message is not None and one.message.ttl}
             all_of_them = partial(self.backend.commit, os.urandom(16).hex(), {EVERYTHING}, most)
             self.pending = others | {"all writes": _Pending(all_of_them, None, most)}
+        is_held = write.id not in self.pending and not (failed or hold or write.late_roots)
         send = partial(self.backend.commit, write.id, moved, hold)
-        one = self.pending[write.id] = _Pending(send, self._message(tags, entries), hold)
+        one = self.pending[write.id] = _Pending(send, self._message(tags, entries), hold, is_held)
         return one
 
     def _start(self, steps: Coroutine[Any, Any, None]) -> None:
@@ -514,11 +522,12 @@ class VersionedTier:
             self._note_failure(error)
 
     async def _send(self, name: str, one: _Pending) -> None:
-        one.is_on_its_way = True
+        one.may_wait = one.is_held
         try:
             number = await one.send(LOST if one.message is None else one.message.encode(self.codec))
-        finally:
-            one.is_on_its_way = False
+        except BaseException:
+            one.is_held = one.may_wait = False
+            raise
         if one.message is None:
             self.feed.lose()
         else:
@@ -529,13 +538,13 @@ class VersionedTier:
 
     async def flush(self) -> None:
         """Deliver what could not be delivered, before anything else: a process must not find what it has overwritten.
-        What is on its way for the first time need not be waited for: it is held until it has landed.
+        What another caller delivers is sent once more: that ends nothing else, and nobody knows when the other lands.
 
         Raises:
             ConnectionError: if something is left.
         """
         for name, one in list(self.pending.items()):
-            if not one.is_on_its_way:
+            if not one.may_wait:
                 await self._send(name, one)
 
     def _note_pending(self) -> None:
@@ -614,7 +623,7 @@ class VersionedTier:
             return
         name, send = f"ttl of {tool}", partial(self.backend.set_ttl, tool, ttl)
         message = Message(self.feed.origin, ttl=(tool, "" if ttl is None else repr(ttl)))
-        one = self.pending[name] = _Pending(send, message)
+        one = self.pending[name] = _Pending(send, message, is_held=True)
         self.feed.set_ttl(tool, ttl)
         self._start(self._deliver(name, one))
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent_cache.remote import FileTier
+from agent_cache.remote import FileTier, VersionedTier
 from agent_cache.remote.backend import Backend
 from agent_cache.testing import FakeClock, MemoryServer
 from agent_cache.testing.tier_contract import BackendContract
+from tests.contract.workbench import load, read, value_of, writing
+from tests.harness.gates import idle
 
 
 class TestMemory(BackendContract):
@@ -37,3 +41,40 @@ class TestFile(TestMemory):
         path = next(self.paths)
         self.both = FileTier(path), FileTier(path)
         return self.both[0].backend, self.both[1].backend
+
+
+class Gated(MemoryServer):
+    """Its commits wait."""
+
+    is_away = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_commit = asyncio.Event()
+
+    async def commit(self, *arguments: Any) -> int:
+        if self.is_away:
+            raise ConnectionError("away")
+        await self.may_commit.wait()
+        return await super().commit(*arguments)
+
+    async def begin(self, *arguments: Any, **options: Any) -> int:
+        if self.is_away:
+            raise ConnectionError("away")
+        return await super().begin(*arguments, **options)
+
+
+async def test_nobody_reads_before_what_a_write_could_not_deliver_has_landed():
+    """Also while another reader delivers it."""
+    server = Gated()
+    tier = VersionedTier(server)
+    await load(tier, read("order:7"), "old")
+    server.is_away = True
+    async with writing(tier, "order:7"):
+        pass
+    server.is_away = False
+    readers = [asyncio.create_task(value_of(tier, read("order:7"))) for _ in range(3)]
+    await idle()
+    assert not any(reader.done() for reader in readers)
+    server.may_commit.set()
+    assert await asyncio.gather(*readers) == ["nothing"] * 3
