@@ -55,6 +55,22 @@ class ClaimTests(Workbench):
                 ticket.give_up()
                 assert (await waiter.task)[0].value == "new"
 
+    async def test_who_leads_looks_once_more(self) -> None:
+        """Another load may have ended since its first look."""
+        async with self.tiers() as (a, b):
+            claim = b.backend.claim
+
+            async def late(*arguments: Any) -> str:
+                del b.backend.claim
+                await load(a, ORDER, "new")
+                return await claim(*arguments)
+
+            b.backend.claim = late  # type: ignore[method-assign]
+            found, ticket = await b.lookup(ORDER, lead=True)
+            assert found is not None
+            assert found.value == "new"
+            assert ticket.claim is None
+
     async def test_who_waits_for_a_load_that_is_given_up_leads_the_next(self) -> None:
         """It has failed, or was not stored."""
         async with self.tiers() as (a, b):
