@@ -62,18 +62,6 @@ async def test_a_session_whose_run_has_ended_raises_and_runs_nothing(tmp_path, t
     assert "'job'" in str(error)
 
 
-def test_a_synchronous_session_is_refused_likewise(tmp_path):
-    for expected in (None, JournalEnded):
-        try:
-            with AgentCacheSession("job", journal=Journal(tmp_path)):
-                ship("W1")
-        except JournalEnded:
-            assert expected
-        else:
-            assert expected is None
-    assert WRITES == {"W1": 1}
-
-
 async def test_restart_begins_a_new_run_and_keeps_the_old_journal(tmp_path):
     await run(tmp_path)
     first = (tmp_path / "job.jsonl").read_bytes()

@@ -157,16 +157,6 @@ def test_there_may_be_no_journal(tmp_path):
         read_journal(tmp_path)
 
 
-def test_a_cassette_is_a_journal_of_a_known_version(tmp_path):
-    path = begun(tmp_path, "1")
-    path.write_text(path.read_text().replace('"agent_cache_journal":1', '"agent_cache_journal":2'))
-    with pytest.raises(CassetteError, match="has format version 2, and this agent-cache reads 1"):
-        Cassette.load(path)
-    path.write_text(path.read_text().replace('"agent_cache_journal":2', '"agent_cache_journal":"1"'))
-    with pytest.raises(CassetteError, match="has format version '1'"):
-        Cassette.load(path)
-
-
 # Directories
 
 

@@ -124,13 +124,6 @@ def test_a_process_that_is_killed_while_it_finds_out_leaves_the_write_in_doubt(r
     assert runs.done == ALL
 
 
-def test_writes_of_two_tasks_may_both_be_in_doubt(runs):
-    runs.run(kill_at="after pay 3")
-    assert {one.arguments["order"] for one in read_journal(runs.journal).in_doubt} <= {"2", "3"}
-    assert runs.run(on_doubt="check") == "done"
-    assert runs.done == ALL
-
-
 def kill_often(runs, chance):
     for _ in range(4):
         if runs.run(kill_after=chance.randint(1, 8), on_doubt="check") is not None:
@@ -146,9 +139,3 @@ def kill_often(runs, chance):
 
 def test_a_run_that_is_killed_again_and_again_writes_once(runs):
     kill_often(runs, random.Random(1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(25))
-def test_runs_that_are_killed_again_and_again_write_once(runs, seed):
-    kill_often(runs, random.Random(seed))

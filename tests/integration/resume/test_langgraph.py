@@ -15,11 +15,9 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 
-from agent_cache import AgentCacheSession
 from agent_cache.errors import CheckpointError, RestoreError
-from agent_cache.resume import Checkpoint, Journal, LangChainState, restore
+from agent_cache.resume import Checkpoint, LangChainState, restore
 from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of
-from agent_cache.resume.journal import read_journal
 from tests.harness.page_examples import examples
 
 MESSAGES = [
@@ -142,21 +140,6 @@ async def test_a_new_process_gets_the_values_and_runs_what_was_next(node):
     assert (after.values, after.next) == (before.values, before.next)
     await second.ainvoke(None)
     assert (await snapshot(second)).values["steps"] == ["plan", "answer", "review"]
-
-
-async def test_a_journal_keeps_the_state_of_a_thread_and_removes_nothing_from_it(tmp_path):
-    first = graph(interrupt_before=["answer"])
-    journal = Journal(tmp_path)
-    async with AgentCacheSession("run", journal=journal) as session:
-        await first.ainvoke({"messages": [("user", "hi"), *MESSAGES[2:]]})
-        before = await snapshot(first)
-        await session.checkpoint("planned", before)
-    [made] = read_journal(journal.path("run")).checkpoints
-    assert made.redacted == ()
-    second = graph(thread="another")
-    await restore(made, second)
-    after = await snapshot(second)
-    assert (after.values, after.next) == (before.values, before.next)
 
 
 async def test_a_run_that_had_ended_has_ended_in_a_new_process():

@@ -126,14 +126,6 @@ async def test_a_worker_with_the_later_calls_goes_on_where_the_run_was_killed(se
     assert asked == [answer["in_doubt"][0]["key"]]
 
 
-async def test_the_original_goes_on_as_if_nothing_had_been_restored(served, store):
-    shop = await killed_run(store)
-    restored(served, session_id="ann-2")
-    await run(shop, store, "ann-2")
-    result, done = await run(shop, store, "ann-1", on_doubt="rerun")
-    assert (result, done) == ("shipped", ["ship"])
-
-
 async def test_the_drift_of_a_worker_is_seen_while_it_runs(served, store):
     shop = await killed_run(store)
     await run(shop, store, "ann-1", on_doubt="rerun")
@@ -155,13 +147,3 @@ async def test_the_drift_of_a_worker_is_seen_while_it_runs(served, store):
     assert ended["is_ended"] is True
     assert {"ship"} <= {one["name"] for one in ended["drifts"]}
     assert shop.done == ["pay"]
-
-
-async def test_a_worker_in_a_restored_session_makes_checkpoints_of_its_own(served, store):
-    shop = await killed_run(store)
-    first = restored(served, session_id="ann-2", label="again")
-    await run(shop, store, "ann-2")
-    with Client(served) as client:
-        page = client.get("/checkpoints", params={"session_id": "ann-2"}).json()["checkpoints"]
-    assert [(one["label"], one["sequence"]) for one in page] == [("paid", 2), ("again", 1)]
-    assert page[1]["id"] == first["new_checkpoint_id"]
