@@ -76,21 +76,6 @@ async def test_a_loaded_value_lives_for_the_ttl_of_the_get_and_else_for_the_defa
 
 
 @both
-async def test_the_least_recently_used_entry_makes_room(ours_and_theirs):
-    cache = ours_and_theirs.make(maxsize=3)
-    for key in "abc":
-        cache.set(key, key)
-    await cache.get("a")
-
-    async def load():
-        return "d"
-
-    await cache.get("d", load)
-    assert [await cache.get(key) for key in "abcd"] == ["a", None, "c", "d"]
-    assert cache.get_metrics()["size"] == 3
-
-
-@both
 @pytest.mark.parametrize("outcome", ["value", ValueError("failed")])
 async def test_concurrent_misses_of_one_key_share_one_load(ours_and_theirs, outcome):
     cache, gate = ours_and_theirs.make(), HeldLoader(outcome)
@@ -118,18 +103,6 @@ async def test_gets_of_one_window_are_one_batch(ours_and_theirs, shape):
     assert calls == [["a", "b", "c"]]
     assert await cache.get("a", batch_loader=load) == "va"
     assert len(calls) == 1
-
-
-@both
-async def test_what_a_batch_loader_raises_goes_to_all_of_its_callers_and_is_not_kept(ours_and_theirs):
-    cache, failure = ours_and_theirs.make(batch_window_ms=1), ValueError("failed")
-
-    async def fail(keys):
-        raise failure
-
-    gets = (cache.get(key, batch_loader=fail) for key in "abc")
-    assert await asyncio.gather(*gets, return_exceptions=True) == [failure] * 3
-    assert cache.get_metrics()["size"] == 0
 
 
 @both

@@ -14,12 +14,8 @@ import agent_cache
 from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
-    AgentCacheSession,
     ConfigurationError,
-    Read,
-    Toolbox,
     ToolCall,
-    Write,
     bypass,
     configure,
 )
@@ -151,28 +147,6 @@ async def test_the_first_one_is_the_outermost(orders: Orders):
     assert [(name, what == "begins") for name, what, *_ in one.notes] == [
         ("one", True), ("two", True), ("two", False), ("one", False),
     ] * 2  # fmt: skip
-
-
-@pytest.mark.parametrize("in_session", [False, True])
-async def test_a_caller_that_shares_a_run_is_seen(seen: Seen, in_session: bool):
-    gate = asyncio.Event()
-
-    @AgentCache("order", name="slow")
-    async def slow() -> str:
-        await gate.wait()
-        return "done"
-
-    async def both() -> list[str]:
-        if not in_session:
-            return await asyncio.gather(slow(), slow())
-        async with AgentCacheSession():
-            return await asyncio.gather(slow(), slow())
-
-    task = await started(both())
-    assert seen.ends == []
-    gate.set()
-    assert await task == ["done", "done"]
-    assert sorted(seen.ends) == [("done", "miss"), ("done", "shared")]
 
 
 async def test_calls_that_are_not_cached_are_seen(seen: Seen, orders: Orders):
@@ -427,23 +401,6 @@ async def test_a_stream_is_one_call_from_its_first_chunk_to_its_end(seen: Seen):
     assert list(count_now(2)) == [0, 1]
     assert [chunk async for chunk in count(3)] == [0, 1, 2]
     assert seen.ends == [((0, 1, 2), "miss"), ((0, 1), "miss")]
-
-
-async def test_calls_by_name_are_seen(seen: Seen):
-    box = Toolbox({"get_*": Read("order:{order_id}"), "save": Write("order:{order_id}")}, namespace="boxed")
-
-    async def run() -> dict[str, int]:
-        return {"n": 1}
-
-    await box.call("get_order", {"order_id": "7"}, run)
-    await box.call("get_order", {"order_id": "7"}, run)
-    await box.call("save", {"order_id": "7"}, run)
-    box.call_sync("get_order", {"order_id": "7"}, lambda: 1)
-    assert [(one.tool, dict(one.arguments), one.tags, one.is_read_only, one.is_sync) for one in seen.calls] == [
-        ("boxed:get_order", {"order_id": "7"}, ("order:7",), True, False),
-        ("boxed:save", {"order_id": "7"}, ("order:7",), False, False),
-        ("boxed:get_order", {"order_id": "7"}, ("order:7",), True, True),
-    ]
 
 
 # Configuration

@@ -18,7 +18,6 @@ from agent_cache import (
     writing,
 )
 from agent_cache.recording import Cassette, record, replay
-from agent_cache.resume import Journal
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -90,23 +89,6 @@ def test_a_def_that_returns_a_coroutine_is_refused_when_it_is_called():
     reader = AgentCache("parcel")(lambda: later())
     with pytest.raises(TypeError, match="to be awaited"):
         reader()
-
-
-def test_what_the_tool_raises_is_raised_unchanged():
-    """Also a StopIteration, which no coroutine can raise."""
-
-    @AgentCache("parcel")
-    def first_of(items: tuple[int, ...]) -> int:
-        return next(iter(items))
-
-    with pytest.raises(StopIteration):
-        first_of(())
-    assert first_of((1,)) == 1
-    with pytest.raises(LookupError):
-        get_parcel("lost")
-    with pytest.raises(LookupError):
-        get_parcel("lost")
-    assert RUNS == ["lost", "lost"]
 
 
 # Together with asynchronous tools
@@ -181,17 +163,3 @@ def test_a_recorded_run_is_replayed_without_its_tools(tmp_path: Path):
         "get_parcel",
         "send_parcel",
     ]
-
-
-def test_a_run_with_a_journal_goes_on_after_a_crash(tmp_path: Path):
-    """What had ended is answered from the journal, and the write is not repeated."""
-    with pytest.raises(KeyboardInterrupt), AgentCacheSession("run", journal=Journal(tmp_path)):
-        get_parcel("7")
-        send_parcel("7")
-        raise KeyboardInterrupt
-    get_parcel.clear()
-    with AgentCacheSession("run", journal=Journal(tmp_path)):
-        assert get_parcel("7")["runs"] == 1
-        assert send_parcel("7") == "sent"
-        get_parcel("8")
-    assert RUNS == ["7", "send 7", "8"]

@@ -128,15 +128,6 @@ async def test_an_attribute_takes_the_instance_as_first_argument(kind: str):
     assert method.contains(receiver, 2) is False
 
 
-async def test_the_attributes_of_a_class_method_take_the_class():
-    assert await Shop.of_all(2) == "Shop 2 " + str(Shop.runs)
-    assert await Depot.of_all(2) == "Depot 2 " + str(Shop.runs)
-    assert [Shop.of_all.contains(kind, 2) for kind in (Shop, Depot, Stand)] == [True, True, False]
-    assert Shop.of_all.cache_key(Shop, 2) != Shop.of_all.cache_key(Depot, 2)
-    assert await Shop.of_all.invalidate(Depot, 2) is True
-    assert [Shop.of_all.contains(kind, 2) for kind in (Shop, Depot)] == [True, False]
-
-
 async def test_the_attributes_of_a_static_method_take_its_arguments_also_through_an_instance():
     shop = Shop()
     await shop.anywhere(2)
@@ -213,18 +204,6 @@ async def test_cache_info_reads_as_that_of_functools():
     assert get_order.clear() == 2
     assert get_order.cache_info() == (2, 3, 2, 0)
     assert "hits=2, misses=3, maxsize=2, currsize=0" in repr(get_order.cache_info())
-
-
-async def test_cache_info_counts_the_entries_of_all_tenants_and_sessions():
-    for tenant in "ab":
-        async with AgentCacheSession(tenant=tenant):
-            await get_order("1")
-            await get_cart("u")
-            async with AgentCacheSession(tenant=tenant):
-                await get_cart("u")
-                assert get_cart.cache_info().currsize == 2
-    assert get_order.cache_info() == (0, 2, 2, 2)
-    assert get_cart.cache_info() == (0, 4, 3, 0)
 
 
 def test_a_write_has_none_of_them():

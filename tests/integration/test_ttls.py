@@ -16,10 +16,6 @@ from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     ConfigurationError,
-    Read,
-    Toolbox,
-    Watch,
-    Write,
     configure,
     get_ttl,
     set_ttl,
@@ -117,26 +113,6 @@ async def test_none_goes_back_to_what_the_code_declares(clock: FakeClock, name: 
     assert loads.count == 2
 
 
-async def test_what_a_function_refuses_is_not_stored_under_a_bound(clock: FakeClock, name: str, loads: Loads):
-    lives = {"never": 0.0, "short": 5.0, "long": 500.0, "ever": None}
-
-    @AgentCache(name, name=name, ttl=lambda result: lives[result])
-    async def tool(key: str) -> str:
-        loads.next()
-        return key
-
-    assert get_ttl(tool) is tool.__agent_cache__.declared.ttl
-    set_ttl(tool, 50)
-    assert get_ttl(tool) == 50
-    for key in lives:
-        await tool(key)
-    assert [tool.contains(key) for key in lives] == [False, True, True, True]
-    clock.advance(5)
-    assert [tool.contains(key) for key in lives] == [False, False, True, True]
-    clock.advance(45)
-    assert not any(tool.contains(key) for key in lives)
-
-
 async def test_what_was_made_of_the_results_is_dropped_with_a_shorter_ttl(clock: FakeClock, name: str):
     inner_loads, outer_loads = Loads(), Loads()
     inner = tool_of(inner_loads, name, ttl=100)
@@ -200,33 +176,6 @@ async def test_a_tool_that_is_decorated_later_gets_it(name: str):
     former = tool_of(Loads(), name, ttl=100)
     set_ttl(former, 10)
     assert get_ttl(tool_of(Loads(), name, ttl=500)) == 10
-
-
-async def test_tools_of_a_toolbox_from_their_first_call_on(clock: FakeClock, name: str, loads: Loads):
-    box = Toolbox({"get_*": Read(name, ttl=100), "put": Write(name), "now": Watch()}, namespace=name)
-
-    async def run() -> Any:
-        return loads.next()
-
-    with pytest.raises(ConfigurationError, match="of one that a toolbox has called"):
-        set_ttl(f"{name}:get_it", 10)
-    await box.call("get_it", {}, run)
-    assert get_ttl(f"{name}:get_it") == 100
-    set_ttl(f"{name}:get_it", 10)
-    assert get_ttl(f"{name}:get_it") == 10
-    await box.call("get_it", {}, run)
-    box.call_sync("get_it", {}, loads.next)
-    clock.advance(9)
-    await box.call("get_it", {}, run)
-    assert loads.count == 3
-    clock.advance(1)
-    await box.call("get_it", {}, run)
-    box.call_sync("get_it", {}, loads.next)
-    assert loads.count == 5
-    await box.call("now", {}, run)
-    for bad in ("put", "now", "unknown"):
-        with pytest.raises(ConfigurationError):
-            set_ttl(f"{name}:{bad}", 10)
 
 
 # Bad input

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import threading
 import weakref
 from contextlib import ExitStack
 from typing import Any
@@ -14,8 +13,6 @@ import pytest
 from agent_cache import (
     AgentCacheInvalidator,
     ConfigurationError,
-    RemotePolicy,
-    RemoteTierError,
     configure,
     invalidate,
     writing,
@@ -25,7 +22,6 @@ from agent_cache.engine import write
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.contract.workbench import writing as writing_in
 from tests.harness.gates import Gate, started
-from tests.harness.threads import in_threads
 from tests.pipeline.fleet import Process, Truth, WatchedTier
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -116,19 +112,6 @@ def test_the_configuration_is_another_object_only_if_a_setting_is_another():
         assert CURRENT.value is value
 
 
-def test_threads_that_enter_and_leave_at_once_leave_nothing():
-    ready = threading.Barrier(8)
-
-    def block(number: int) -> None:
-        ready.wait()
-        for _ in range(50):
-            with configure(max_bytes=1 + number), configure(enabled=False):
-                assert not CURRENT.value.enabled
-
-    in_threads(8, block)
-    assert in_force() == {}
-
-
 # Writes reach every tier
 
 LAYERS: dict[str, dict[str, Any]] = {
@@ -212,20 +195,6 @@ async def test_a_write_that_runs_while_a_tier_is_configured_ends_in_it_as_well(
         assert here.orders == ["commit"]
         assert await process.get_order("7") == "new"
     assert await other.get_order("7") == "new"
-
-
-async def test_a_tier_that_was_given_up_stops_no_write_and_one_that_is_hidden_does(truth: Truth, here: WatchedTier):
-    @AgentCacheInvalidator("order:{id}", remote=RemotePolicy(on_unreachable="refuse"))
-    async def set_order(id: str) -> str:
-        return truth.save(id)
-
-    configure(remote=here)
-    here.fail("begin", OSError("gone"), times=2)
-    with configure(remote=None), pytest.raises(RemoteTierError):
-        await set_order("7")
-    configure(remote=None)
-    assert await set_order("7") == "7"
-    assert here.orders == ["begin", "commit", "begin", "commit"]
 
 
 @pytest.mark.parametrize("use", ["block", "call", "call that is kept"])

@@ -473,25 +473,6 @@ class SyncShop:
     def take(self, item: str, count: int = 1) -> bool:
         return bool(item) and count > 0
 
-    @classmethod
-    @AgentCache("stock:{item}")
-    def stock_of_all(cls, item: str) -> int:
-        return len(item)
-
-    @classmethod
-    @AgentCacheInvalidator("stock")
-    def close(cls, *, days: int = 1) -> bool:
-        return days > 0
-
-    @staticmethod
-    @AgentCache("price:{item}")
-    def price(item: str) -> float:
-        return float(len(item))
-
-    @staticmethod
-    @AgentCacheInvalidator("price")
-    def set_price(price: float) -> None: ...
-
 
 def synchronous_tools_keep_their_types(shop: SyncShop) -> None:
     assert_type(get_cart("u1"), list[str])
@@ -501,12 +482,6 @@ def synchronous_tools_keep_their_types(shop: SyncShop) -> None:
     assert_type(shop.stock("tea"), int)
     assert_type(shop.take("tea", count=2), bool)
     assert_type(SyncShop.stock(shop, "tea"), int)
-    assert_type(SyncShop.stock_of_all("tea"), int)
-    assert_type(shop.stock_of_all(item="tea"), int)
-    assert_type(SyncShop.close(days=2), bool)
-    assert_type(shop.close(), bool)
-    assert_type(shop.price("tea"), float)
-    SyncShop.set_price(1.5)
 
     get_cart(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     get_cart()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
@@ -580,8 +555,6 @@ def synchronous_tools_have_synchronous_attributes(shop: SyncShop) -> None:
     assert_type(get_cart.contains("u1"), bool)
     assert_type(get_cart.clear(), int)
     assert_type(SyncShop.stock.fresh(shop, item="tea"), int)
-    assert_type(SyncShop.price.fresh("tea"), float)
-    hash(SyncShop.stock_of_all.cache_key(SyncShop, "tea"))
 
     get_cart.fresh(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     empty_cart.clear()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
