@@ -320,14 +320,11 @@ class ThreadCursor(Cursor):
         """Nothing waits."""
 
     def leave(self) -> None:  # type: ignore[override]  # nothing is to be awaited
-        try:
-            if self.outcome is None:
-                self._go_on(CancelledError("nobody reads this stream any more"))
-                while self.outcome is None:
-                    self._go_on()
-                self._raise_failure()
-        except CancelledError:
-            pass  # it had not begun
+        if self.outcome is None:
+            self._go_on(CancelledError("nobody reads this stream any more"))
+            while self.outcome is None:
+                self._go_on()
+            self._raise_failure()
 
     def _go_on(self, interruption: BaseException | None = None) -> None:
         """What interrupts this thread is raised inside of the run."""

@@ -391,3 +391,16 @@ async def test_a_loader_that_fails_does_not_keep_the_others_cold():
         await warmup
     assert caught.value is first
     assert set(cache.cache) == {"a", "d"}
+
+
+@both
+async def test_a_full_batch_does_not_wait_for_its_window(ours_and_theirs):
+    cache, calls = ours_and_theirs.make(batch_window_ms=50, max_batch_size=3), []
+
+    async def load(keys):
+        calls.append(len(keys))
+        return [key * 2 for key in keys]
+
+    got = await asyncio.gather(*(cache.get(key, batch_loader=load) for key in range(7)))
+    assert got == [key * 2 for key in range(7)]
+    assert calls == [3, 3, 1]

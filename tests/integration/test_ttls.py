@@ -16,6 +16,10 @@ from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     ConfigurationError,
+    Read,
+    Toolbox,
+    Watch,
+    Write,
     configure,
     get_ttl,
     set_ttl,
@@ -318,3 +322,30 @@ async def test_every_tier_of_a_tool_gets_it_and_gives_it_up(name: str):
         for server in (near, far):
             MemoryTier(server).publish_ttl(name, None)
         assert get_ttl(tool) == 100
+
+
+async def test_tools_of_a_toolbox_from_their_first_call_on(clock: FakeClock, name: str, loads: Loads):
+    box = Toolbox({"get_*": Read(name, ttl=100), "put": Write(name), "now": Watch()}, namespace=name)
+
+    async def run() -> Any:
+        return loads.next()
+
+    with pytest.raises(ConfigurationError, match="of one that a toolbox has called"):
+        set_ttl(f"{name}:get_it", 10)
+    await box.call("get_it", {}, run)
+    assert get_ttl(f"{name}:get_it") == 100
+    set_ttl(f"{name}:get_it", 10)
+    assert get_ttl(f"{name}:get_it") == 10
+    await box.call("get_it", {}, run)
+    box.call_sync("get_it", {}, loads.next)
+    clock.advance(9)
+    await box.call("get_it", {}, run)
+    assert loads.count == 3
+    clock.advance(1)
+    await box.call("get_it", {}, run)
+    box.call_sync("get_it", {}, loads.next)
+    assert loads.count == 5
+    await box.call("now", {}, run)
+    for bad in ("put", "now", "unknown"):
+        with pytest.raises(ConfigurationError):
+            set_ttl(f"{name}:{bad}", 10)
