@@ -139,14 +139,6 @@ def test_of_what_the_user_says_the_exact_name_counts_first_and_then_the_order(tm
     assert kinds == {"get_a": "read", "get_b": "write", "set_a": "write", "set_b": "write"}
 
 
-def test_the_tables_fit_into_eighty_columns(tmp_path: Path) -> None:
-    calls = [{**call, "tool": f"a_module.with_a_long_name.{'and_more' * 6}:{call['tool']}"} for call in day(3, 20)]
-    written(tmp_path / "long.jsonl", calls)
-    ran = agent_cache(tmp_path, "advise", "long.jsonl")
-    table = ran.err[ran.err.index("replayed on this log") :]
-    assert max(map(len, table.splitlines())) <= 80
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["python", "toml"])
 def test_answers_that_are_json_as_text_are_parsed_for_the_tags_of_a_file(tmp_path: Path, form: str) -> None:
@@ -164,38 +156,6 @@ def test_answers_that_are_json_as_text_are_parsed_for_the_tags_of_a_file(tmp_pat
         assert "user" in tags_of(module_of(tmp_path / name).cancel_order.__agent_cache__, logged)
     else:
         assert f"user:{user_id}" in tags_of(Toolbox.from_file(tmp_path / name).rule("cancel_order"), logged)
-
-
-@pytest.mark.slow
-def test_runs_that_begin_anew_get_rules_of_a_session(tmp_path: Path) -> None:
-    calls = []
-    for number in range(40):
-        calls += [{**call, "time": call["time"] + 1000 * number, "run": str(number)} for call in day(number, 1)]
-    written(tmp_path / "anew.jsonl", calls)
-    for form, name in (("toml", "anew.toml"), ("python", "anew.py")):
-        assert agent_cache(tmp_path, "advise", "anew.jsonl", "--format", form, "-o", name).code == 0
-        assert 'scope = "session"' in (text := (tmp_path / name).read_text()) or 'scope="session"' in text
-        ran = agent_cache(tmp_path, "advise", "--check", name, "anew.jsonl")
-        assert (ran.code, ran.stale) == (0, 0)
-        assert ran.hits > 0
-
-
-def test_a_list_of_messages_is_a_log_too(tmp_path: Path) -> None:
-    messages: list[dict[str, Any]] = []
-    for number, call in enumerate(day(7)):
-        function = {"name": call["tool"], "arguments": json.dumps(call["arguments"])}
-        content = json.dumps(call["result"]) if "result" in call else f"Error: {call['error']}"
-        messages += [
-            {"role": "assistant", "tool_calls": [{"id": f"c{number}", "type": "function", "function": function}]},
-            {"role": "tool", "tool_call_id": f"c{number}", "content": content},
-        ]
-    written(tmp_path / "messages.jsonl", [{"messages": messages}])
-    ran = agent_cache(tmp_path, "advise", "messages.jsonl", "--format", "toml")
-    assert ran.code == 0
-    tools = tomllib.loads(ran.out)["tools"]
-    assert tools["get_user"]["tags"] == ["user:{user_id}"]
-    assert "user:{result[user_id]}" in tools["cancel_order"]["tags"]
-    assert "no call has a time" in ran.err
 
 
 # The check
@@ -469,42 +429,3 @@ def test_no_secret_is_in_any_output(tmp_path: Path) -> None:
     assert [ran.code for ran in outputs] == [0, 0, 1, 2, 2]
     named = agent_cache(tmp_path, "advise", "--check", "watching:box", "secret.jsonl", "--redact", "item_id")
     assert "'i-1'" not in named.out
-
-
-# A terminal
-
-
-def on_a_terminal(folder: Path, *arguments: object) -> str:
-    """What a terminal of 80 columns gets from the command."""
-    pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
-    master, slave = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "80"}
-    environment.pop("NO_COLOR", None)
-    command = ["-m", "agent_cache", *arguments]
-    with Path(os.devnull).open("rb") as nothing, os.fdopen(slave, "wb", buffering=0) as screen:
-        streams = (nothing, screen, screen)
-        process = forks().start(*command, streams=streams, folder=folder, environment=environment, imports=IMPORTS)
-    with os.fdopen(master, "rb", buffering=0):
-        found = b""
-        while True:
-            try:
-                part = os.read(master, 65536)
-            except OSError:  # the other side is closed
-                break
-            if not part:
-                break
-            found += part
-        assert process.wait() in (0, 1)
-    return found.decode()
-
-
-@pytest.mark.slow
-def test_a_terminal_shows_progress_and_a_pipe_does_not(tmp_path: Path) -> None:
-    first = day(5, 1)[0]
-    calls = [{**first, "time": first["time"] + number} for number in range(21_000)]
-    written(tmp_path / "large.jsonl", [{**call, "padding": "x" * 400} for call in calls])
-    assert (tmp_path / "large.jsonl").stat().st_size > 5_000_000
-    shown = on_a_terminal(tmp_path, "advise", "large.jsonl")
-    for label in ("reading", "mining", "replaying"):
-        assert re.search(rf"\r{label} \[#* *\] +\d+%", shown), label
-    assert "\r" not in agent_cache(tmp_path, "advise", "large.jsonl").err

@@ -165,15 +165,3 @@ async def test_a_recording_with_a_broken_line_is_left_out_with_the_line(tmp_path
     assert log.calls == []
     assert "recordings that cannot be read were left out" in log.problems[0]
     assert "line 4" in log.problems[0]
-
-
-async def test_the_torn_last_line_of_a_recording_that_was_killed_costs_nothing(tmp_path):
-    async with AgentCacheSession("s1", journal=Journal(tmp_path)):
-        await agent()
-    path = Journal(tmp_path).path("s1")
-    whole = read_log(path).calls
-    lines = path.read_bytes().splitlines(keepends=True)
-    while b'"trailer"' in lines[-1]:
-        lines.pop()
-    path.write_bytes(b"".join(lines) + b'{"id":99,"ki')
-    assert [call.tool for call in read_log(path).calls] == [call.tool for call in whole]

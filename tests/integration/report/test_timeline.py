@@ -238,15 +238,6 @@ def test_a_secret_that_differs_is_no_part_of_a_drift(tmp_path: Path):
     assert "hunter" not in drifts[0].description
 
 
-def test_runs_of_different_agents_are_not_compared(tmp_path: Path):
-    other = TimedRun()
-    other.add("bank:pay", 0, 1, source="write")
-    cassettes = [Cassette.load(shop_run().save(tmp_path / "a.jsonl")), Cassette.load(other.save(tmp_path / "b.jsonl"))]
-    comparison = compared([read_timeline(cassette) for cassette in cassettes], cassettes)
-    assert comparison.refusal.startswith("has no call in common with its baseline")
-    assert comparison.drifts == ()
-
-
 def test_what_was_edited_by_hand_is_still_shown(tmp_path: Path):
     run = TimedRun()
     run.add("n" * 5000, -50, 1e300, source="miss", tags=["t" * 5000], model="m" * 5000, kind="llm")
