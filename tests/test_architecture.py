@@ -127,7 +127,7 @@ def test_a_tree_that_keeps_the_rules_is_let_through(tmp_path: Path):
 # under 34,000 lines and 500 names: folders that are not rebuilt yet have what they have.
 
 LINES = {
-    "core": 2_642,  # of 1,800: contexts and askers (464) were no row of the plan. `lease` (110) goes with the tiers
+    "core": 2_654,  # of 1,800: contexts and askers (464) were no row of the plan. `lease` (110) goes with the tiers
     "values": 1_306,  # of 1,250
     "engine": 6_096,  # of 2,700: 9 lines find the paths of a load once. `write`, `flight` and `blocking` are 150 over
     # their rows, the bridge to the tiers, 760 lines, goes with them. `scope`, `operation`, `result`, `inheritance`,

@@ -192,14 +192,26 @@ def getters_of(function: Callable[..., Any]) -> tuple[str, ...]:
         names, cells = _names_in(code), zip(code.co_freevars, body.__closure__ or (), strict=False)
         within = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
         meant = [receiver, *(within.get(name, body.__globals__.get(name)) for name in names)]
-        kinds = [one if isinstance(one, type) else type(one) for one in meant]
-        meant += [member for kind in kinds for base in kind.__mro__ for member in vars(base).values()]
-        # of a property, of a cached property and a partial function, of a class method
-        functions = [getattr(one, "fget", getattr(one, "func", getattr(one, "__func__", one))) for one in meant]
-        functions = [inspect.unwrap(one) for one in functions if isinstance(one, types.FunctionType)]
-        found |= names | {one.__name__ for one in functions}
-        pending += [one for one in functions if one not in pending and not _is_installed(one)]
+        found |= names | {one.__name__ for one in _functions_of(meant)}
+        kinds = [one if issubclass(type(one), type) else type(one) for one in meant]
+        members = [member for kind in kinds for base in kind.__mro__ for member in vars(base).values()]
+        functions = [one for one in _functions_of([*meant, *members]) if not _is_installed(one)]
+        pending += [one for one in functions if one not in pending]
     return tuple(sorted(found & GETTERS.keys()))
+
+
+_INNER: Final[dict[Any, str]] = {
+    **dict.fromkeys((classmethod, staticmethod, types.MethodType), "__func__"),
+    **dict.fromkeys((functools.partial, functools.cached_property), "func"),
+    property: "fget",
+}
+
+
+def _functions_of(values: list[Any]) -> list[Any]:
+    """The functions among these, and in them. Of anything else no attribute is read: it may be a proxy of nothing."""
+    inner = [getattr(one, _INNER[type(one)]) if type(one) in _INNER else one for one in values]
+    found = [inspect.unwrap(one) for one in inner if type(one) is types.FunctionType]
+    return [one for one in found if type(one) is types.FunctionType]
 
 
 def _is_installed(function: Any) -> bool:

@@ -144,8 +144,26 @@ def by_closure() -> str:
     return inner[0]
 
 
+class Unbound:
+    """A proxy without its object, as those of web frameworks outside of a request."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+current = Unbound()
+
+
+class Layer:
+    def get_config(self) -> str:
+        return "the layer's own"
+
+
+layer = Layer()
+
+
 def of_nobody() -> str:
-    return str(len("x"))
+    return f"{current}{layer}"
 
 
 @pytest.mark.parametrize("tool", [by_name, by_another_name, by_helper, by_object, by_class, by_closure])
