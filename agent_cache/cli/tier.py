@@ -60,15 +60,15 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
     )
     parser.add_argument("--namespace", default="agent_cache", help="of the tier (default: agent_cache)")
     help_text = "for the server or the file to answer (default: 5)"
-    parser.add_argument("--timeout", type=_seconds, default=5.0, metavar="SECONDS", help=help_text)
+    parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help=help_text)
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
     if command == "doctor":
         help_text = "the timeout of the fleet's RedisTier (default: 0.25)"
-        parser.add_argument("--tier-timeout", type=_seconds, default=0.25, metavar="SECONDS", help=help_text)
+        parser.add_argument("--tier-timeout", type=float, default=0.25, metavar="SECONDS", help=help_text)
     elif command == "keys":
         help_text = "only entries that `clear` with the same tags would drop"
         parser.add_argument("--tag", action="append", default=[], dest="tags", metavar="TAG", help=help_text)
-        parser.add_argument("--limit", type=_count, default=100, metavar="N", help="entries to list (default: 100)")
+        parser.add_argument("--limit", type=int, default=100, metavar="N", help="entries to list (default: 100)")
     elif command == "clear":
         parser.add_argument("tags", nargs="*", metavar="TAG", help="such as order:7, or order for all orders")
         help_text = "everything under the namespace, or in the file; needs --yes"
@@ -77,24 +77,6 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
     if command in ("keys", "clear"):
         help_text = "a tag whose id contains a colon"
         parser.add_argument("--entity", nargs=2, action="append", default=[], metavar=("ROOT", "ID"), help=help_text)
-
-
-def _seconds(text: str) -> float:
-    """Parse a duration on the command line."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 3600:
-        raise argparse.ArgumentTypeError(f"must be seconds, more than 0 and less than 3600, not {text!r}")
-    return number
-
-
-def _count(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a number, 1 or more, not {text!r}")
-    return number
 
 
 def _tags_of(options: argparse.Namespace) -> list[str]:
