@@ -44,7 +44,6 @@ class Host:
         self.last_id: Any = None
         self._next = 0
         self._waiting: dict[Any, asyncio.Future[dict[str, Any]]] = {}
-        self._batches: asyncio.Queue[list[Any]] = asyncio.Queue()
         self._change = asyncio.Event()
         self.errors = ""
         self._reader = asyncio.ensure_future(self._read())
@@ -54,9 +53,7 @@ class Host:
         while line := await self.process.stdout.readline():
             self.lines.append(line)
             message = json.loads(line)
-            if isinstance(message, list):
-                self._batches.put_nowait(message)
-            elif "method" not in message:
+            if "method" not in message:
                 future = self._waiting.pop(message["id"], None)
                 if future is not None and not future.done():
                     future.set_result(message)
@@ -109,10 +106,6 @@ class Host:
 
     async def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
         await self.write({"jsonrpc": "2.0", "method": method, "params": params or {}})
-
-    async def batch(self, messages: list[Any]) -> list[Any]:
-        await self.write(messages)
-        return await self._batches.get()
 
     async def handshake(self, version: str = "2025-06-18") -> dict[str, Any]:
         """Begin as hosts did before 2026."""

@@ -47,12 +47,6 @@ class RawHost:
         """What the server has got."""
         return [each.encode("latin-1") for each in json.loads(await self.call("seen"))]
 
-    async def ended(self) -> tuple[int, str]:
-        """Close the host's side. Returns the exit code, and what was printed to standard error."""
-        self.process.stdin.close()
-        _, errors = await asyncio.gather(self.process.stdout.read(), self.process.stderr.read())
-        return await self.process.wait(), errors.decode(errors="replace")
-
 
 def call_of(tool: str, key: str, id: bytes | None, more: bytes = b"") -> bytes:
     """A call of a tool; without an id where that is None."""

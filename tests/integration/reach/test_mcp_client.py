@@ -147,31 +147,6 @@ async def test_what_came_of_asking_the_client_is_not_stored():
     assert shop.runs == ["get_elicited"] * 4
 
 
-async def test_a_question_of_a_tool_is_not_stored_and_its_later_rounds_pass():
-    shop = Shop()
-
-    async def accepts(message: str, kind: Any, params: Any, context: Any) -> Any:
-        return {}
-
-    async with Client(shop.server, elicitation_handler=accepts) as client:
-        cached = CachedClient(client.session, new_box())
-        for _ in range(2):
-            asked = await cached.call_tool("get_guarded", ORDER, allow_input_required=True)
-            assert isinstance(asked, types.InputRequiredResult)
-            answer = await cached.call_tool(
-                "get_guarded",
-                ORDER,
-                input_responses={"sure": types.ElicitResult(action="accept", content={})},
-                request_state=asked.request_state,
-            )
-            assert answer.structured_content == {"result": "1 one"}
-        assert shop.runs == ["get_guarded"] * 4
-        whole = CachedClient(client, new_box())
-        for _ in range(2):
-            assert (await whole.call_tool("get_guarded", ORDER)).data == "1 one"
-    assert shop.runs == ["get_guarded"] * 8
-
-
 # The list of tools
 
 

@@ -64,20 +64,6 @@ async def once_told(host, outdated):
     return found
 
 
-@pytest.mark.slow  # a machine that stands still for half a second is an outage to them: they run without the server
-async def test_a_relay_gets_the_answers_of_another_and_sees_its_writes(remote, server):
-    async with (
-        relayed("--config", remote, server=server) as one,
-        relayed("--config", remote, server=server) as two,
-    ):
-        assert await one.call("get_value", key="a") == "get_value (1)"
-        assert await two.call("get_value", key="a") == "get_value (1)"
-        await two.call("set_value", key="a")
-        assert await two.call("get_value", key="a") == "get_value (3)"
-        assert await once_told(one, "get_value (1)") == "get_value (3)"
-        assert await one.end() == await two.end() == 0
-
-
 async def test_relays_share_a_file_that_lies_beside_their_rules(rules, server, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     rules.write_text(f'remote = "sqlite:///answers.db"\n{RULES}')
