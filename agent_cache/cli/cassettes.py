@@ -2,8 +2,7 @@
 
 Exit codes: 0 no differences or findings, 1 differences or findings, 2 usage, or a file that cannot be read or written.
 
-Every command reads cassettes call by call. A file is replaced as a whole. Of a secret, the place is printed, and never
-the text.
+A file is replaced as a whole. Of a secret, the place is printed, and never the text.
 """
 
 from __future__ import annotations

@@ -154,6 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _stall(self, body: bytes) -> None:
         self.api.next_piece.wait(30)
+        self.close_connection = True
 
     def _split(self, body: bytes) -> None:
         """A streamed completion that says what it was told, in pieces of five letters."""
