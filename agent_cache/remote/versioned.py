@@ -10,8 +10,8 @@ after it; in between they are *held*: what was read meanwhile is never found. If
 its root is *armed*: hits go on, but a writer that dies then takes the whole root with it. What others write reaches
 this process by the `Feed`. All of that is here; a `Backend` is a few atomic operations on cells.
 
-Processes share loads by claims. A claim proves nothing: what another process has loaded is found by a whole lookup, as
-any value. So a claim that is lost, or held by a process that has died, costs one more load.
+Processes share loads by claims, which end with their lease. A claim proves nothing: what another process has loaded is
+found by a whole lookup. So one that is lost costs one more load.
 """
 
 from __future__ import annotations

@@ -165,12 +165,3 @@ async def test_an_error_is_not_handed_over(start: Start):
     second, _ = await loading(others)
     second.tell("new")
     await second.says("answer new")
-
-
-@pytest.mark.slow  # of real time
-async def test_a_load_that_takes_longer_than_the_lease_is_still_one(start: Start):
-    loader, others = await loading(await start(3, lease=2.0))
-    await asyncio.sleep(4.5)
-    loader.tell("new")
-    for each in (loader, *others):
-        await each.says("answer new")
