@@ -54,9 +54,6 @@ MALFORMED = {
     "empty": ("", "empty"),
     "no resource": ((), "non-empty"),
     "no resource in a list": ([], "non-empty"),
-    "None": (None, "None"),
-    "a number": (5, "5"),
-    "a dict": ({"order": 1}, "order"),
     "bytes": (b"order", "tags_from"),
     "one of several is empty": (["order", ""], "empty"),
     "one of several is a number": (["order", 5], "5"),
@@ -111,6 +108,9 @@ BARE: dict[str, tuple[Any, str]] = {
     "a callable object": (Tool(), "Tool"),
     "a partial": (functools.partial(look_up, "7"), "partial"),
     "a builtin": (len, "len"),
+    "nothing": (None, "None"),
+    "a number": (5, "5"),
+    "a dict": ({"order": 1}, "order"),
     "a decorator": (AgentCache("order"), "AgentCache"),
 }
 
