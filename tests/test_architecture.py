@@ -138,7 +138,7 @@ LINES = {
     # call that is new in one function: a tenth of the bytecode of a session of few calls; 10 more make no object for a
     # call that is made once, and 11 the key of a write with one frame in place of five
     "toolbox": 1_140,  # of 1,000: meta-tools and names with a server in front (100) were no row
-    "remote": 4_133,  # of 3,100: `database` (730), `file` (265), `redis` (690) and `keeper` (85) have what no
+    "remote": 4_134,  # of 3,100: `database` (730), `file` (265), `redis` (690) and `keeper` (85) have what no
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end
     "recording": 11_173,  # encrypted journals (115) are read by every reader of a cassette
     "resume": 2_307,  # of 1,250: typed states and restore are 980; doubt, checks, keys, interrupts and cut files 1,300

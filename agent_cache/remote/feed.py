@@ -239,9 +239,10 @@ class Feed:
         return self.versions.touches(paths_of(tuple(tags)), since)
 
     def after_fork(self) -> None:
-        """The child is another process: it knows nothing of the feed."""
+        """The child is another process. It goes on from the last step that its parent had applied: so what the parent
+        writes from now on reaches the copies that it has inherited.
+        """
         self.origin = os.urandom(8).hex()
-        self.number = None
         self.versions = Versions()
         self.versions.write_everything()
 
