@@ -111,7 +111,6 @@ def test_a_dead_process_does_not_keep_others_from_opening_the_files(start: Calla
     assert start().do("get", 7) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_and_its_parent_see_the_writes_of_each_other(tmp_path: Path):
     printed = run_python(f"""
