@@ -124,23 +124,19 @@ def test_a_tree_that_keeps_the_rules_is_let_through(tmp_path: Path):
 
 
 # How large it is. Each bound may be lowered, and is raised only with the reason beside it. Together they are to come
-# under 34,000 lines and 500 names: folders that are not rebuilt yet have what they have.
+# under 34,000 lines and 500 names.
 
 LINES = {
-    "core": 2_654,  # of 1,800: contexts and askers (464) were no row of the plan. `lease` (110) goes with the tiers
+    "core": 2_654,  # of 1,800: who asks (464) was no row of the plan, nor were trusted copies of tiers (83)
     "values": 1_306,  # of 1,250
-    "engine": 6_096,  # of 2,700: 9 lines find the paths of a load once. `write`, `flight` and `blocking` are 150 over
-    # their rows, the bridge to the tiers, 760 lines, goes with them. `scope`, `operation`, `result`, `inheritance`,
-    # `read` and `state` (2,300) are what the prototype of the plan lacked: sessions around a call, tenants, what a load
-    # inherits, doubt, refused results. Streams are 525 of 320, since tasks share runs that go on when their first
-    # caller leaves
-    "session": 1_973,  # of 1,200: `attach` (170) and calls without a key (80) were no row of the plan. 15 lines count a
-    # call that is new in one function: a tenth of the bytecode of a session of few calls; 10 more make no object for a
-    # call that is made once, and 11 the key of a write with one frame in place of five
+    "engine": 6_096,  # of 2,700: `scope`, `operation`, `result`, `inheritance`, `read` and `state` (2,200) are what the
+    # prototype of the plan lacked: sessions around a call, tenants, what a load inherits, doubt, refused results. What
+    # leads to the tiers is 583. Streams are 510 of 320: tasks share runs that go on when their first caller leaves
+    "session": 1_963,  # of 1,200: `attach` (170), calls without a key (80) and reports on budgets were no row
     "toolbox": 1_140,  # of 1,000: meta-tools and names with a server in front (100) were no row
     "remote": 4_134,  # of 3,100: `database` (730), `file` (265), `redis` (690) and `keeper` (85) have what no
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end
-    "recording": 11_173,  # encrypted journals (115) are read by every reader of a cassette
+    "recording": 11_173,  # of 6,700: redaction as its corpora need it is 1,112 of 750, fork and drift 1,808 of 1,030
     "resume": 2_307,  # of 1,250: typed states and restore are 980; doubt, checks, keys, interrupts and cut files 1,300
     "pytest_plugin": 1_010,
     "service": 725,  # of 520: the schemas are 120, drift of what goes on 50
@@ -150,10 +146,10 @@ LINES = {
     "advise": 2_839,  # of 2,150: what links a write to a read (`mine`, `intervals`, `paths`: 1,200 of 850) keeps each
     # rule that a world of the benchmark has shown to be needed; five forms of logs are 720 of 520 with their time line
     "report": 1_136,  # of 950: a trajectory and the texts of model calls (150) were no row of the plan
-    "cli": 2_804,
+    "cli": 2_804,  # of 2,150: the demo with its picture is 594 of 400
 }
-LINES_OF_THE_PACKAGE = 54_216
-EXPORTED_NAMES = 731
+LINES_OF_THE_PACKAGE = 47_210
+EXPORTED_NAMES = 679
 
 
 @pytest.mark.parametrize("folder", LINES)

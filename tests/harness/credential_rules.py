@@ -1,6 +1,6 @@
 """Makes agent_cache/recording/credentials.json from the rules of Betterleaks (MIT), the successor of gitleaks:
 
-    python -m tests.harness.credential_rules betterleaks.toml 2.0.0
+    pip install regex && python -m tests.harness.credential_rules betterleaks.toml 2.0.0
 
 Kept are the rules of credentials that are known by how they begin, such as ``ghp_`` or ``glsa_``. Not kept are those
 that need the name of a service nearby, or a request to it.

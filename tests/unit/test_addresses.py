@@ -54,7 +54,7 @@ async def test_a_url_of_a_server_makes_a_tier_on_it():
         ("sqlite://", "a path and nothing else"),
         ("sqlite:///", "a path and nothing else"),
         ("sqlite:///cache.db?mode=secret", "a path and nothing else"),
-        ("sqlite:///:memory:", "shared with nobody"),
+        ("sqlite:///:memory:", "path of a file"),
     ],
 )
 def test_any_other_url_is_refused_with_the_schemes_that_there_are(url, says, tmp_path, monkeypatch):
