@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Keeper"]
 
+_NOT_STARTED = "no thread could be started, so each call looks for what others write"
+
 
 class Keeper:
     """A daemon thread with an event loop of its own. It ends with its tier, which it does not keep alive.
@@ -49,13 +51,19 @@ class Keeper:
                 self._thread.start()
             except RuntimeError as error:  # the next call tries again
                 self._thread = None
-                tier.log.once("no thread could be started, so each call looks for what others write", error)
+                tier.log.once(_NOT_STARTED, error)
             else:
                 ready.wait()
 
     def _run(self, reference: weakref.ref[Any], ready: threading.Event) -> None:
-        with suppress(asyncio.CancelledError):
-            asyncio.run(self._keep(reference, ready))
+        try:
+            with suppress(asyncio.CancelledError), asyncio.Runner() as runner:
+                runner.run(self._keep(reference, ready))
+        except OSError as error:  # there is no file descriptor left for an event loop; the next call tries again
+            if not ready.is_set() and (tier := reference()) is not None:
+                tier.log.once(_NOT_STARTED, error)
+        finally:
+            ready.set()
 
     async def _keep(self, reference: weakref.ref[Any], ready: threading.Event) -> None:
         self.loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
