@@ -321,7 +321,10 @@ class ThreadCursor(Cursor):
 
     def leave(self) -> None:  # type: ignore[override]  # nothing is to be awaited
         if self.outcome is None:
-            self._go_on(CancelledError("nobody reads this stream any more"))
+            try:
+                self._go_on(CancelledError("nobody reads this stream any more"))
+            except CancelledError:
+                return  # it had not begun
             while self.outcome is None:
                 self._go_on()
             self._raise_failure()

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator
-from agent_cache.core.versions import VERSIONS
 from tests.harness.gates import Gate, cancelled, idle, started
 from tests.harness.slow import slow
 
@@ -161,43 +160,6 @@ def test_a_write_in_one_thread_bars_a_load_in_another():
         written.set()
 
     assert in_threads(read, write)[0] == (0, 1)
-
-
-class _TakenLock:
-    """A lock that another thread has the first few times that it is asked for. Notes who would queue for it."""
-
-    def __init__(self, lock: Any, refusals: int) -> None:
-        self.lock = lock
-        self.refusals = refusals
-        self.queued = 0
-
-    def acquire(self, blocking: bool = True) -> bool:
-        if blocking:
-            self.queued += 1
-        elif self.refusals:
-            self.refusals -= 1
-            return False
-        return self.lock.acquire()
-
-    def release(self) -> None:
-        self.lock.release()
-
-
-@pytest.mark.parametrize(("refusals", "queued"), [(0, 0), (1, 0), (3, 0), (1_000, 2)])
-async def test_a_miss_queues_for_the_lock_only_if_it_stays_taken(monkeypatch, refusals, queued):
-    """Two threads that queue for it in turn are switched at every miss, which takes it at its begin and at its end."""
-
-    @AgentCache("order:{id}")
-    async def get(id: str) -> str:
-        return id
-
-    lock = _TakenLock(VERSIONS.lock, refusals)
-    with monkeypatch.context() as patch:
-        patch.setattr("agent_cache.engine.state._PAUSE", 0.0)
-        patch.setattr(VERSIONS, "lock", lock)
-        assert await get("a") == "a"
-    assert lock.queued == queued
-    assert get.contains("a"), "the lock was taken in the end"
 
 
 def test_a_leader_is_replaced_within_its_own_loop():

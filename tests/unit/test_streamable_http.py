@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 pytest.importorskip("httpx2", reason="the relay over HTTP needs it")
+pytest.importorskip("uvicorn", reason="the relay over HTTP needs it")
 
 import httpx2
 from hypothesis import strategies as st
