@@ -112,8 +112,7 @@ class ReadAttributes(Protocol[P, T_co, B_co]):
         in this process alone; other processes load it. `ttl`, `cache_if`, `copy` and tags of the result apply.
 
         Returns whether it was stored, or inside a write, whether it will be if none of that happens. False: the
-        arguments have no identity, the result may not be stored, or the write does not name all the roots of what the
-        result depends on.
+        arguments have no identity, the result may not be stored, or the write names nothing that the result depends on.
         """
         ...
 
