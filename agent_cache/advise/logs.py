@@ -282,7 +282,7 @@ class _Reader:
         if error is None and (attributes.get("gen_ai.tool.cache.hit") is True or source == "hit"):
             answer = self._of_cache()
         else:
-            answer = self._answer(_first(attributes, _SPAN_RESULT), error=error, may_be_cut=True)
+            answer = self._answer(_of_message(_first(attributes, _SPAN_RESULT)), error=error, may_be_cut=True)
         fields: Fields = self._arguments(_first(attributes, _SPAN_ARGUMENTS)) | answer
         fields["tool"] = _text(_first(attributes, _SPAN_TOOL)) or name.removeprefix("execute_tool ")
         fields["run"] = _text(_first(attributes, ("gen_ai.conversation.id", "session.id"))) or trace
@@ -549,6 +549,14 @@ def _attributes_of(span: Any) -> dict[str, Any]:
     """The attributes of a span by name; those of OTLP have their type around each value."""
     given = span.get("attributes") or {}
     return {one["key"]: next(iter(one["value"].values())) for one in given} if isinstance(given, list) else given
+
+
+def _of_message(output: Any) -> Any:
+    """What a tool has answered: of the message that LangChain makes of it, the content."""
+    message = _decoded(output) if isinstance(output, str) and output[:1] == "{" else output
+    if isinstance(message, dict) and message.get("type") == "tool" and isinstance(message.get("data"), dict):
+        return message["data"].get("content", output)
+    return output
 
 
 def _error_of_span(span: Record, attributes: Record) -> str | None:
