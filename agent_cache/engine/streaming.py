@@ -218,7 +218,7 @@ class Cursor:
         self.call: Call | None = None
         self.outcome: tuple[Any, BaseException | None] | None = (value, None) if answer is None else None
         if answer is not None:
-            self._start(operation, self._make_call(answer))
+            self._start(operation, answer)
 
     async def _make_call(self, answer: Callable[[], Awaitable[Any]]) -> None:
         _CURSOR.set(self)
@@ -255,9 +255,10 @@ class Cursor:
 
     # What differs for a `def`: see `ThreadCursor`
 
-    def _start(self, operation: Operation[Any], work: Any) -> None:
+    def _start(self, operation: Operation[Any], answer: Any) -> None:
         self._news = asyncio.Event()
-        self._task = event_loop(operation.name).create_task(work, name=f"agent_cache streams {operation.name}")
+        loop, name = event_loop(operation.name), f"agent_cache streams {operation.name}"
+        self._task = loop.create_task(self._make_call(answer), name=name)
 
     async def wait(self) -> None:
         """Wait until there may be another chunk."""
@@ -309,8 +310,8 @@ def _pause() -> Generator[object, None, None]:
 class ThreadCursor(Cursor):
     """The call of a synchronous generator, which its caller continues, in a context of its own."""
 
-    def _start(self, operation: Operation[Any], work: Any) -> None:  # noqa: ARG002 - as `Cursor` has it
-        self._context, self._work = copy_context(), work
+    def _start(self, operation: Operation[Any], answer: Any) -> None:  # noqa: ARG002 - as `Cursor` has it
+        self._context, self._work = copy_context(), self._make_call(answer)
 
     def wait(self) -> None:  # type: ignore[override]  # nothing is to be awaited
         """Go on to the next chunk, or to the end."""

@@ -214,8 +214,8 @@ BAD = {
     "a missing NEW": (("base.jsonl", "no.jsonl"), "no.jsonl"),
     "a missing BASE": (("no.jsonl", "same.jsonl"), "no.jsonl: there is no baseline"),
     "a missing folder": (("no", "same.jsonl"), "no: there is no baseline"),
-    "an empty folder": (("empty", "same.jsonl"), "empty: there is no accepted run in this folder"),
-    "a folder as NEW": (("base.jsonl", "empty"), "empty: is a folder; the last argument is the recording of one run"),
+    "an empty folder": (("empty", "same.jsonl"), "empty: has no accepted run"),
+    "a folder as NEW": (("base.jsonl", "empty"), "empty: cannot be read: it is not a regular file"),
     "a torn NEW": (("base.jsonl", "torn.jsonl"), "torn.jsonl: "),
     "a torn BASE": (("torn.jsonl", "same.jsonl"), "torn.jsonl: "),
     "a broken NEW": (("base.jsonl", "broken.jsonl"), "broken.jsonl"),
@@ -324,7 +324,7 @@ def unfit() -> Iterator[tuple[str, str, str]]:
     yield "torn", "torn.jsonl", "torn.jsonl: "
     yield "failed", "failed.jsonl", "it raised LookupError; --failed accepts it all the same"
     yield "missing", "no.jsonl", "no.jsonl: "
-    yield "a folder", "folder", "folder: is a folder"
+    yield "a folder", "folder", "folder: cannot be read: it is not a regular file"
     yield "without calls", "nothing.jsonl", "nothing.jsonl: has no calls"
     yield "of another agent", "other.jsonl", "another agent"
 

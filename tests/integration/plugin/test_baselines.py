@@ -243,7 +243,7 @@ def record_another_agent(path: Path) -> None:
         (record_another_agent, "*another agent*"),
         *slow_rows(
             (lambda path: path.write_text("<<<<<<< HEAD\n"), "*1.jsonl*"),
-            (lambda path: path.rename(path.with_suffix(".txt")), "*there is no accepted run in this folder*"),
+            (lambda path: path.rename(path.with_suffix(".txt")), "*has no accepted run*"),
         ),
     ],
     ids=["torn", "of another agent", "in conflict", "gone"],

@@ -223,6 +223,12 @@ def identity(drift: DriftEvent) -> tuple[Any, ...]:
     return drift.severity, drift.kind, drift.name, drift.call_id, drift.path, drift.description
 
 
+def heard(drift: DriftEvent) -> tuple[Any, ...]:
+    """What a listener is told once. Whether a call is new, or another one was changed, is known at the end."""
+    is_new = drift.kind in ("extra", "arguments")
+    return ("extra", drift.call_id) if is_new else (drift.kind, drift.call_id, drift.path)
+
+
 CHANGES = ("arguments", "missing", "extra", "repeated", "result", "error", "swapped")
 
 
@@ -282,7 +288,7 @@ def test_at_its_end_an_observed_run_has_the_drifts_of_its_recording(examples: in
         if drifts is not None:
             assert shown(detector.drifts) == shown(drifts)
             assert len(set(map(identity, told))) == len(told)
-            assert set(map(identity, told)) >= set(map(identity, detector.drifts))
+            assert set(map(heard, told)) >= set(map(heard, detector.drifts))
 
     check()
 
