@@ -31,7 +31,7 @@ def played(name: str, fleet: Fleet) -> Outcome:
         *slow(
             "flushed",
             "none",
-            "subscriptions killed",
+            "connections killed",
             "restarted empty",
             "stutter",
             "writer dies after its effect",
