@@ -131,6 +131,18 @@ class Matcher:
         """Indices of the calls in the order in which they ended."""
         return sorted(range(len(self.cassette)), key=lambda index: self._places[~index])
 
+    @cached_property
+    def _tasks_of(self) -> dict[tuple[int, bytes], set[int]]:
+        """The tasks that made calls of a digest in one enclosing call."""
+        found: dict[tuple[int, bytes], set[int]] = {}
+        for index, lane in enumerate(self.outline.lanes):
+            found.setdefault((self._parents[index], self.outline.digests[index]), set()).add(lane)
+        return found
+
+    def is_of_one_task(self, index: int) -> bool:
+        """Whether no other task made a call like this one: another task may be given the answer otherwise."""
+        return len(self._tasks_of[self._parents[index], self.outline.digests[index]]) == 1
+
     def parent(self, index: int) -> int:
         """Index of the call that encloses it, -1 if there is none."""
         return self._parents[index]

@@ -182,8 +182,11 @@ class Replaying:
     def _check_order(self, call: ActiveCall, index: int, answers: Matcher) -> None:
         """Calls of one task come in the order in which one task had made them.
 
-        The order between tasks does not count, nor which of them takes which work of a queue.
+        The order between tasks does not count, nor which of them takes which work of a queue, nor calls that several
+        tasks made alike.
         """
+        if not answers.is_of_one_task(index):
+            return
         key = answers.parent(index), call.lane, answers.outline.lanes[index]
         last = self._last.setdefault(key, index)
         if answers.rank_of_start(last) <= answers.rank_of_start(index):
