@@ -19,6 +19,9 @@ from pathlib import Path
 import pytest
 
 import agent_cache
+
+pytest.importorskip("rich", reason="the demo draws with it")
+
 from agent_cache.cli.demo import EXAMPLE, AnswerChecker, Call, draw, play, show_picture
 from agent_cache.cli.main import main
 from tests.harness.processes import run_python
