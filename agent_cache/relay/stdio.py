@@ -167,13 +167,15 @@ class _Link:
 
     def _request_from_host(self, line: bytes, message: Message) -> None:
         id = message.id  # noqa: A001 - the protocol's name
-        if id in self._tasks or id in self._open:
+        known = self._tasks.get(id)
+        if (known is not None and not known[0].is_answered) or id in self._open:
             self.write(error_line(id, "another request has this id", INVALID_REQUEST))
         elif self._relay.answers(message):
             request = _Request(self, message, line)
             task = self._relay.start(request)
-            self._tasks[id] = request, task
-            task.add_done_callback(lambda _: self._tasks.pop(id))
+            self._tasks[id] = own = request, task
+            # The host may use the id again as soon as it is answered: then it is the next request's.
+            task.add_done_callback(lambda _: self._tasks.get(id) is own and self._tasks.pop(id))
         else:
             self._open[id] = partial(self._pass_back, message)
             self.pass_on(line)

@@ -286,6 +286,7 @@ class SqliteBackend:
                     return
                 if self._is_over:
                     raise Refused("the tier was closed")
+                identity = _identity_of(self.path)  # before: another process may replace it meanwhile
                 try:
                     self._open()
                 except BaseException as error:
@@ -298,7 +299,7 @@ class SqliteBackend:
                             f"FileTier: {str(self.path)!r} is not a database of SQLite; it is left as it is: name "
                             "another file"
                         ) from error
-                    self._set_aside(_identity_of(self.path))
+                    self._set_aside(identity)
             raise Refused("it is damaged again and again")
 
     def _open(self) -> None:
@@ -362,12 +363,11 @@ class SqliteBackend:
             self.log.once("the database is damaged; it is set aside, and a new one is begun")
             with suppress(OSError), beside(self.path, ".page").open("r+b", buffering=0) as page:
                 page.write(struct.pack("Q", _NOBODYS))
-            for suffix in ("", "-wal"):
-                former = beside(self.path, suffix)
-                if former.exists():
-                    former.replace(beside(self.path, f".corrupt{suffix}"))
-            for suffix in ("", "-wal", "-shm", ".page"):
+            for suffix in ("-shm", ".page"):
                 beside(self.path, suffix).unlink(missing_ok=True)
+            for suffix in ("-wal", ""):  # the database last: from then on another process makes a new one
+                with suppress(FileNotFoundError):
+                    beside(self.path, suffix).replace(beside(self.path, f".corrupt{suffix}"))
         finally:
             beside(self.path, ".lock.new").unlink(missing_ok=True)
             os.close(locks)

@@ -103,7 +103,7 @@ class FileTier(VersionedTier):
         self.log = self.backend.log
         self.max_value_size = min(self.max_value_size, max_bytes // 2)
         self.trust = Lease(self)
-        self.keeper = Keeper(_THREAD)
+        self.keeper = Keeper(_THREAD, _PERIOD)
         try:
             self.backend.open()
         except PASSING as error:
@@ -193,7 +193,7 @@ class FileTier(VersionedTier):
         self.pending = {}
         self.feed.after_fork()
         self.trust.stamp = -1
-        self.keeper = Keeper(_THREAD)
+        self.keeper = Keeper(_THREAD, _PERIOD)
 
 
 _TIERS: weakref.WeakSet[FileTier] = weakref.WeakSet()
