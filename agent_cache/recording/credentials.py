@@ -114,9 +114,10 @@ def _patterns_by_start() -> dict[str, list[str]]:
 @functools.cache
 def _forms() -> list[tuple[bytes, _Form]]:
     """The other forms, each with each of its marks."""
-    mixed = [_Form(tuple(one.starts), rf"(?<![\w-]){one.pattern}", any=True) for one in token_forms() if one.is_mixed]
-    forms = msgspec.convert(DATA["forms"], list[_Form]) + mixed
-    return [(mark.encode(), form) for form in forms for mark in form.marks]
+    forms = [form for form in token_forms() if form.is_mixed]
+    mixed = [_Form(tuple(one.starts), rf"(?a:(?<![\w-]){one.pattern})", any=True) for one in forms]
+    every = msgspec.convert(DATA["forms"], list[_Form]) + mixed
+    return [(mark.encode(), form) for form in every for mark in form.marks]
 
 
 _ASSIGNED = msgspec.convert(DATA["assigned"], list[_Assigned])
