@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -281,3 +282,29 @@ async def test_a_task_that_goes_on_after_a_divergence_ends_nothing_before_the_en
             await fetch(1)
             has_come_to_its_end = True
     assert has_come_to_its_end
+
+
+async def test_tasks_that_make_the_same_calls_may_be_anywhere_in_a_strict_replay(tmp_path: Path):
+    """Which of them is given which of two equal answers says nothing about the order of its calls."""
+
+    @intercept(name="ask")
+    async def ask(what: str) -> str:
+        return what
+
+    async def work(may_go_on: asyncio.Event) -> str:
+        first = await ask("p")
+        await may_go_on.wait()
+        return first + await ask("q") + await ask("p")
+
+    done = asyncio.Event()
+    done.set()
+    async with record(tmp_path / "run.jsonl"):
+        for _ in range(2):
+            await asyncio.create_task(work(done))
+    waits = asyncio.Event()
+    async with replay(tmp_path / "run.jsonl", strict=True):
+        one = asyncio.create_task(work(waits))
+        await asyncio.sleep(0)
+        assert await asyncio.create_task(work(done)) == "pqp"
+        waits.set()
+        assert await one == "pqp"
