@@ -23,7 +23,7 @@ from typing import Any, Literal
 from agent_cache.config import CURRENT
 from agent_cache.core.options import no_life, seconds
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.state import READERS, warn_once
+from agent_cache.engine.state import TOOLS, warn_once
 from agent_cache.engine.ttls import TTLS
 from agent_cache.errors import ConfigurationError
 
@@ -105,7 +105,7 @@ def _find(tool: Any, function: str) -> tuple[str, list[ReadOperation]]:
 
 
 def _read_tools() -> list[ReadOperation]:
-    return [one for one in READERS.all() if isinstance(one, ReadOperation) and one.declared.ttl is not no_life]
+    return [one for one in TOOLS.readers() if isinstance(one, ReadOperation) and one.declared.ttl is not no_life]
 
 
 # Recommendations

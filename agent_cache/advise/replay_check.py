@@ -27,7 +27,7 @@ from agent_cache.core.parameters import Named
 from agent_cache.core.tags import Tag, TagSet, meet
 from agent_cache.core.versions import paths_read, paths_written
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.state import live_tools
+from agent_cache.engine.state import TOOLS
 from agent_cache.engine.write import WriteOperation
 from agent_cache.errors import ConfigurationError
 from agent_cache.toolbox.box import Toolbox
@@ -418,7 +418,7 @@ def tags_in_use(target: str) -> TagsInUse:
         for name, value in list(vars(each).items()):
             if isinstance(value, Toolbox) and value not in boxes.values():
                 boxes[f"{each.__name__}:{name}"] = value
-    tools = {tool.name: tool for tool in live_tools()}
+    tools = {tool.name: tool for tool in TOOLS.all()}
     if not boxes and not tools:
         raise ConfigurationError(f"{target}: it imports no decorated tool, and has no Toolbox")
     return TagsInUse(boxes, tools)

@@ -30,7 +30,7 @@ from agent_cache.engine.blocking import in_background, run_blocking, start_threa
 from agent_cache.engine.middleware import shown_arguments
 from agent_cache.engine.operation import TOO_LONG, Operation
 from agent_cache.engine.scope import INTERCEPTORS, PLACE, ROOT, Call, LocalTool, Participant, Scope
-from agent_cache.engine.state import LOG, READERS, keep, live_tools, warn_once, write_now
+from agent_cache.engine.state import LOG, TOOLS, keep, warn_once, write_now
 from agent_cache.engine.tiers import request_of
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import fingerprint
@@ -94,7 +94,7 @@ def sampled_lookup(share: float) -> Callable[[Lookup], Lookup]:
 
 def _apply(old: Configuration, new: Configuration) -> None:
     if old.audit != new.audit:
-        for tool in READERS.all():
+        for tool in TOOLS.readers():
             share = tool.audit_share(CURRENT.value)
             for store in tool.stores():
                 store.sample(sampled_lookup(share) if share else None)
@@ -326,7 +326,7 @@ def _log_stale(operation: Any) -> None:
         rules = tool.tags
         return ", ".join((*rules.static, *[rule.source for rule in (*rules.early, *rules.late)])) or "nothing"
 
-    ran = [f"{tool.name} ({templates(tool)})" for tool in live_tools() if not tool.is_read and tool.stats.writes]
+    ran = [f"{tool.name} ({templates(tool)})" for tool in TOOLS.all() if not tool.is_read and tool.stats.writes]
     LOG.warning(
         "%s: an audit has found a stale answer: the tool returns another one now, and no write of its tags explains "
         "it. It depends on %s; write tools that have run: %s. A tag is missing, or something changes it without a "

@@ -16,7 +16,6 @@ from agent_cache.core.options import ReadPolicy, WritePolicy
 from agent_cache.core.parameters import Parameters
 from agent_cache.core.tags import Tag, TagRule, TagSet
 from agent_cache.engine.scope import Call, LocalTool, Scope
-from agent_cache.engine.state import uses_of
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS
 
@@ -90,13 +89,12 @@ class Operation(Generic[P]):
         early_rules: the rules of the tags that are known before a call.
         at_root: what it has outside of sessions.
         counted_as: its name and its roots, by which metrics have its counters.
-        root_uses: who reads and writes its roots.
     """
 
     __slots__ = (
         "__weakref__", "_setup", "around", "at_root", "coroutine_function", "counted_as", "early_rules", "function",
         "heeds_contexts", "is_global", "is_read", "is_sync", "name", "own_load", "own_tiers", "parameters", "policy",
-        "recorded", "returns_at_once", "root_uses", "stats", "tags",
+        "recorded", "returns_at_once", "stats", "tags",
     )  # fmt: skip
 
     _is_read: ClassVar[bool]
@@ -133,7 +131,6 @@ class Operation(Generic[P]):
         self.stats = METRICS.stats_of(self.counted_as)
         self.at_root: LocalTool | None = None
         self._setup: Setup | None = None
-        self.root_uses = uses_of(tags.roots)
 
     def setup_for(self, configuration: Configuration) -> Setup:
         """What these settings add to its calls."""

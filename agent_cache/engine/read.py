@@ -31,13 +31,12 @@ from agent_cache.engine.result import store_result
 from agent_cache.engine.scope import PLACE, Call, Scope
 from agent_cache.engine.stale import serve_expired
 from agent_cache.engine.state import (
-    READERS,
     SIZES,
+    TOOLS,
     clear_tools,
     event_loop,
     mark_written,
     run_shielded,
-    uses_of,
     warn_of_unwritten_roots,
     warn_once,
     write_now,
@@ -81,7 +80,6 @@ class ReadOperation(Operation[ReadPolicy]):
         flight_class, late_roots: the class of its loads, and the roots of the tags that come from their results.
         has_unknown_askers: whether calls ran uncached since nobody knows who made them.
         inherited_tiers: tiers that some answers depend on because of what their loads have read.
-        namesakes: the read tools of its name, itself included.
         number, is_named: its number in the tags of its entries, and whether any of these was ever written by its key.
         is_new: whether it has had few calls: see `look_at_roots`.
         roots: roots that its entries may depend on, also by what its loads have read.
@@ -90,8 +88,7 @@ class ReadOperation(Operation[ReadPolicy]):
 
     __slots__ = (
         "_returns", "_stores", "_tiers", "declared", "evidence", "flight_class", "has_unknown_askers",
-        "inherited_tiers", "inherited_uses", "is_named", "is_new", "late_roots", "namesakes", "number", "roots",
-        "store",
+        "inherited_tiers", "is_named", "is_new", "late_roots", "number", "roots", "store",
     )  # fmt: skip
 
     _is_read = True
@@ -102,9 +99,7 @@ class ReadOperation(Operation[ReadPolicy]):
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
         self.roots = dict.fromkeys(self.tags.roots)
         self.flight_class: type[Flight] = Flight
-        self.inherited_uses: list[Any] = []
         self.inherited_tiers: Collection[Tier] = ()  # a WeakSet from the first one on: most tools have none
-        self.namesakes: weakref.WeakSet[ReadOperation]
         self._returns: Any = None
         self._tiers: tuple[Configuration | None, tuple[Tier, ...]] = None, ()
         self.declared = self.policy
@@ -112,14 +107,13 @@ class ReadOperation(Operation[ReadPolicy]):
         self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
         self.store = self.new_store(None)
         with VERSIONS.lock:  # from now on it is found by who sets the ttl of its name, or switches caching off
-            self.number = READERS.add(self)
-            READERS.link(self, self.root_uses)
+            self.number = TOOLS.add(self)
             self.set_policy(self.declared.with_ttl(TTLS.get(self.name)))
             self.store.switch(on=CURRENT.value.enabled)
         try:
             self.check_name()
         except ConfigurationError:
-            READERS.remove(self)
+            TOOLS.remove(self)
             raise
         share = self.audit_share(CURRENT.value)
         if share:
@@ -148,11 +142,12 @@ class ReadOperation(Operation[ReadPolicy]):
 
     def _namesake(self) -> ReadOperation | None:
         """Another function's tool that shares its name and a tier."""
-        with VERSIONS.lock:
-            others = [one for one in self.namesakes if one is not self]
         tiers = {id(tier) for tier in self.tiers()}
+        others: list[ReadOperation] = TOOLS.readers() if tiers else []
         for other in others:
-            if not tiers.isdisjoint(map(id, other.tiers())) and not are_one_tool(self.function, other.function):
+            if other is self or other.name != self.name or tiers.isdisjoint(map(id, other.tiers())):
+                continue
+            if not are_one_tool(self.function, other.function):
                 return other
         return None
 
@@ -181,9 +176,7 @@ class ReadOperation(Operation[ReadPolicy]):
         new = dict.fromkeys(root for root in roots if root not in self.roots)
         if new:
             self.roots |= new
-            uses = uses_of(new)
-            self.inherited_uses += uses
-            READERS.link(self, uses)
+            TOOLS.links += 1
 
     # Tiers
 

@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
+from collections.abc import Awaitable, Collection, Coroutine, Hashable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -21,13 +21,13 @@ from agent_cache.core.store import Entry, Sizes, Store
 from agent_cache.core.tags import EVERY_KEY, Tag
 from agent_cache.core.versions import VERSIONS, EntryTag
 from agent_cache.errors import NoEventLoopError
+from agent_cache.values.canonical import make_room
 from agent_cache.values.compare import utf8_text
 
 __all__ = [
-    "LOG", "READERS", "SIZES", "RootUse", "clear_everything", "clear_tools", "event_loop", "evict_for",
-    "forget_oldest", "forget_warnings", "keep", "live_tools", "mark_written",
-    "run_shielded", "tags_of_keys", "uses_of",
-    "warn_of_unread_roots", "warn_of_unwritten_roots", "warn_once", "write_now",
+    "LOG", "SIZES", "TOOLS", "clear_everything", "clear_tools", "event_loop", "evict_for", "forget_oldest",
+    "forget_warnings", "keep", "mark_written", "run_shielded", "tags_of_keys", "warn_of_unread_roots",
+    "warn_of_unwritten_roots", "warn_once", "write_now",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -82,141 +82,108 @@ def _described(error: BaseException) -> str:
 
 
 def forget_warnings() -> None:
-    """Let every warning be logged again."""
+    """Let every warning be logged again, and forget what they are given for."""
     _warned.clear()
-    with VERSIONS.lock:
-        for root in list(_roots.values()):
-            root.is_warned_of = False
+    _warned_roots.clear()
+    _written.clear()
 
 
 # Tools, and who reads and writes a root
 
+_MAX_ROOTS: Final = 10_000
+_written: dict[str, None] = {}
+"""Roots that something else than a write tool has invalidated."""
+_warned_roots: dict[str, None] = {}
+"""Roots of which a warning says that they are never read, or never written."""
 
-class RootUse:
-    """Who reads and writes a root. Kept by the tools that have it.
+
+class _Tools:
+    """The tools of the process that something still holds.
 
     Attributes:
-        readers: the read tools whose entries may depend on it, also by what they have read.
-        writers: its write tools.
-        is_written: whether something that is no write tool has invalidated it.
-        is_warned_of: whether a warning says that it is never read, or never written.
+        writers: the write tools.
+        links: how often a root was given another read tool whose entries may depend on it.
     """
 
-    __slots__ = ("__weakref__", "is_warned_of", "is_written", "readers", "writers")
-
     def __init__(self) -> None:
-        self.readers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.writers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.is_written = self.is_warned_of = False
-
-
-_roots: weakref.WeakValueDictionary[str, RootUse] = weakref.WeakValueDictionary()
-_MAX_NAMES: Final = 1_000
-"""How many roots are searched for the nearest name, at 2 us each, once for each warning."""
-
-
-class _Readers:
-    """The read tools of the process, and how often a root was given another one (`links`)."""
-
-    def __init__(self) -> None:
-        self._tools: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._names: weakref.WeakValueDictionary[str, weakref.WeakSet[Any]] = weakref.WeakValueDictionary()
+        self._readers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._numbers = itertools.count(1)
+        self.writers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.links = 0
         os.register_at_fork(after_in_child=self._forget_flights)
 
-    def add(self, tool: Any) -> int:
-        """Note a tool, which keeps those of its name. Returns its number in the tags of its entries."""
+    def add(self, reader: Any) -> int:
+        """Note a read tool. Returns its number in the tags of its entries."""
         number = next(self._numbers)
         with VERSIONS.lock:
-            self._tools[number] = tool
-            tool.namesakes = self._names.setdefault(tool.name, weakref.WeakSet())
-            tool.namesakes.add(tool)
+            self._readers[number] = reader
+            self.links += 1
         return number
 
-    def remove(self, tool: Any) -> None:
-        """Forget a tool that was refused."""
+    def remove(self, reader: Any) -> None:
+        """Forget a read tool that was refused."""
         with VERSIONS.lock:
-            self._tools.pop(tool.number, None)
-            tool.namesakes.discard(tool)
+            self._readers.pop(reader.number, None)
 
-    def link(self, tool: Any, uses: Iterable[RootUse]) -> None:
-        """Note that a tool depends on roots."""
+    def readers(self, root: str | None = None) -> list[Any]:
+        """Every read tool, in the order of their decoration; with a root, those whose entries may depend on it."""
         with VERSIONS.lock:
-            for use in uses:
-                use.readers.add(tool)
-                self.links += 1
+            found = list(self._readers.values())
+        return found if root is None else [tool for tool in found if root in tool.roots]
 
     def all(self) -> list[Any]:
-        """Every read tool, in the order of their decoration."""
+        """Every tool, by name."""
         with VERSIONS.lock:
-            return list(self._tools.values())
-
-    def under(self, root: str) -> list[Any]:
-        """Every read tool whose entries may depend on a root."""
-        found = _roots.get(root)
-        with VERSIONS.lock:
-            return [] if found is None else list(found.readers)
+            return sorted([*self._readers.values(), *self.writers], key=lambda tool: str(tool.name))
 
     def _forget_flights(self) -> None:
         """In a forked child: the loads of the parent's other threads never end here."""
-        for tool in list(self._tools.values()):
+        for tool in self.readers():
             for store in tool.stores():
                 store.flights.clear()
 
 
-READERS: Final = _Readers()
-
-
-def uses_of(roots: Iterable[str], writer: Any = None) -> tuple[RootUse, ...]:
-    """The records of these roots, for a tool to keep. A write tool is entered in them."""
-    with VERSIONS.lock:
-        found = tuple([_roots.get(root) or _roots.setdefault(root, RootUse()) for root in roots])
-        for use in found if writer is not None else ():
-            use.writers.add(writer)
-    return found
+TOOLS: Final = _Tools()
 
 
 def mark_written(roots: Iterable[str]) -> None:
     """Note roots that something else than a write tool invalidates."""
     for root in roots:
-        if (found := _roots.get(root)) is not None:
-            found.is_written = True
-
-
-def live_tools() -> list[Any]:
-    """Every decorated tool of the process that something still holds, by name."""
-    with VERSIONS.lock:
-        found = dict.fromkeys(READERS.all())
-        found |= dict.fromkeys(writer for use in list(_roots.values()) for writer in list(use.writers))
-    return sorted(found, key=lambda tool: str(tool.name))
+        if root not in _written:
+            make_room(_written, _MAX_ROOTS)
+            _written[root] = None
 
 
 def warn_of_unread_roots(tool: str, roots: Iterable[str]) -> None:
     """Warn of each root of a write tool on which no read tool depends."""
-    for root, near in _unmatched(roots, lambda use: len(use.readers) > 0):
+    for root, near in _unmatched(roots, [tool.roots for tool in TOOLS.readers()]):
         warn_once(f"no read tool depends on {root!r}, so this write drops nothing under it{near}", tool)
 
 
 def warn_of_unwritten_roots(tool: str, roots: Iterable[str]) -> None:
     """Warn of each root of a read tool that nothing invalidates."""
-    for root, near in _unmatched(roots, lambda use: use.is_written or len(use.writers) > 0):
+    with VERSIONS.lock:
+        written = [_written, *[writer.roots for writer in TOOLS.writers]]
+    for root, near in _unmatched(roots, written):
         event = f"no write has {root!r}, so what depends on it is cached until it is evicted; if it changes"
         warn_once(f"{event}, write it or give the tool a ttl{near}", tool)
 
 
-def _unmatched(roots: Iterable[str], is_matched: Callable[[RootUse], bool]) -> Iterator[tuple[str, str]]:
-    """The roots that are not matched, of which no warning was given, each with a hint at the nearest one that is."""
+def _unmatched(roots: Iterable[str], others: list[Collection[str]]) -> Iterator[tuple[str, str]]:
+    """The roots that the others do not have, of which no warning was given, each with a hint at the nearest one."""
     for root in roots:
-        found = _roots.get(root)
-        if found is not None and not found.is_warned_of and not is_matched(found):
-            found.is_warned_of = True
-            with VERSIONS.lock:
-                some = list(islice(_roots.items(), _MAX_NAMES))
+        if root not in _warned_roots and not any(root in names for names in others):
+            make_room(_warned_roots, _MAX_ROOTS)
+            _warned_roots[root] = None
             from difflib import get_close_matches  # for a warning alone
 
-            near = get_close_matches(root, [name for name, use in some if is_matched(use)], 1)
+            known = list(islice(dict.fromkeys(name for names in others for name in list(names)), _MAX_NAMES))
+            near = get_close_matches(root, known, 1)
             yield root, f"; is {near[0]!r} meant?" if near else ""
+
+
+_MAX_NAMES: Final = 1_000
+"""How many roots are searched for the nearest name, at 2 us each, once for each warning."""
 
 
 # Invalidation from outside of a write tool, and eviction
@@ -248,7 +215,7 @@ def clear_everything() -> None:
     """Drop every entry, and let no load in flight be stored."""
     with VERSIONS.lock:
         VERSIONS.write_everything()
-        _dropped = [store.drop_all() for tool in READERS.all() for store in tool.stores()]  # freed after the lock
+        _dropped = [store.drop_all() for tool in TOOLS.readers() for store in tool.stores()]  # freed after the lock
 
 
 _MAX_EVICTED: Final = 500
@@ -293,7 +260,7 @@ def _apply(old: Configuration, new: Configuration) -> None:
         clear_everything()  # the new tiers have no versions of these entries
     with VERSIONS.lock:
         is_on = CURRENT.value.enabled  # another thread may have changed it since; the last one here must set what holds
-        for tool in READERS.all():
+        for tool in TOOLS.readers():
             for store in tool.stores():
                 store.switch(on=is_on)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agent_cache.config import CURRENT
 from agent_cache.core.tags import Tag
 from agent_cache.engine.blocking import in_background
-from agent_cache.engine.state import READERS, event_loop, run_shielded, warn_once
+from agent_cache.engine.state import TOOLS, event_loop, run_shielded, warn_once
 from agent_cache.errors import RemoteTierError
 from agent_cache.values.canonical import make_room
 
@@ -46,9 +46,9 @@ def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: b
         The tiers, and whether each is in use: named by a tool, or by a plain call or an entered block of `configure`.
         The others are told like them, but a tier that was given up must not stop a write.
     """
-    state = CURRENT.once_configured, READERS.links
+    state = CURRENT.once_configured, TOOLS.links
     found: dict[Tier, bool] = {}
-    readers = list(dict.fromkeys(tool for root in roots for tool in READERS.under(root)))
+    readers = list(dict.fromkeys(tool for root in roots for tool in TOOLS.readers(root)))
     if in_sessions:
         readers = [tool for tool in readers if tool.policy.remote.share]
     if not in_sessions or any(not tool.own_tiers for tool in readers):

@@ -29,7 +29,7 @@ from agent_cache.engine.operation import Proceed
 from agent_cache.engine.result import count_unstored, early_expiry, insert_if_valid, protected_copy
 from agent_cache.engine.scope import TENANT, Call
 from agent_cache.engine.stale import refresh
-from agent_cache.engine.state import READERS, clear_tools, warn_once, write_now
+from agent_cache.engine.state import TOOLS, clear_tools, warn_once, write_now
 from agent_cache.engine.ttls import follow
 from agent_cache.values.canonical import MISSING, is_large, make_room
 
@@ -381,7 +381,7 @@ def _receive(subscribed: weakref.ref[Tier], touched: Touched | None) -> None:
         known = _known.get(tier)
         for nearer in () if known is None else known.nearer:
             _known.setdefault(nearer, _Known()).add(touched)
-    tools = READERS.all() if touched is None or touched.keys else []
+    tools = TOOLS.readers() if touched is None or touched.keys else []
     if touched is None:
         clear_tools([tool for tool in tools if tier in tool.tiers() or tier in tool.inherited_tiers])
     else:  # also entries of tools without tiers: they depend on the same data

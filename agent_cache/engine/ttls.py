@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from agent_cache.core.versions import VERSIONS
-from agent_cache.engine.state import READERS, clear_tools
+from agent_cache.engine.state import TOOLS, clear_tools
 
 if TYPE_CHECKING:
     from agent_cache.remote.versioned import Tier
@@ -41,7 +41,7 @@ class Ttls:
             self._by_name.pop(name, None)
             if ttl is not None:
                 self._by_name[name] = ttl
-            for tool in READERS.all():
+            for tool in TOOLS.readers():
                 if getattr(tool, "name", None) == name and hasattr(tool, "declared"):  # it is not being made
                     former, changed = tool.policy, tool.declared.with_ttl(ttl)
                     if changed.ttl != former.ttl or changed.bound != former.bound:

@@ -28,7 +28,7 @@ from agent_cache.engine.middleware import observed
 from agent_cache.engine.operation import CacheKey, Operation, PlacedRule, Setup
 from agent_cache.engine.result import insert_if_valid
 from agent_cache.engine.scope import Call, Scope
-from agent_cache.engine.state import READERS, mark_written, tags_of_keys, uses_of, warn_of_unread_roots, warn_once
+from agent_cache.engine.state import TOOLS, mark_written, tags_of_keys, warn_of_unread_roots, warn_once
 from agent_cache.engine.tier_writes import ENDED, WITHOUT_TIERS, Announcement, tiers_under
 from agent_cache.engine.tiers import take_tickets
 from agent_cache.errors import ConfigurationError
@@ -62,7 +62,8 @@ class WriteOperation(Operation[WritePolicy]):
         self.roots = self.tags.roots
         self.late_roots = tuple(dict.fromkeys(rule.root for rule in self.tags.late))
         self.late_rules: tuple[PlacedRule, ...] = tuple((rule, None, 0) for rule in self.tags.late)
-        uses_of(self.tags.roots, writer=self)
+        with VERSIONS.lock:
+            TOOLS.writers.add(self)
 
     def make_setup(self, configuration: Configuration) -> Setup:
         """What stands around its calls: middleware, then the write."""
@@ -271,7 +272,7 @@ class Write(Hold):
         self.fills: tuple[Fill, ...] = ()
         self._announced: Announcement | None = None
         # Before its tiers are looked for: those that come later are found at its end.
-        self._known: tuple[object, int] = CURRENT.once_configured, READERS.links
+        self._known: tuple[object, int] = CURRENT.once_configured, TOOLS.links
         self.tiers: dict[Tier, bool] = {}
         if entries or writer.own_tiers or WITHOUT_TIERS.get(writer.roots) != self._known:
             self.tiers = self._find_tiers()
@@ -395,7 +396,7 @@ class Write(Hold):
             VERSIONS.end(self, late, bare, CLOCK.now() + hold if hold else None)
         self.is_open = False  # after it: a write whose end was interrupted ends again
         configured, links = self._known
-        if CURRENT.once_configured is not configured or READERS.links != links:  # tiers that have come while it ran
+        if CURRENT.once_configured is not configured or TOOLS.links != links:  # tiers that have come while it ran
             self.tiers = self._find_tiers() | self.tiers
             if self._announced is not None:
                 self._announced.tiers = self.tiers

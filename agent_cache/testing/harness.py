@@ -18,7 +18,7 @@ from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.audit import audits_running, forget_audits
 from agent_cache.engine.flight import ALONE
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.state import READERS, clear_everything, forget_warnings
+from agent_cache.engine.state import TOOLS, clear_everything, forget_warnings
 from agent_cache.engine.tiers import unsubscribe_all
 from agent_cache.engine.ttls import TTLS
 from agent_cache.metrics import METRICS
@@ -49,7 +49,7 @@ def reset() -> None:
     VERSIONS.release_all()
     TTLS.clear()
     METRICS.clear()
-    for tool in READERS.all():
+    for tool in TOOLS.readers():
         if isinstance(tool, ReadOperation):
             tool.evidence.restart()
     forget_warnings()
@@ -66,7 +66,7 @@ def calls_waiting() -> int:
 
 
 def _flights() -> list[Any]:
-    found = [flight for tool in READERS.all() for store in tool.stores() for flight in list(store.flights.values())]
+    found = [flight for tool in TOOLS.readers() for store in tool.stores() for flight in list(store.flights.values())]
     return [*found, *list(ALONE)]
 
 

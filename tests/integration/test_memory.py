@@ -32,7 +32,6 @@ from agent_cache.core.keys import ALIASES, key_part
 from agent_cache.core.store import NEVER, Entry, Sizes, Store
 from agent_cache.core.versions import VERSIONS, Versions
 from agent_cache.engine import state
-from agent_cache.engine.state import READERS
 from agent_cache.engine.tiers import _Known
 from agent_cache.metrics import Metrics
 from agent_cache.remote.protocol import Touched
@@ -447,7 +446,7 @@ async def test_tools_with_names_of_their_own_leave_nothing_behind():
         functions.add(inspect.unwrap(tool))
         return tool, change
 
-    before = len(READERS.all())
+    before = len(state.TOOLS.readers())
     for number in range(50):
         tool, change = make(number)
         assert await tool("a") == number
@@ -455,7 +454,7 @@ async def test_tools_with_names_of_their_own_leave_nothing_behind():
     del tool, change
     gc.collect()
     assert len(functions) == 0
-    assert len(READERS.all()) <= before
+    assert len(state.TOOLS.readers()) <= before
     assert not [name for name in linecache.cache if "of many" in str(name)]
 
 
