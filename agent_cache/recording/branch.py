@@ -541,7 +541,7 @@ def _response(recorded: RecordedCall, edit: Any) -> dict[str, Any]:
     response = recorded.outcome.get("response")
     if response is None:
         raise _refused(recorded, "has no response to change; only Raised(...) can take its place")
-    body = next((one for one in ("events", "lines", "frames", "chunks", "json") if one in response), "text")
+    body = next((one for one in ("events", "lines", "frames", "json") if one in response), "text")
     is_right = isinstance(edit, str) if body == "text" else exact_json(edit) is not None
     if not is_right or "bytes" in response or (body == "json" and isinstance(edit, str)):
         what = "text" if body == "text" else "JSON"

@@ -82,7 +82,7 @@ def _last_text(value: Any) -> str | None:
 
 
 def _response_text(response: dict[str, Any], most: int) -> str:
-    pieces = {field: response.get(field) for field in ("events", "frames", "lines", "chunks")}
+    pieces = {field: response.get(field) for field in ("events", "frames", "lines")}
     parts = [str(response.get("status", ""))]
     parts += [_counted(one, field.removesuffix("s")) for field, one in pieces.items() if isinstance(one, list)]
     if "json" in response or "text" in response:

@@ -149,20 +149,16 @@ def _response(response: Any, rules: Redaction) -> dict[str, Any]:
     if type(status) is not int:
         raise TypeError(f"expected a status, got {status!r}")
     pairs = [(name, value) for name, values in _headers(response) for value in values]
-    names = dict(pairs)
-    content, is_decoded = _content(response), _is_decoded(response)
-    body = ResponseBody(names)
-    body.add(content, is_decoded=is_decoded)
-    if body.is_encoded and (is_decoded or _has_known_encoding(names)):
+    content = _content(response)
+    body = ResponseBody(dict(pairs))
+    has_known_encoding = not body.is_encoded
+    body.add(content)
+    if _is_decoded(response) or (body.is_encoded and has_known_encoding):
         # The recorder has taken the encoding off, and left the header.
         pairs = [pair for pair in pairs if pair[0] != "content-encoding"]
-        body = ResponseBody({name: value for name, value in names.items() if name != "content-encoding"})
+        body = ResponseBody(dict(pairs))
         body.add(content)
     return response_data(status, reason, pairs, body, rules)
-
-
-def _has_known_encoding(headers: Mapping[str, str]) -> bool:
-    return not ResponseBody(headers).is_encoded
 
 
 def _headers(holder: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:

@@ -413,7 +413,7 @@ def redact_chunks(chunks: list[Outcome], redaction: Redaction) -> list[Outcome]:
     ]
 
 
-_STREAMS = ("events", "frames", "lines", "chunks")
+_STREAMS = ("events", "frames", "lines")
 
 
 def redact_response(response: Outcome, redaction: Redaction) -> Outcome:
@@ -422,7 +422,7 @@ def redact_response(response: Outcome, redaction: Redaction) -> Outcome:
     if field is not None:
         events = _redact_joined([{"value": one} for one in response[field]], redaction)
         response = {**response, field: [one["value"] for one in events]}
-    if "bytes" not in response and field not in ("frames", "chunks") and not redaction.may_change(encode(response)):
+    if "bytes" not in response and field != "frames" and not redaction.may_change(encode(response)):
         return response
     try:
         return map_response(response, redaction.apply)

@@ -410,11 +410,11 @@ class Tape(Replaying, Receiver):
         """Whether nothing may be made that is not recorded, or named by the user."""
         return self.file is None and self.answers is not None and self.is_strict
 
-    def refuse_connection(self, address: str, module: str) -> None:
+    def refuse_connection(self, address: str) -> None:
         """Refuse a connection that is no request of a known client."""
         error = CassetteError(
-            f"{module} has opened a connection to {address}, which is neither recorded nor replayed; record a function "
-            "that does so, or name the host in Http(ignore=...)",
+            f"a connection to {address} was opened, which is neither recorded nor replayed; record a function that "
+            "does so, or name the host in Http(ignore=...)",
             self.path,
         )
         if self.answers is not None:

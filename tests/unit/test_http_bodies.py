@@ -151,13 +151,6 @@ def test_what_cannot_be_unpacked_keeps_its_bytes_and_its_encoding(encoding: str)
     assert b"".join(pieces_of(body.data())) == b"\x1f\x8bnot gzip\xff"
 
 
-def test_pieces_of_a_text_stay():
-    pieces = ["grün".encode(), b" und blau"]
-    assert received({"content-type": "text/plain"}, *pieces) == {"chunks": [{"text": "grün"}, {"text": " und blau"}]}
-    assert received({"content-type": "text/plain", "content-length": "14"}, *pieces) == {"text": "grün und blau"}
-    assert received({"content-type": "text/html"}, *pieces) == {"text": "grün und blau"}
-
-
 def test_a_request_is_known_by_its_content():
     as_json = {"content-type": "application/json"}
     assert request_arguments(as_json, b'{"b": [1,\n 2]}') == {"json": {"b": [1, 2]}}
@@ -212,7 +205,7 @@ def test_a_change_reaches_headers_and_bodies_and_no_cookie():
     changed = map_response(response, change)
     assert changed["headers"] == {"a": "-", "set-cookie": "secret=x"}
     assert b"".join(pieces_of(changed)) == b"\xff -"
-    changed = map_response({"status": 200, "chunks": [{"bytes": binary}, {"text": "secret"}]}, change)
+    changed = map_response({"status": 200, "lines": [{"bytes": binary}, {"text": "secret"}]}, change)
     assert list(pieces_of(changed)) == [b"\xff -", b"-"]
     with pytest.raises(TypeError, match="expected a dict"):
         map_response(response, lambda data: None)
@@ -239,9 +232,8 @@ EDITED: list[Any] = [
 @pytest.mark.parametrize(
     ("field", "piece"),
     [
-        *product(["events", "lines", "chunks", "frames"], EDITED),
+        *product(["events", "lines", "frames"], EDITED),
         ("events", {"json": 1, "style": 1}),
-        ("chunks", {"json": 1}),
     ],
     ids=str,
 )

@@ -1,6 +1,6 @@
 """The seam of aiohttp: the innermost client middleware of each request, which is given to `ClientSession._request`.
 
-These private names of aiohttp are used, and pinned in tests/integration/recording/test_http_seams.py:
+These private names of aiohttp are used, and pinned in tests/integration/recording/test_http_edges.py:
 
 - `ClientSession._request`, through which every request passes, and `ClientSession._middlewares` and
   `ClientSession._auto_decompress`, which a request without its own ones has;
@@ -13,22 +13,19 @@ import asyncio
 import functools
 import importlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from agent_cache.recording.http.exchange import Exchange, Patch, is_intercepted, open_exchange
+from agent_cache.recording.http.exchange import Patch, Recorded, open_exchange
 
 _UNLIMITED = 2**40
 """Bytes that a reader may hold. It asks for a piece only when it has none."""
+_PACKED = frozenset({"content-encoding", "content-length"})
 
 
 def patches(library: Any) -> list[Patch]:
-    """The methods to replace.
-
-    Raises:
-        LookupError: if it has no middlewares yet.
-    """
+    """The methods to replace."""
     session = library.ClientSession
     if "middlewares" not in inspect.signature(session._request).parameters:
         raise LookupError("it has no client middlewares; upgrade to aiohttp 3.12 or newer")
@@ -38,12 +35,11 @@ def patches(library: Any) -> list[Patch]:
 def _request(library: Any, original: Any) -> Any:
     @functools.wraps(original)
     async def request(self: Any, method: Any, str_or_url: Any, **options: Any) -> Any:
-        if is_intercepted():
-            given = options.get("middlewares")
-            decodes = options.get("auto_decompress")
-            decodes = self._auto_decompress if decodes is None else decodes
-            middleware = functools.partial(_middleware, library, self, decodes)
-            options["middlewares"] = (*(self._middlewares if given is None else given), middleware)
+        given = options.get("middlewares")
+        decodes = options.get("auto_decompress")
+        decodes = self._auto_decompress if decodes is None else decodes
+        middleware = functools.partial(_middleware, library, self, decodes)
+        options["middlewares"] = (*(self._middlewares if given is None else given), middleware)
         return await original(self, method, str_or_url, **options)
 
     return request
@@ -60,18 +56,21 @@ async def _middleware(
     exchange = open_exchange(request.method, str(request.url), headers)
     if exchange is None:
         return await handler(request)
-    if exchange.needs_body:
-        exchange.start(await _content(request))
-        if exchange.is_answered:
-            await exchange.respond_async()
-            return await _response(library, session, request, exchange)
-    with exchange.running():
-        response = await handler(request)
-    exchange.responded(response.status, response.reason or "", list(response.headers.items()))
-    if response.content.at_eof():
-        exchange.ended()
+    if (recorded := await exchange.respond_async(await _content(request))) is not None:
+        exchange.log(recorded.status, recorded.reason, recorded.headers)
+        content = _reader_class()(functools.partial(anext, exchange.logged_async(recorded), b""))
+        if recorded.is_empty:
+            content.feed_eof()
+        response = await _response(library, session, request, recorded, content)
     else:
-        response.content = _reader_class()(functools.partial(_log_piece, exchange, response.content, decodes))
+        with exchange.running():
+            response = await handler(request)
+        found = list(response.headers.items())
+        if decodes and "content-encoding" in response.headers:
+            found = [(name, value) for name, value in found if name.lower() not in _PACKED]
+        exchange.log(response.status, response.reason or "", found)
+        if not response.content.at_eof():
+            response.content = _reader_class()(functools.partial(exchange.logged_piece, response.content.readany))
     _call_first(response, exchange.closed)
     return response
 
@@ -106,26 +105,7 @@ def _call_first(response: Any, closed: Callable[[], None]) -> None:
         setattr(response, name, functools.partial(call, getattr(response, name)))
 
 
-async def _log_piece(exchange: Exchange, source: Any, decodes: bool) -> bytes:  # noqa: FBT001 - bound
-    """The next piece of a running body; nothing at its end."""
-    try:
-        data: bytes = await source.readany()
-    except BaseException as error:
-        exchange.failed(error)
-        raise
-    if data:
-        exchange.add(data, is_decoded=decodes)
-    else:
-        exchange.ended()
-    return data
-
-
-async def _play_piece(pieces: AsyncIterator[bytes]) -> bytes:
-    """The same for a recorded body."""
-    return await anext(pieces, b"")
-
-
-async def _response(library: Any, session: Any, request: Any, exchange: Exchange) -> Any:
+async def _response(library: Any, session: Any, request: Any, recorded: Recorded, content: Any) -> Any:
     """A recorded response, started on a connection that has it."""
     multidict = importlib.import_module("multidict")
     parser = importlib.import_module("aiohttp.http_parser")
@@ -140,33 +120,21 @@ async def _response(library: Any, session: Any, request: Any, exchange: Exchange
         "stream_writer": SimpleNamespace(output_size=0),
     }
     kind = request.response_class
-    known = _parameters(kind)
+    known = inspect.signature(kind.__init__).parameters  # a newer version has more
     response = kind(request.method, request.original_url, **{name: options[name] for name in options if name in known})
-    headers = multidict.CIMultiDictProxy(multidict.CIMultiDict(exchange.headers))
-    raw_headers = tuple((name.encode(), value.encode()) for name, value in exchange.headers)
     message = parser.RawResponseMessage(
         version=library.HttpVersion11,
-        code=exchange.status,
-        reason=exchange.reason,
-        headers=headers,
-        raw_headers=raw_headers,
+        code=recorded.status,
+        reason=recorded.reason,
+        headers=multidict.CIMultiDictProxy(multidict.CIMultiDict(recorded.headers)),
+        raw_headers=tuple((name.encode(), value.encode()) for name, value in recorded.headers),
         should_close=False,
         compression=None,
         upgrade=False,
         chunked=False,
     )
-    content = _reader_class()(functools.partial(_play_piece, aiter(exchange.awaited_pieces())))
-    if exchange.is_empty or request.method.upper() == "HEAD":
-        content.feed_eof()
     await response.start(_Connection(message, content))
-    _call_first(response, exchange.closed)
     return response
-
-
-@functools.cache
-def _parameters(kind: type) -> frozenset[str]:
-    """Those that the constructor of responses has: a newer version has more."""
-    return frozenset(inspect.signature(kind.__init__).parameters)  # type: ignore[misc]  # that of a known class
 
 
 class _Connection:

@@ -1,9 +1,9 @@
 """Bodies of HTTP as plain data that people can read, and back as the same bytes.
 
 A response body is written in the first form that gives every byte back: JSON with the name of its spelling (``json``),
-the events of a stream (``events``, ``frames``, ``lines``), text (``text``), else base64 (``bytes``, ``chunks``).
-Content-encoding is taken off first. A request body is only compared, so spaces of its JSON and the boundary of its
-parts are left out, and of binary content there is a digest.
+the events of a stream (``events``, ``frames``, ``lines``), text (``text``), else base64 (``bytes``). Content-encoding
+is taken off first. A request body is only compared, so spaces of its JSON and the boundary of its parts are left out,
+and of binary content there is a digest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from email.message import Message
-from email.parser import BytesParser
+from email.parser import Parser
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
@@ -67,9 +67,6 @@ def _json_data(raw: bytes) -> dict[str, Any] | None:
 def _json_bytes(data: Mapping[str, Any]) -> bytes:
     """JSON in the spelling of this name: a layout, ``ascii`` if letters and numbers are as `json.dumps` writes them,
     and ``newline`` if there is one at the end.
-
-    Raises:
-        KeyError: if there is no such layout.
     """
     layout, *others = data.get("spelling", "compact").split(" ")
     value, indent = data["json"], _LAYOUTS[layout]
@@ -84,11 +81,7 @@ _PACKAGES = {"br": ("brotli", "brotlicffi"), "zstd": ("compression.zstd", "backp
 
 
 def _decompressor(headers: Headers) -> Callable[[bytes], bytes] | None:
-    """What takes the encoding off. A client that accepts one has imported the package for it.
-
-    Raises:
-        LookupError: if it is not known.
-    """
+    """What takes the encoding off. A client that accepts one has imported the package for it."""
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("", "identity"):
         return None
@@ -147,24 +140,20 @@ def pairs_of(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _parts(content_type: str, body: bytes) -> list[dict[str, Any]] | None:
-    head = b"Content-Type: " + content_type.encode("latin-1", "replace") + b"\r\n\r\n"
-    payload = BytesParser().parsebytes(head + body).get_payload()
+    def text(value: str) -> str:  # clients send UTF-8, which the parser gets as Latin-1
+        return value.encode("latin-1", "replace").decode("utf-8", "backslashreplace")
+
+    payload = Parser().parsestr(f"Content-Type: {content_type}\r\n\r\n{body.decode('latin-1')}").get_payload()
     if not isinstance(payload, list):
         return None
     parts = []
     for part in payload:
         assert isinstance(part, Message)
-        data: dict[str, Any] = {}
-        for header, value in list(part.raw_items()):  # the parser takes them for ASCII, and clients send UTF-8
-            part.replace_header(header, value.encode("ascii", "surrogateescape").decode("utf-8", "backslashreplace"))
-        for name, found in (
-            ("name", part.get_param("name", header="content-disposition")),
-            ("filename", part.get_filename()),
-            ("type", part["content-type"]),
-        ):
-            if found is not None:
-                data[name] = str(found)
-        content = part.as_bytes() if part.is_multipart() else part.get_payload(decode=True)
+        name, filename = part.get_param("name", header="content-disposition"), part.get_filename()
+        named = {"name": name, "filename": filename, "type": part["content-type"]}
+        data: dict[str, Any] = {key: text(str(value)) for key, value in named.items() if value is not None}
+        content = part.as_string() if part.is_multipart() else part.get_payload(decode=True)
+        content = content.encode("latin-1", "replace") if isinstance(content, str) else content
         inner = {"content-type": data["type"]} if "type" in data else {}
         parts.append(data | request_arguments(inner, content if isinstance(content, bytes) else b""))
     return parts
@@ -172,63 +161,48 @@ def _parts(content_type: str, body: bytes) -> list[dict[str, Any]] | None:
 
 # Responses while they arrive
 
-_IN_ONE_PIECE = re.compile(r"text/(?!plain$).*|.*[/+](json|xml)$|application/(javascript|x-www-form-urlencoded)")
-"""Types of bodies that nobody reads piece by piece. The sizes of their pieces depend on the network only."""
-
 
 class ResponseBody:
     """The body of a response while it arrives, with these headers, whose names are in lower case.
 
-    `size` counts the bytes as they were sent. It `is_encoded` if its content-encoding cannot be taken off here. It
-    `is_stream` if it has events, frames or lines, which a replay hands out one by one.
+    `size` counts the bytes as they were sent. It `is_encoded` if its content-encoding cannot be taken off here.
     """
 
     def __init__(self, headers: Headers) -> None:
         self.size = 0
         self.is_encoded = False
-        self._headers = headers
         self._kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        self._field = _FIELD_OF_TYPE.get(self._kind, "chunks")
-        self.is_stream = self._field != "chunks"
-        self._chunks: list[bytes] = []
-        self._sent: list[bytes] = []
-        self._rest = b""
+        self._sent = bytearray()
+        self._content = bytearray()
         self._decompress = None
         try:
             self._decompress = _decompressor(headers)
         except LookupError:
             self.is_encoded = True
 
-    def add(self, data: bytes, *, is_decoded: bool = False) -> None:
-        """Add what has arrived, as it was sent or with its content-encoding taken off."""
+    def add(self, data: bytes) -> None:
+        """Add what has arrived, as it was sent."""
         self.size += len(data)
-        if self._decompress is not None and not is_decoded:
-            self._sent.append(data)
+        if self._decompress is not None:
+            self._sent += data
             try:
                 data = self._decompress(data)
             except Exception:  # noqa: BLE001 - the client will not be able to read it either
-                self.is_encoded, self._decompress, self.is_stream = True, None, False
-                self._chunks, self._rest = self._sent, b""
+                self.is_encoded, self._decompress = True, None
+                self._content = self._sent
                 return
-        if self.is_stream:
-            pieces, self._rest = _split(self._field, self._rest + data)
-            self._chunks += pieces
-        elif data:
-            self._chunks.append(data)
+        self._content += data
 
     def data(self, *, is_whole: bool = True) -> dict[str, Any]:
         """The body as plain data, with the field that says its form. Nothing for an empty body."""
-        chunks = [*self._chunks, self._rest] if self._rest else self._chunks
-        if not chunks:
+        content = bytes(self._content)
+        if not content:
             return {}
-        if self.is_stream:
-            return {self._field: [_STREAMS[self._field][0](chunk) for chunk in chunks]}
-        is_in_pieces = "content-length" not in self._headers and not _IN_ONE_PIECE.fullmatch(self._kind)
-        if len(chunks) > 1 and is_in_pieces:
-            return {"chunks": list(map(_text_data, chunks))}
-        whole = b"".join(chunks)
-        is_json = is_whole and (self._kind.endswith("json") or whole[:1] in b"{[")
-        return (_json_data(whole) if is_json else None) or _text_data(whole)
+        field = None if self.is_encoded else _FIELD_OF_TYPE.get(self._kind)
+        if field is not None:
+            return {field: list(map(_STREAMS[field][0], _pieces(field, content)))}
+        is_json = is_whole and (self._kind.endswith("json") or content[:1] in b"{[")
+        return (_json_data(content) if is_json else None) or _text_data(content)
 
 
 def _text_data(raw: bytes) -> dict[str, Any]:
@@ -247,24 +221,20 @@ def _text_bytes(data: Mapping[str, Any]) -> bytes:
 
 # Streams: server-sent events, event streams of AWS, lines
 
-_PIECE_END = {"events": re.compile(rb"\r\n\r\n|\n\n|\r\r"), "lines": re.compile(rb"\n")}
+_PIECE = {"events": re.compile(rb"[\s\S]*?(?:\r\n\r\n|\n\n|\r\r)|[\s\S]+"), "lines": re.compile(rb"[^\n]*\n|[^\n]+")}
 
 
-def _split(field: str, data: bytes) -> tuple[list[bytes], bytes]:
-    """The whole pieces, and the rest."""
-    pieces, begin = [], 0
+def _pieces(field: str, content: bytes) -> list[bytes]:
+    """The events, frames or lines of a body. The last one may not be whole."""
     if field != "frames":
-        for match in _PIECE_END[field].finditer(data):
-            pieces.append(data[begin : match.end()])
-            begin = match.end()
-        return pieces, data[begin:]
-    while len(data) - begin >= 4:
-        (size,) = struct.unpack_from(">I", data, begin)
-        if size < 16 or len(data) < begin + size:
-            break
-        pieces.append(data[begin : begin + size])
-        begin += size
-    return pieces, data[begin:]
+        return _PIECE[field].findall(content)
+    pieces, begin = [], 0
+    while begin < len(content):
+        size = struct.unpack_from(">I", content, begin)[0] if len(content) - begin >= 4 else 0
+        end = begin + size if size >= 16 else len(content)
+        pieces.append(content[begin:end])
+        begin = end
+    return pieces
 
 
 _NAMES_IN_EVENTS = ("event", "id", "retry")
@@ -355,7 +325,6 @@ _STREAMS: dict[str, tuple[Callable[[bytes], dict[str, Any]], Callable[[Mapping[s
     "events": (_event_data, _event_bytes),
     "frames": (_frame_data, _frame_bytes),
     "lines": (_line_data, _line_bytes),
-    "chunks": (_text_data, _text_bytes),
 }
 _FIELD_OF_TYPE = {"text/event-stream": "events", "application/vnd.amazon.eventstream": "frames"} | dict.fromkeys(
     ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"), "lines"
@@ -378,16 +347,11 @@ class ResponseShape(msgspec.Struct):
     events: list[dict[str, Any]] | None = None
     frames: list[dict[str, Any]] | None = None
     lines: list[dict[str, Any]] | None = None
-    chunks: list[dict[str, Any]] | None = None
     end: dict[str, Any] | None = None
 
 
 def pieces_of(response: Mapping[str, Any]) -> list[bytes]:
-    """The bytes of a recorded body: of a stream one piece for each event, else one, or none of an empty body.
-
-    Raises:
-        LookupError, TypeError, ValueError, AttributeError: if the file was edited, and it is no body.
-    """
+    """The bytes of a recorded body: of a stream one piece for each event, else one, or none of an empty body."""
     for field, (_, write) in _STREAMS.items():
         if field in response:
             return [piece for one in response[field] if (piece := write(one))]
@@ -416,9 +380,6 @@ def map_response(response: dict[str, Any], change: Callable[[Any], Any]) -> dict
     """The same with its headers and its body changed, and the rest left alone.
 
     Cookies are left alone, too: their values are not recorded. Binary content is changed as a text, if it changes.
-
-    Raises:
-        TypeError: if the change does not give back a dict for one.
     """
 
     def with_bytes(holder: dict[str, Any]) -> dict[str, Any]:

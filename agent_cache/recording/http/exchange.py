@@ -1,15 +1,16 @@
 """One HTTP request and its response, as a call of a recording.
 
-A *seam* in a client library (`seams`) makes an `Exchange` for each request. It passes through the recordings around the
-request, the innermost first, as a call of a wrapped function does. One of them may have the answer. Otherwise the
-request is made, and the exchange logs the response while the client reads it.
+A *seam* in a client library (`seams`) opens an `Exchange` for each request. It passes through the recordings around the
+request, the innermost first, as a call of a wrapped function does. One of them may have the response: `respond` gives
+it. Otherwise the request is made inside of `running`. In both cases the seam tells the head of the response to `log`,
+and hands out its body through `logged`, so that the recordings that have no answer get it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from http import HTTPStatus
@@ -48,7 +49,7 @@ _DROPPED = frozenset({
 """Headers about the way of a response, which say nothing to the program."""
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """Statuses after which clients wait and try again."""
-_HURRY = [("retry-after-ms", "1"), ("retry-after", "0")]
+_AT_ONCE = {"retry-after-ms": "1", "retry-after": "0"}
 """The first is known to the clients of OpenAI and Anthropic, which take the second for none."""
 _OPEN_ENDED = frozenset({"cancelled", "unfinished"})
 _OF_MODEL_CLIENTS = frozenset({"amz-sdk-request", "x-goog-api-client", "x-stainless-lang"})
@@ -95,6 +96,10 @@ def _phrase(status: int) -> str:
         return ""
 
 
+def _may_have_body(method: str, status: int) -> bool:
+    return method.upper() != "HEAD" and status not in (204, 304)
+
+
 def _readable(text: str) -> str:
     """A header without the surrogates that aiohttp has for bytes that are not UTF-8: no file can have them."""
     try:
@@ -111,16 +116,6 @@ IS_CONNECTING: ContextVar[bool] = ContextVar("agent_cache_is_connecting", defaul
 _DEFAULT_RULES = Redaction()
 
 
-def is_intercepted() -> bool:
-    """Whether a request made here may concern a recording. It is asked for every request of the process.
-
-    Outside of all recordings, it does in a thread that may have lost its context.
-    """
-    if PLACE.get().scope.interceptor is not None:
-        return True
-    return bool(INTERCEPTORS) and threading.get_ident() != threading.main_thread().ident
-
-
 def running_call(tape: Tape) -> ActiveCall | None:
     """The innermost call of this recording that is running here. Nothing inside of it is recorded."""
     call = CURRENT_CALL.get()
@@ -130,20 +125,15 @@ def running_call(tape: Tape) -> ActiveCall | None:
 
 
 def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange | None:
-    """The exchange of a request, or None if it is to be made as if there were no recording.
-
-    Raises:
-        CassetteError: if live calls are refused here.
-    """
-    if headers.get("upgrade", "").lower() == "websocket" or IS_CONNECTING.get():  # a part of a request has no other
+    """The exchange of a request, or None if it is to be made as if there were no recording."""
+    if IS_CONNECTING.get() or headers.get("upgrade", "").lower() == "websocket":  # a part of a request has no other
         return None
     parts = urlsplit(url)
     scope: Any = PLACE.get().scope
     if scope.interceptor is None:
         _report_escape(method, url, parts, headers)
         return None
-    tapes: list[Tape] = []
-    learners: list[Usage] = []
+    exchange = Exchange(method, url, headers)
     is_guarded = False
     while scope.interceptor is not None:
         interceptor, scope = scope.interceptor, scope.outside
@@ -153,48 +143,36 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
         is_guarded = is_guarded or settings.guard
         if not settings.takes(parts):
             if isinstance(interceptor, Tape) and interceptor.is_strict_replay and settings.refuses(parts):
-                return _unsent(method, parts)
+                exchange.refusal = _unsent(method, parts)
+                return exchange
         elif not isinstance(interceptor, Tape):
-            if (refusal := _refusal_of(interceptor, method, url, headers)) is not None:
-                return refusal
+            kind, name, _ = identity(method, url, headers, b"", settings, _DEFAULT_RULES)
+            if kind == "llm" or not is_loopback(parts.hostname or ""):  # another server there is the test's own
+                try:
+                    interceptor.escaped(endpoint_of(kind, name))
+                except CassetteError as error:
+                    exchange.refuse(error, kind)
+                    return exchange
         elif (call := running_call(interceptor)) is None:
-            tapes.append(interceptor)
+            exchange.tapes.append(interceptor)
         elif call.usage is not None and call.exchange is None:
-            learners.append(call.usage)
-    return Exchange(method, url, headers, tapes, learners) if tapes or learners or is_guarded else None
+            exchange.learners.append(call.usage)
+    return exchange if exchange.tapes or exchange.learners or is_guarded else None
 
 
-def _unsent(method: str, parts: SplitResult) -> Exchange:
-    """An exchange in place of one of telemetry, which a strict replay does not let out. It is no error of the run."""
+def _unsent(method: str, parts: SplitResult) -> CassetteError:
+    """The answer to a request of telemetry, which a strict replay does not let out. It is no error of the run."""
     url = f"{parts.scheme}://{host_and_server(parts)[1]}{parts.path}"
     text = f"{method} {url} is not recorded, and a strict replay makes no request; Http(live=[...]) names it"
     _LOG.warning("%s", text)
-    return Exchange(method, url, {}, refusal=CassetteError(text))
-
-
-def _refusal_of(blocker: Any, method: str, url: str, headers: Mapping[str, str]) -> Exchange | None:
-    """An exchange that refuses a request to a model, where live calls are refused. None if it may be made.
-
-    A server on loopback is one of the test's own, unless it is a model.
-
-    Raises:
-        CassetteError: for another request.
-    """
-    kind, name, _ = identity(method, url, headers, b"", blocker.http, _DEFAULT_RULES)
-    if kind != "llm" and is_loopback(urlsplit(url).hostname or ""):
-        return None
-    try:
-        blocker.escaped(endpoint_of(kind, name))
-    except CassetteError as error:
-        if kind != "llm":
-            raise
-        return Exchange(method, url, {}, refusal=error)
-    return None
+    return CassetteError(text)
 
 
 def _report_escape(method: str, url: str, parts: SplitResult, headers: Mapping[str, str]) -> None:
     """Report a request in a thread without a context, as the engine does for other calls."""
     thread = threading.get_ident()
+    if thread == threading.main_thread().ident:
+        return
     for interceptor in list(INTERCEPTORS):
         settings = getattr(interceptor, "http", None)
         if interceptor.thread == thread or settings is None or not settings.takes(parts):
@@ -205,82 +183,152 @@ def _report_escape(method: str, url: str, parts: SplitResult, headers: Mapping[s
             interceptor.escaped(endpoint_of(kind, name))
 
 
+class Recorded:
+    """A recorded response. Its body is read in a loop, sync or async, which raises what broke it off."""
+
+    def __init__(self, response: Mapping[str, Any], method: str, tape: Tape | None, call: ActiveCall | None) -> None:
+        self._tape = tape
+        self._call = call
+        self._end: dict[str, Any] | None = response.get("end")
+        self.pieces = pieces_of(response)
+        self.is_empty = not self.pieces and self._end is None
+        self.is_stream = is_stream(response)
+        self.status: int = response["status"]
+        self.reason: str = response.get("reason") or _phrase(self.status)
+        added = _AT_ONCE if tape is not None and self.status in _RETRIED else {}
+        if not self.is_stream and self._end is None and _may_have_body(method, self.status):
+            added = {**added, "content-length": str(sum(map(len, self.pieces)))}  # of an edited file, too
+        self.headers: Pairs = [
+            (name, one)
+            for name, value in response.get("headers", {}).items()
+            for one in (value if isinstance(value, list) else [value])
+            if name.lower() not in added
+        ] + list(added.items())
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self.pieces
+        self._raise_end()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """The same. Other tasks run between two pieces."""
+        for piece in self.pieces:
+            await checkpoint()
+            yield piece
+        await checkpoint()
+        if self._end is not None and not _OPEN_ENDED.isdisjoint(self._end):
+            assert self._tape is not None
+            assert self._call is not None
+            await self._tape.wait_until_cancelled(self._call, is_for_ever="unfinished" in self._end)
+        self._raise_end()
+
+    def _raise_end(self) -> None:
+        """Raise what broke the body off, or that the client did not read on here when it was recorded."""
+        if self._end is None:
+            return
+        if "error" in self._end:
+            raise read_error(self._end["error"])
+        assert self._tape is not None
+        assert self._call is not None
+        assert self._call.recorded is not None
+        name, shown = self._call.function.name, call_data(self._call)
+        text = f"the response of {name} was closed before its end when it was recorded, and is read on now"
+        error = ReplayExhausted(self._call.recorded.id, shown, shown, text, self._tape.source_path)
+        raise self._tape.latch(error)
+
+    def close(self) -> None:
+        """Nothing: as a response of a library has it."""
+
+    async def aclose(self) -> None:
+        """Nothing, likewise."""
+
+
 class Exchange:
-    """A request, and its response while it is read.
+    """A request, and its response while it is read."""
 
-    A seam calls `start`. If the exchange `is_answered` then, it calls `respond`, and hands out `pieces`. Else it makes
-    the request inside of `running`, and reports the response by `responded`, `logged` or `add`, and `ended`, `closed`
-    or `failed`.
-    """
-
-    status: int  # of the recorded response, as the others, after `respond`
-    reason: str
-    headers: Pairs
-    is_stream: bool
-    is_empty: bool
-
-    def __init__(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        tapes: Iterable[Tape] = (),
-        learners: Iterable[Usage] = (),
-        refusal: CassetteError | None = None,
-    ) -> None:
+    def __init__(self, method: str, url: str, headers: Mapping[str, str]) -> None:
+        self.tapes: list[Tape] = []
+        self.learners: list[Usage] = []
+        self.refusal: CassetteError | None = None
         self._method = method
         self._url = url
         self._headers = headers
-        self._tapes = tapes
-        self._learners = learners
-        self._refusal = refusal
-        self.is_answered = refusal is not None
         self._calls: list[tuple[Tape, ActiveCall]] = []
         self._answering: tuple[Tape, ActiveCall] | None = None
-        self._pieces: list[bytes] = []
-        self._recorded_end: dict[str, Any] | None = None
-        self._head: tuple[int, str, Pairs] | None = None
+        self._head: tuple[int, str, Pairs] = 0, "", []
         self._body: ResponseBody | None = None
         self._length: int | None = None
         self._is_over = False
 
+    def refuse(self, error: CassetteError, kind: str) -> None:
+        """Answer the request by this error.
+
+        The clients of models take any exception for a broken connection, and try again: they get a response that they
+        do not retry. The recording raises its error at the end.
+        """
+        if kind != "llm" and _OF_MODEL_CLIENTS.isdisjoint(self._headers):
+            raise error
+        self.refusal = error
+
     # The request
 
-    @property
-    def needs_body(self) -> bool:
-        """Whether `start` is to be called, which needs the body of the request."""
-        return bool(self._tapes) or self.is_answered
+    def respond(self, body: bytes) -> Recorded | None:
+        """The recorded response to the request with this body, in a thread that may wait. None if it is to be made."""
+        with self._failing():
+            outcome = self._begin(body)
+            if self._answering is not None and not _OPEN_ENDED.isdisjoint(outcome):
+                tape, call = self._answering
+                raise tape.broken(call.index, f"{call.function.name} had not ended when the recording did")
+            return self._recorded(outcome)
 
-    def start(self, body: bytes) -> None:
-        """Begin the call in each recording, until one has the answer.
+    async def respond_async(self, body: bytes) -> Recorded | None:
+        """The same in a task. Other tasks run before, as they did when the request was recorded."""
+        with self._failing():
+            outcome = self._begin(body)
+            response = outcome.get("response", {})
+            if self._answering is not None and not is_stream(response) and "end" not in response:
+                tape, call = self._answering
+                await tape.turn(call)
+                if not _OPEN_ENDED.isdisjoint(outcome):
+                    await tape.wait_until_cancelled(call)
+            elif outcome:
+                await checkpoint()
+            return self._recorded(outcome)
 
-        Raises:
-            CassetteError: if a replay has no answer to the request, and it is not one to a model.
-        """
+    def _begin(self, body: bytes) -> dict[str, Any]:
+        """Begin the call in each recording, until one has the answer, whose outcome this is. Empty if none has."""
         token = CURRENT_CALL.set(CURRENT_CALL.get())
         try:
-            for tape in self._tapes:
+            for tape in self.tapes if self.refusal is None else ():
                 kind, name, arguments = identity(
                     self._method, self._url, self._headers, body, tape.http, tape.redaction
                 )
                 try:
                     call = tape.begin_exchange(endpoint_of(kind, name), arguments)
                 except CassetteError as error:
-                    # The clients of models take any exception for a broken connection, and try again: they get an
-                    # error that they do not retry. The replay raises its own at the end.
-                    if kind == "llm" or not _OF_MODEL_CLIENTS.isdisjoint(self._headers):
-                        self._refusal, self.is_answered = error, True
-                        return
-                    self.failed(error)
-                    raise
+                    self.refuse(error, kind)
+                    break
                 CURRENT_CALL.set(call)
                 if call.recorded is not None:
-                    self._answering, self.is_answered = (tape, call), True
-                    return
+                    self._answering = tape, call
+                    return call.recorded.outcome
                 call.exchange = self
                 self._calls.append((tape, call))
         finally:
             leave_call(token)
+        return {} if self.refusal is None else {"response": _refusal(self.refusal)}
+
+    def _recorded(self, outcome: dict[str, Any]) -> Recorded | None:
+        if "error" in outcome:
+            raise read_error(outcome["error"])
+        if not outcome:
+            return None
+        tape, call = self._answering or (None, None)
+        try:
+            return Recorded(outcome["response"], self._method, tape, call)
+        except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError) as error:
+            assert tape is not None
+            assert call is not None
+            raise tape.broken(call.index, f"has a malformed response: {error!r}") from error
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -294,143 +342,22 @@ class Exchange:
             IS_CONNECTING.reset(connecting)
             leave_call(token)
 
-    # A recorded response
-
-    def respond(self) -> None:
-        """Begin the answer, in a thread that may wait.
-
-        Raises:
-            BaseException: what the recorded request raised.
-        """
-        with self._failing():
-            if self._answering is not None and not _OPEN_ENDED.isdisjoint(_outcome(self._answering[1])):
-                tape, call = self._answering
-                raise tape.broken(call.index, f"{call.function.name} had not ended when the recording did")
-            self._begin_answer()
-
-    async def respond_async(self) -> None:
-        """Begin the answer, in a task. Other tasks run before, as they did when the request was recorded.
-
-        Raises:
-            BaseException: what the recorded request raised.
-        """
-        with self._failing():
-            outcome = {} if self._answering is None else _outcome(self._answering[1])
-            response = outcome.get("response")
-            if self._answering is None or (response is not None and (is_stream(response) or "end" in response)):
-                await checkpoint()
-            else:
-                tape, call = self._answering
-                await tape.turn(call)
-                if not _OPEN_ENDED.isdisjoint(outcome):
-                    await tape.wait_until_cancelled(call)
-            self._begin_answer()
-
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """While the answer or the live response is handed out: what is raised ends the exchange."""
+        """While the request is made, or the body is handed out: what is raised ends the exchange."""
         try:
             yield
+        except GeneratorExit:
+            self.closed()
+            raise
         except BaseException as error:
-            self._answered()
-            self.failed(error)
+            self._finish(error)
             raise
 
-    def _begin_answer(self) -> None:
-        if self._answering is None:
-            assert self._refusal is not None
-            self._play(_refusal(self._refusal), hurry=False)
-            return
-        tape, call = self._answering
-        outcome = _outcome(call)
-        if "error" in outcome:
-            raise read_error(outcome["error"])
-        try:
-            self._play(outcome["response"], hurry=tape.http.hurry)
-        except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise tape.broken(call.index, f"has a malformed response: {error!r}") from error
+    # The response
 
-    def _play(self, response: Mapping[str, Any], *, hurry: bool) -> None:
-        self._pieces = pieces_of(response)
-        self._recorded_end = response.get("end")
-        self.status = response["status"]
-        self.reason = response.get("reason") or _phrase(self.status)
-        self.is_stream = is_stream(response)
-        self.is_empty = self._recorded_end is None and not self._pieces
-        dropped: tuple[str, ...] = ()
-        added: Pairs = []
-        if hurry and self.status in _RETRIED:
-            dropped, added = ("retry-after", "retry-after-ms"), _HURRY
-        if not self.is_stream and self._recorded_end is None and self._may_have_body(self.status):
-            dropped += ("content-length",)  # of an edited file
-            added = [*added, ("content-length", str(sum(map(len, self._pieces))))]
-        self.headers = [
-            (name, one)
-            for name, value in response.get("headers", {}).items()
-            for one in (value if isinstance(value, list) else [value])
-            if name.lower() not in dropped
-        ] + added
-        self.responded(self.status, self.reason, self.headers)
-        if self.is_empty:
-            self._answered()
-            self.ended()
-
-    def _answered(self) -> None:
-        if self._answering is not None:
-            (tape, call), self._answering = self._answering, None
-            tape.answered(call)
-
-    def pieces(self) -> Iterator[bytes]:
-        """The body. It has ended when its last piece is handed out: the client may know, and not ask for the end.
-
-        Raises:
-            BaseException: what broke the body off.
-        """
-        with self._failing():
-            for number, piece in enumerate(self._pieces, 1):
-                self.add(piece, is_decoded=True)
-                if number == len(self._pieces) and self._recorded_end is None:
-                    self._answered()
-                    self.ended()
-                yield piece
-            if self._recorded_end is not None:
-                self._raise_end(self._recorded_end)
-
-    async def awaited_pieces(self) -> AsyncIterator[bytes]:
-        """The same. Other tasks run between two pieces."""
-        pieces, end = self.pieces(), self._recorded_end or {}
-        with self._failing():
-            for number in range(len(self._pieces) + 1):
-                await checkpoint()
-                if number == len(self._pieces) and not _OPEN_ENDED.isdisjoint(end) and self._answering is not None:
-                    tape, call = self._answering
-                    await tape.wait_until_cancelled(call, is_for_ever="unfinished" in end)
-                for piece in pieces:
-                    yield piece
-                    break
-
-    def _raise_end(self, end: dict[str, Any]) -> None:
-        """Raise what broke a body off, or that the client did not read on here when it was recorded."""
-        if "error" in end:
-            raise read_error(end["error"])
-        assert self._answering is not None
-        tape, call = self._answering
-        assert call.recorded is not None
-        text = (
-            f"the response of {call.function.name} was closed before its end when it was recorded, and is read on now"
-        )
-        shown = call_data(call)
-        raise tape.latch(ReplayExhausted(call.recorded.id, shown, shown, text, tape.source_path))
-
-    # A response that is logged
-
-    def _may_have_body(self, status: int) -> bool:
-        return self._method.upper() != "HEAD" and status not in (204, 304)
-
-    def responded(self, status: int, reason: str, headers: Pairs) -> None:
+    def log(self, status: int, reason: str, headers: Pairs) -> None:
         """The head of the response has arrived."""
-        if not self._calls and not self._learners:
-            return
         headers = [(name, _readable(value)) for name, value in headers]
         by_name: dict[str, str] = {}
         for given, value in headers:
@@ -438,88 +365,81 @@ class Exchange:
             by_name[name] = f"{by_name[name]}, {value}" if name in by_name else value
         self._head = status, _readable(reason), headers
         self._body = ResponseBody(by_name)
-        if not self._may_have_body(status):
+        if not _may_have_body(self._method, status):
             self._length = 0
         elif by_name.get("content-length", "").isdecimal():
             self._length = int(by_name["content-length"])
         if self._length == 0:
-            self._end(None)
+            self._finish(None)
 
-    def add(self, data: bytes, *, is_decoded: bool = False) -> None:
-        """A part of the body has arrived, as it was sent or with its content-encoding taken off."""
-        if not self._is_over and self._body is not None and data:
-            self._body.add(data, is_decoded=is_decoded)
+    def _add(self, piece: bytes) -> None:
+        if not self._is_over and self._body is not None and piece:
+            self._body.add(piece)
 
     def logged(self, source: Iterable[bytes]) -> Iterator[bytes]:
-        """The same pieces of a body; they are added while they are read."""
+        """The same pieces of a body, which are logged while they are read."""
         with self._failing():
             for piece in source:
-                self.add(piece)
+                self._add(piece)
                 yield piece
-            self.ended()
+            self._finish(None)
+
+    async def logged_piece(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
+        """The next piece of a body, as this function reads it, which gives nothing at the end."""
+        with self._failing():
+            piece = await read()
+        if piece:
+            self._add(piece)
+        else:
+            self._finish(None)
+        return piece
 
     async def logged_async(self, source: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
         """The same for a body that is awaited."""
         with self._failing():
             async for piece in source:
-                self.add(piece)
+                self._add(piece)
                 yield piece
-            self.ended()
-
-    def ended(self) -> None:
-        """The body has arrived."""
-        self._end(None)
+            self._finish(None)
 
     def closed(self) -> None:
         """The client does not read on. It may know by the length that all has arrived, and not ask for the end."""
-        self._answered()
-        if self._body is not None:
-            self._end(None if self._length == self._body.size else {"closed": True})
-
-    def failed(self, error: BaseException) -> None:
-        """The request or the body has raised this. Any other recorded call ends in the same way."""
-        if self._head is not None:
-            self._end({"closed": True} if isinstance(error, GeneratorExit) else error)
-        elif not self._is_over:
-            self._is_over = True
-            for tape, call in self._calls:
-                tape.end_exchange(call, failure_outcome(error, tape.redaction))
+        is_whole = self._body is not None and self._length == self._body.size
+        self._finish(None if is_whole else {"closed": True})
 
     def unfinished(self, redaction: Redaction) -> dict[str, Any]:
         """The outcome so far, when the recording ends before the exchange."""
-        end = {"unfinished": True}
-        if self._head is None or self._body is None:
-            return end
+        return self._outcome({"unfinished": True}, redaction)
+
+    def _outcome(self, end: dict[str, Any] | None, redaction: Redaction) -> dict[str, Any]:
+        if self._body is None:
+            return end or {}
         return {"response": response_data(*self._head, self._body, redaction, end)}
 
-    def _end(self, end: dict[str, Any] | BaseException | None) -> None:
+    def _finish(self, end: BaseException | dict[str, Any] | None) -> None:
+        """The response has arrived, or broken off."""
         if self._is_over:
             return
         self._is_over = True
-        head, body = self._head, self._body
-        if head is None or body is None:
-            return
+        if self._answering is not None:
+            tape, call = self._answering
+            tape.answered(call)
         for tape, call in self._calls:
             outcome: dict[str, Any] = {}
             if call.id:  # without one it runs, and is not written
                 ended = failure_outcome(end, tape.redaction) if isinstance(end, BaseException) else end
-                outcome = {"response": response_data(*head, body, tape.redaction, ended)}
-            if call.usage is not None and outcome:
+                outcome = self._outcome(ended, tape.redaction)
+            if call.usage is not None and "response" in outcome:
                 _count_tokens(call.usage, outcome["response"])
                 call.usage.complete(call, None)
                 if call.usage.model is None and (found := MODEL_IN_PATH.search(urlsplit(self._url).path)):
                     call.usage.model = unquote(found[1])
             tape.end_exchange(call, outcome)
-        if self._learners:
+        if self.learners and self._body is not None:
             inside = Usage()
-            _count_tokens(inside, body.data(is_whole=end is None))
-            for usage in self._learners:
+            _count_tokens(inside, self._body.data(is_whole=end is None))
+            for usage in self.learners:
                 usage.join(inside)
-
-
-def _outcome(call: ActiveCall) -> dict[str, Any]:
-    assert call.recorded is not None
-    return call.recorded.outcome
 
 
 def _count_tokens(usage: Usage, data: Mapping[str, Any]) -> None:

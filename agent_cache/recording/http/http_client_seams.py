@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import http.client
+import inspect
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from agent_cache.recording.http.exchange import Exchange, Pairs, Patch, is_intercepted, open_exchange
+from agent_cache.recording.http.exchange import Exchange, Patch, Recorded, open_exchange
 
 
 def urllib3_patches(library: Any) -> list[Patch]:
@@ -24,8 +25,6 @@ def urllib_patches(library: Any) -> list[Patch]:
     """The same for the module urllib.request."""
     return [(library.AbstractHTTPHandler, "do_open", _do_open)]
 
-
-# A response as the connection would have it
 
 _AT_ONCE = 65536
 """Bytes that are read at once of a live response, if they are there."""
@@ -47,11 +46,7 @@ class _Connection(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            piece = next(self._wire, None)
-            if piece is None:
-                return 0
-            self._rest = piece
+        self._rest = self._rest or next(self._wire, b"")
         size = min(len(buffer), len(self._rest))
         buffer[:size], self._rest = self._rest[:size], self._rest[size:]
         return size
@@ -62,18 +57,38 @@ class _Connection(io.RawIOBase):
         super().close()
 
 
-def _wire(status: int, reason: str, headers: Pairs, pieces: Iterator[bytes], *, is_chunked: bool) -> Iterator[bytes]:
-    lines = [f"HTTP/1.1 {status} {reason}", *(f"{name}: {value}" for name, value in headers)]
-    yield ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
-    try:
-        for piece in pieces:
-            yield b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece
-    except http.client.IncompleteRead:
+def _parsed(exchange: Exchange, response: Any, source: Iterable[bytes], method: str) -> http.client.HTTPResponse:
+    """The response of http.client for a recorded or a live one, which is logged while it is read from the source."""
+    recorded = response if isinstance(response, Recorded) else None
+    headers = list(response.headers.items()) if recorded is None else recorded.headers
+    exchange.log(response.status, response.reason or "", headers)
+    names = {name.lower(): value.lower() for name, value in headers}
+    if recorded is not None and recorded.is_stream and "content-length" not in names:
+        headers = [*headers, ("transfer-encoding", "chunked")]
+        is_chunked = True
+    else:
+        is_chunked = names.get("transfer-encoding") == "chunked"
+
+    def wire() -> Iterator[bytes]:
+        lines = [f"HTTP/1.1 {response.status} {response.reason or ''}", *(f"{name}: {one}" for name, one in headers)]
+        yield ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
+        try:
+            for piece in filter(None, exchange.logged(source)):
+                yield b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece
+        except http.client.IncompleteRead:
+            if is_chunked:
+                raise
+            return  # the parser finds by itself that something is missing, and says what has come
         if is_chunked:
-            raise
-        return  # the parser finds by itself that something is missing, and says what has come
-    if is_chunked:
-        yield b"0\r\n\r\n"
+            yield b"0\r\n\r\n"
+
+    def close() -> None:
+        exchange.closed()
+        response.close()
+
+    parsed = http.client.HTTPResponse(_Connection(wire(), close), method=method.upper())  # type: ignore[arg-type]
+    parsed.begin()
+    return parsed
 
 
 def _read(response: Any, **options: Any) -> Iterator[bytes]:
@@ -83,37 +98,6 @@ def _read(response: Any, **options: Any) -> Iterator[bytes]:
     missing = getattr(response, "length_remaining", getattr(response, "length", None))
     if missing:
         raise http.client.IncompleteRead(b"", missing)
-
-
-def _parsed(connection: Any, method: str) -> http.client.HTTPResponse:
-    response = http.client.HTTPResponse(connection, method=method.upper())
-    response.begin()
-    return response
-
-
-def _played(exchange: Exchange, method: str) -> http.client.HTTPResponse:
-    """The response of http.client for a recorded one."""
-    has_body = method.upper() != "HEAD" and exchange.status not in (204, 304)
-    names = {name.lower() for name, _ in exchange.headers}
-    is_chunked = has_body and exchange.is_stream and "content-length" not in names
-    headers = [*exchange.headers, ("transfer-encoding", "chunked")] if is_chunked else exchange.headers
-    wire = _wire(exchange.status, exchange.reason, headers, exchange.pieces(), is_chunked=is_chunked)
-    return _parsed(_Connection(wire, exchange.closed), method)
-
-
-def _logged(exchange: Exchange, response: Any, method: str, **options: Any) -> http.client.HTTPResponse:
-    """The response of http.client for a live one, which is logged while it is read, by `read1` with these options."""
-    headers = list(response.headers.items())
-    exchange.responded(response.status, response.reason or "", headers)
-    is_chunked = any(name.lower() == "transfer-encoding" and value.lower() == "chunked" for name, value in headers)
-    pieces = exchange.logged(_read(response, **options))
-    wire = _wire(response.status, response.reason or "", headers, pieces, is_chunked=is_chunked)
-
-    def close() -> None:
-        exchange.closed()
-        response.close()
-
-    return _parsed(_Connection(wire, close), method)
 
 
 def _lower(headers: Any) -> dict[str, str]:
@@ -135,42 +119,45 @@ def _read_body(body: Any) -> bytes:
     return b"".join(part.encode() if isinstance(part, str) else bytes(part) for part in parts)
 
 
-# urllib3
-
-_OPTIONS = (
-    "retries", "redirect", "assert_same_host", "timeout", "pool_timeout", "release_conn", "chunked", "body_pos",
-    "preload_content", "decode_content",
-)  # fmt: skip
-"""Parameters of `urlopen` behind the headers."""
-
-
 def _urlopen(library: Any, original: Any) -> Any:
+    signature = inspect.signature(original)
+
     @functools.wraps(original)
-    def urlopen(self: Any, method: str, url: str, body: Any = None, headers: Any = None, *args: Any, **kw: Any) -> Any:
-        exchange = None
-        if is_intercepted():
-            sent = _lower(self.headers if headers is None else headers)
-            exchange = open_exchange(method, _full_url(self, url), sent)
+    def urlopen(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        options = {**given.arguments.pop("response_kw"), **given.arguments}
+        del options["self"]
+        method, url, headers = options["method"], options["url"], options["headers"]
+        exchange = open_exchange(method, _full_url(self, url), _lower(self.headers if headers is None else headers))
         if exchange is None:
-            return original(self, method, url, body, headers, *args, **kw)
-        options = {**dict(zip(_OPTIONS, args, strict=False)), **kw}
-        if exchange.needs_body:
-            content = _read_body(body)
-            if body is not None and not isinstance(body, bytes | str):
-                body = content
-            exchange.start(content)
-            if exchange.is_answered:
-                exchange.respond()
-                return _urllib3_response(library, self, _played(exchange, method), method, url, options)
-        with exchange.running():
-            response = original(self, method, url, body, headers, **options)
-        if options.get("preload_content", True):
-            exchange.responded(response.status, response.reason or "", list(response.headers.items()))
-            exchange.add(response.data, is_decoded=options.get("decode_content", True))
-            exchange.ended()
-            return response
-        parsed = _logged(exchange, response, method, decode_content=False)
-        return _urllib3_response(library, self, parsed, method, url, options)
+            return original(self, *args, **kwargs)
+        body = _read_body(options["body"])
+        if options["body"] is not None and not isinstance(options["body"], bytes | str):
+            options["body"] = body
+        response: Any = exchange.respond(body)
+        if response is None:
+            with exchange.running():
+                response = original(self, **{**options, "preload_content": False})
+            parsed = _parsed(exchange, response, _read(response, decode_content=False), method)
+        else:
+            parsed = _parsed(exchange, response, response, method)
+        retries = options["retries"]
+        if not isinstance(retries, library.Retry):
+            retries = library.Retry.from_int(retries, redirect=options["redirect"], default=self.retries)
+        return library.HTTPResponse(
+            body=parsed,
+            headers=parsed.msg.items(),
+            status=parsed.status,
+            version=parsed.version,
+            reason=parsed.reason,
+            preload_content=options["preload_content"],
+            decode_content=options["decode_content"],
+            original_response=parsed,
+            retries=retries,
+            request_method=method,
+            request_url=url,
+        )
 
     return urlopen
 
@@ -179,55 +166,27 @@ def _full_url(pool: Any, url: str) -> str:
     if not url.startswith("/"):  # through a proxy
         return url
     host = f"[{pool.host}]" if ":" in pool.host and not pool.host.startswith("[") else pool.host
-    is_default = pool.port in (None, {"http": 80, "https": 443}.get(pool.scheme))
-    return f"{pool.scheme}://{host}{'' if is_default else f':{pool.port}'}{url}"
-
-
-def _urllib3_response(
-    library: Any, pool: Any, parsed: http.client.HTTPResponse, method: str, url: str, options: Mapping[str, Any]
-) -> Any:
-    retries = options.get("retries")
-    if not isinstance(retries, library.Retry):
-        retries = library.Retry.from_int(retries, redirect=options.get("redirect", True), default=pool.retries)
-    return library.HTTPResponse(
-        body=parsed,
-        headers=parsed.msg.items(),
-        status=parsed.status,
-        version=parsed.version,
-        reason=parsed.reason,
-        preload_content=options.get("preload_content", True),
-        decode_content=options.get("decode_content", True),
-        original_response=parsed,
-        retries=retries,
-        request_method=method,
-        request_url=url,
-    )
-
-
-# urllib.request
+    port = "" if pool.port is None else f":{pool.port}"
+    return f"{pool.scheme}://{host}{port}{url}"
 
 
 def _do_open(original: Any) -> Any:
     @functools.wraps(original)
     def do_open(self: Any, http_class: Any, req: Any, **http_conn_args: Any) -> Any:
-        exchange = None
-        if is_intercepted():
-            exchange = open_exchange(req.get_method(), req.full_url, _lower({**req.unredirected_hdrs, **req.headers}))
+        method = req.get_method()
+        exchange = open_exchange(method, req.full_url, _lower({**req.unredirected_hdrs, **req.headers}))
         if exchange is None:
             return original(self, http_class, req, **http_conn_args)
-        parsed: Any = None
-        if exchange.needs_body:
-            content = _read_body(req.data)
-            if req.data is not None and not isinstance(req.data, bytes):
-                req.data = content
-            exchange.start(content)
-            if exchange.is_answered:
-                exchange.respond()
-                parsed = _played(exchange, req.get_method())
-        if parsed is None:
+        body = _read_body(req.data)
+        if req.data is not None:
+            req.data = body
+        response: Any = exchange.respond(body)
+        if response is None:
             with exchange.running():
                 response = original(self, http_class, req, **http_conn_args)
-            parsed = _logged(exchange, response, req.get_method())
+            parsed: Any = _parsed(exchange, response, _read(response), method)
+        else:
+            parsed = _parsed(exchange, response, response, method)
         parsed.url, parsed.msg = req.get_full_url(), parsed.reason
         return parsed
 

@@ -20,19 +20,17 @@ from agent_cache.recording.functions import RecordedFunction
 from agent_cache.recording.http.bodies import pairs_of, request_arguments
 from agent_cache.recording.redaction import Redaction
 
-_KNOWN: Final[dict[str, dict[str, str]]] = tomllib.loads(
+_KNOWN: Final[dict[str, Any]] = tomllib.loads(
     files("agent_cache.recording.http").joinpath("requests.toml").read_text("utf-8")
 )
 _NEVER, _LIVE = tuple(_KNOWN["never"]), tuple(_KNOWN["live"])
-
-
 _Texts = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("ignore", "models", "headers", "ignore_fields"), _Texts),
     "only": _Texts | None,
     "live": tuple[Annotated[str, msgspec.Meta(pattern="://")], ...],
     "aliases": dict[str, str],
-    **dict.fromkeys(("hurry", "guard"), bool),
+    "guard": bool,
 }
 """Of the settings. A whole host is for `ignore`, and no URL for `live`."""
 
@@ -60,10 +58,9 @@ class Http:
             any depth, or a path of names from the top, as ``metadata.run_id``.
         aliases: other names for hosts, by host or ``host:port``: what is recorded at one is replayed at another.
             Without one, two ports are two servers, also on loopback.
-        hurry: a replayed response that asks the client to try again later asks for it at once.
-        guard: under ``strict=True``, connections that are made in another way are refused, as those of gRPC and
-            WebSockets, unless a recorded call makes them or `ignore` has their host. Threads without a context, and
-            other processes, are not guarded.
+        guard: under ``strict=True``, connections that Python makes in another way are refused, as those of WebSockets,
+            unless a recorded call makes them or `ignore` has their host. Threads without a context, other processes,
+            and libraries with sockets of their own, as gRPC, are not guarded.
 
     Raises:
         ConfigurationError: if an argument is of another type.
@@ -76,7 +73,6 @@ class Http:
     headers: Sequence[str] = ()
     ignore_fields: Sequence[str] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    hurry: bool = True
     guard: bool = False
 
     def __post_init__(self) -> None:
@@ -100,11 +96,7 @@ class Http:
 
     @classmethod
     def described(cls, data: Mapping[str, Any]) -> Http:
-        """The settings that a cassette's header has.
-
-        Raises:
-            ConfigurationError: if the file was edited, and these are none.
-        """
+        """The settings that a cassette's header has, which may have been edited."""
         try:
             return cls(**data)
         except TypeError as error:
@@ -164,16 +156,18 @@ def _matcher(given: tuple[str, ...], *, is_whole: bool) -> re.Pattern[str]:
     return re.compile("|".join(found) or "(?!)", re.DOTALL)
 
 
+def _url_of(parts: SplitResult, query: str = "") -> str:
+    return urlunsplit((parts.scheme, host_and_server(parts)[1], parts.path or "/", query, ""))
+
+
 def is_at(given: Sequence[str], parts: SplitResult) -> bool:
     """Whether a URL is at one of these hosts, or begins as one of these URLs."""
-    url = urlunsplit((parts.scheme, host_and_server(parts)[1], parts.path or "/", parts.query, ""))
-    return _matcher(tuple(given), is_whole=False).fullmatch(url) is not None
+    return _matcher(tuple(given), is_whole=False).fullmatch(_url_of(parts, parts.query)) is not None
 
 
 def _is_live(given: Sequence[str], parts: SplitResult) -> bool:
     """Whether a URL is one of these, but for its query."""
-    url = f"{parts.scheme}://{host_and_server(parts)[1]}{parts.path or '/'}"
-    return _matcher(tuple(given), is_whole=True).fullmatch(url) is not None
+    return _matcher(tuple(given), is_whole=True).fullmatch(_url_of(parts)) is not None
 
 
 @functools.lru_cache(maxsize=1000)
@@ -190,16 +184,10 @@ def is_loopback(host: str) -> bool:
 # Identity
 
 _IDENTIFYING = ("range", "soapaction", "x-amz-target", "x-http-method-override")
-_KEYS = frozenset({"access_token", "api-key", "api_key", "apikey"})
-_HOSTS_WITH_KEY = (".googleapis.com", "qyapi.weixin.qq.com")
-_SIGNED = re.compile(
-    r"x-(amz|goog)-(algorithm|credential|date|expires|security-token|signature|signedheaders)", re.IGNORECASE
-)
-_SIGNED_BY = {
-    "sig": frozenset({"se", "sig", "ske", "skoid", "sks", "skt", "sktid", "skv", "sp", "spr", "sr", "st", "sv"}),
-    "Signature": frozenset({"AWSAccessKeyId", "Expires", "GoogleAccessId", "Key-Pair-Id", "Policy", "Signature"}),
-}
-"""Parameters of a signed URL, by the one that has the signature: of Azure, of CloudFront and Cloud Storage."""
+_KEYS = frozenset(_KNOWN["query"]["keys"])
+_HOSTS_WITH_KEY = tuple(_KNOWN["query"]["hosts_with_key"])
+_SIGNED = re.compile(_KNOWN["query"]["signed"], re.IGNORECASE)
+_SIGNED_BY: dict[str, list[str]] = _KNOWN["signed_by"]
 _TOKEN_PATH = re.compile(r"/(o?auth2?|v\d|connect|protocol/openid-connect)?/?((oauth|access)_)?token$", re.IGNORECASE)
 _MODEL_HOST = re.compile("|".join(_KNOWN["model_hosts"]))
 _MODEL_PATH = re.compile("|".join(_KNOWN["model_paths"]))

@@ -4,8 +4,8 @@ A seam replaces one method of a class of a library through which every request p
 whether the request concerns a recording, so clients that were made before, and tasks outside of the recording, need
 nothing. The libraries that are installed are imported for it.
 
-What the seams do not know, such as gRPC, WebSockets or bare http.client, would run live in a replay, and miss in a
-recording. `install_guard` refuses it in strict recordings and replays that ask for it by ``Http(guard=True)``.
+What the seams do not know, such as WebSockets or bare http.client, would run live in a replay, and miss in a recording.
+`install_guard` refuses it in strict recordings and replays that ask for it by ``Http(guard=True)``.
 """
 
 from __future__ import annotations
@@ -90,11 +90,6 @@ def _places() -> list[Patch]:
 
 # Connections that no seam has made
 
-_LIBRARIES = frozenset(
-    {"agent_cache", "anyio", "asyncio", "concurrent", "http", "selectors", "socket", "ssl", "uvloop"}
-)
-"""Top-level modules that make connections for others."""
-
 
 @functools.cache
 def install_guard() -> None:
@@ -103,45 +98,21 @@ def install_guard() -> None:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    """Refuse a connection, or the look-up of a host before it.
-
-    Raises:
-        CassetteError: if it is refused.
-    """
+    """Refuse a connection, or the look-up of a host before it."""
     if event not in ("socket.connect", "socket.getaddrinfo") or IS_CONNECTING.get():
         return
     scope: Any = PLACE.get().scope
-    if scope.interceptor is None:
-        return
-    if event == "socket.connect" and arguments[0].family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    host, port = arguments[1][:2] if event == "socket.connect" else arguments[:2]
+    if event == "socket.connect":
+        sock, arguments = arguments
+        if sock.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+    host, port = arguments[:2]
     if not host:
         return
-    if isinstance(host, bytes):
-        host = host.decode("ascii", "replace")
+    host = host.decode("ascii", "replace") if isinstance(host, bytes) else host
     parts = urlsplit(f"tcp://[{host}]/" if ":" in host else f"tcp://{host}/")
     while scope.interceptor is not None:
         tape, scope = scope.interceptor, scope.outside
-        if (
-            isinstance(tape, Tape)
-            and tape.http is not None
-            and tape.http.guard
-            and tape.is_strict
-            and tape.http.takes(parts)
-            and running_call(tape) is None
-        ):
-            tape.refuse_connection(f"{host}:{port}" if port else host, _caller())
-
-
-def _caller() -> str:
-    """The module that has asked for the connection."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] not in _LIBRARIES:
-            return module
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return "an event loop"
+        is_guarded = isinstance(tape, Tape) and tape.is_strict and tape.http is not None and tape.http.guard
+        if is_guarded and tape.http.takes(parts) and running_call(tape) is None:
+            tape.refuse_connection(f"{host}:{port}" if port else host)

@@ -417,7 +417,7 @@ def test_hosts_can_be_left_out(server: HttpServer, path: Path):
 def test_the_settings_are_checked():
     from agent_cache.errors import ConfigurationError
 
-    for wrong in ({"ignore": "host"}, {"headers": [1]}, {"aliases": ["a"]}, {"hurry": 1}, {"only": 5}):
+    for wrong in ({"ignore": "host"}, {"headers": [1]}, {"aliases": ["a"]}, {"guard": 1}, {"only": 5}):
         with pytest.raises(ConfigurationError, match="Http: "):
             Http(**wrong)
     with pytest.raises(ConfigurationError, match="http must be"):
@@ -589,7 +589,7 @@ def test_a_connection_that_no_client_has_made_is_refused_under_strict(is_replay,
         get(server.url)
         connect(address)  # it is not strict
     block = replay(path, strict=True) if is_replay else record(path, http=Http(guard=True), strict=True)
-    with pytest.raises(CassetteError, match=r"test_http has opened a connection to 127\.0\.0\.1:"), block:
+    with pytest.raises(CassetteError, match=r"connection to 127\.0\.0\.1:\d+ was opened"), block:
         get(server.url)
         with pytest.raises(CassetteError):
             connect(address)
@@ -614,7 +614,7 @@ async def test_connections_of_clients_and_recorded_calls_pass_the_guard(fetch: F
         connect(address)
 
 
-async def test_a_connection_of_an_event_loop_is_refused_with_the_module_that_asked(server: HttpServer, path: Path):
+async def test_a_connection_of_an_event_loop_is_refused(server: HttpServer, path: Path):
     port = int(server.url.rpartition(":")[2])
-    with pytest.raises(CassetteError, match="test_http has opened"), record(path, http=Http(guard=True), strict=True):
+    with pytest.raises(CassetteError, match="was opened"), record(path, http=Http(guard=True), strict=True):
         await asyncio.open_connection("127.0.0.1", port)

@@ -11,6 +11,7 @@ import pytest
 
 from agent_cache.recording import CassetteError, Http, record, replay
 from agent_cache.recording.file import digest_of
+from agent_cache.recording.http import aiohttp_seam
 from agent_cache.recording.http.identity import identity
 from agent_cache.recording.redaction import Redaction
 from tests.harness.http_server import KEY, http_server
@@ -182,9 +183,20 @@ def test_settings_that_were_edited_are_refused_with_their_line(tmp_path: Path):
     path = tmp_path / "run.jsonl"
     with record(path, http=True):
         pass
-    for edited in ('{"hurry":1}', '{"nothing":true}', '{"only":"api.example.com"}'):
+    for edited in ('{"guard":1}', '{"nothing":true}', '{"only":"api.example.com"}'):
         text = path.read_text().replace('"http":{}', f'"http":{edited}')
         (tmp_path / "edited.jsonl").write_text(text)
         for opened in (replay(tmp_path / "edited.jsonl"), record(tmp_path / "edited.jsonl", mode="new_episodes")):
             with pytest.raises(CassetteError, match=r"edited\.jsonl:1: .*http"), opened:
                 pass
+
+
+def test_an_aiohttp_without_middlewares_is_left_alone():
+    class Session:
+        async def _request(self, method: str, url: str) -> None: ...
+
+    class Library:
+        ClientSession = Session
+
+    with pytest.raises(LookupError, match=r"aiohttp 3\.12"):
+        aiohttp_seam.patches(Library)
