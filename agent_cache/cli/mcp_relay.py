@@ -163,11 +163,9 @@ async def _explain(options: argparse.Namespace) -> int:
         upstream = _http().Upstream(options.url)
         name, tools = await upstream.introduced([_header(text) for text in options.header])
         await upstream.aclose()
-    table = box.explain(
-        ToolInfo(tool["name"], tool.get("inputSchema"), tool.get("annotations")) for tool in tools.values()
-    )
+    table = box.explain(ToolInfo(tool["name"], tool.get("inputSchema"), tool.get("annotations")) for tool in tools)
     for line in str(table).splitlines():  # as comments, so that all of it is a file of rules
         print(f"# {line}".rstrip())
-    rules = starter_rules(name, tools.values()) if options.config is None else proposals(tools.values(), box)
+    rules = starter_rules(name, tools) if options.config is None else proposals(tools, box)
     print(f"\n{rules}", end="")
     return 1 if table.problems else 0

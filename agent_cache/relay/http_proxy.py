@@ -36,7 +36,6 @@ from agent_cache.relay.messages import (
     MODERN,
     ConnectionLost,
     Message,
-    Response,
     RpcError,
     data_of,
     error_line,
@@ -44,7 +43,7 @@ from agent_cache.relay.messages import (
     refusal_of,
     request_line,
 )
-from agent_cache.relay.relay import HostRequest, HostSession, Relay
+from agent_cache.relay.relay import HostRequest, Relay
 from agent_cache.relay.stdio import introduced, signals
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
@@ -53,7 +52,6 @@ Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 _JSON: Final = (b"content-type", b"application/json")
 _ACCEPT: Final = (b"accept", b"application/json, text/event-stream")
 _CANCELLED: Final = {"code": -32800, "message": "Request cancelled"}  # nobody waits for it any more
-_MAX_SESSIONS: Final = 10_000
 _GRACE_S: Final = 5
 """Seconds for calls to end after a signal to stop."""
 _HOP_BY_HOP: Final = frozenset({
@@ -124,7 +122,7 @@ class Upstream:
         )
         self._encodings = (b"accept-encoding", self._client.headers["accept-encoding"].encode("latin-1"))
         self.name = str(self.url.copy_with(username=None, password=None, query=None, fragment=None))
-        self.origin = str(self.url.copy_with(username=None, password=None, raw_path=b"/", fragment=None))
+        self._origin = str(self.url.copy_with(username=None, password=None, raw_path=b"/", fragment=None))
         self.aclose = self._client.aclose
 
     async def open(self, method: str, url: httpx2.URL, headers: Headers, body: bytes | None) -> httpx2.Response:
@@ -136,8 +134,7 @@ class Upstream:
         try:
             return await self._client.send(httpx2.Request(method, url, headers=sent, content=body), stream=True)
         except httpx2.ConnectError as error:
-            text = f"agent-cache: the server at {self.name} cannot be reached: {error}"
-            raise RpcError(INTERNAL_ERROR, text) from error
+            raise RpcError(f"agent-cache: the server at {self.name} cannot be reached: {error}") from error
         except httpx2.TransportError as error:
             raise _broken_off(error) from error
 
@@ -148,24 +145,24 @@ class Upstream:
         names = [b"content-encoding", b"content-length"] if "content-encoding" in response.headers else []
         headers = end_to_end([(name.lower(), value) for name, value in response.headers.raw], *names)
         location = header(headers, b"location")
-        if not location.startswith(self.origin):
+        if not location.startswith(self._origin):
             return headers
-        path = b"/" + location.removeprefix(self.origin).encode("latin-1")
+        path = b"/" + location.removeprefix(self._origin).encode("latin-1")
         return [(name, path if name == b"location" else value) for name, value in headers]
 
-    async def introduced(self, headers: Headers) -> tuple[str, dict[str, Any]]:
+    async def introduced(self, headers: Headers) -> tuple[str, list[Any]]:
         """The name of the server and its tools: see `agent_cache.relay.stdio.introduced`."""
         session: list[tuple[bytes, bytes]] = []
 
         async def ask(method: str, params: dict[str, Any]) -> Any:
-            number = None if method.startswith("notifications/") else 1
             modern = [(b"mcp-protocol-version", MODERN.encode()), (b"mcp-method", method.encode())]
             sent = [*headers, _ACCEPT, _JSON, *session, *(modern if "_meta" in params else ())]
+            number = None if method.startswith("notifications/") else 1
             response = await self.open("POST", self.url, sent, request_line(number, method, params))
             name = response.headers.get("mcp-session-id")
             session[:] = [(b"mcp-session-id", name.encode("latin-1"))] if name else session
             if number is not None:
-                return (await answer_in(response)).result()
+                return (await answer_in(response)).answer()
             await response.aclose()
             return None
 
@@ -176,23 +173,25 @@ def _broken_off(error: Exception) -> ConnectionLost:
     return ConnectionLost(f"the server has broken off: {str(error) or type(error).__name__}")
 
 
-async def parts_of(response: httpx2.Response) -> AsyncGenerator[bytes]:
-    """The body, in parts that joined are the body: each event where there are events, else all of it."""
+async def parts_of(response: httpx2.Response) -> AsyncGenerator[tuple[bytes, Message | None]]:
+    """The body, in parts that joined are the body, and the message in each: an event where there are events, else all
+    of it.
+    """
     rest = b""
     try:
         if not _is_event_stream(response):
-            yield await response.aread()
+            yield await response.aread(), parsed(response.content)
             return
         async with aclosing(response.aiter_bytes()) as chunks:
             async for chunk in chunks:
                 at, rest = max(len(rest) - 3, 0), rest + chunk
                 while found := _EVENT_END.search(rest, at):
-                    yield rest[: found.end()]
-                    at, rest = 0, rest[found.end() :]
+                    event, rest, at = rest[: found.end()], rest[found.end() :], 0
+                    yield event, parsed(event_data(event))
     except httpx2.TransportError as error:
         raise _broken_off(error) from error
     if rest:
-        yield rest
+        yield rest, None
 
 
 def _is_event_stream(response: httpx2.Response) -> bool:
@@ -205,138 +204,127 @@ def event_data(event: bytes) -> bytes:
     return b"\n".join(value.removeprefix(b" ") for name, _, value in lines if name == b"data")
 
 
-async def answer_in(response: httpx2.Response) -> Response:
+async def answer_in(response: httpx2.Response) -> Message:
     """The answer to the relay's own request in a body, which is read and closed."""
     try:
         async with aclosing(parts_of(response)) as parts:
-            async for part in parts:
-                data = event_data(part) if _is_event_stream(response) else part
-                message = parsed(data)
-                if message is not None and not message.method and (message.result or message.error):
-                    return Response(data, message)
+            async for _, message in parts:
+                if message is not None and message.is_response:
+                    return message
     finally:
         await response.aclose()
-    raise RpcError(INTERNAL_ERROR, f"the server answered HTTP {response.status_code}")
+    raise RpcError(f"the server answered HTTP {response.status_code}")
 
 
 # Hosts
 
 
-class _Incoming:
-    """One HTTP request of a host, and the response to it while it is written. `url` and `headers` go to the server;
-    `who` is a hash of who asks, and `session` the id of the session, else who asks.
+class _Exchange(HostRequest):
+    """One HTTP request of a host, and the response to it while it is written.
+
+    `url` and `headers` go to the server; `vary` is a hash of who asks, and `session` the id of the session, else who
+    asks.
     """
 
-    def __init__(self, request: Request, send: Send, listener: HttpListener) -> None:
-        self.request, self._send = request, send
-        self.is_begun = self.is_ended = False
-        self.status = 0
-        scope = request.scope
+    def __init__(self, listener: HttpListener, request: Request, send: Send, body: bytes) -> None:
+        self.request, self.body, self._listener, self._send = request, body, listener, send
+        self.is_post = request.method == "POST"
+        self.found = parsed(body) if self.is_post else None
+        scope, upstream = request.scope, listener.upstream
         self.headers = headers = end_to_end(scope["headers"], b"host", b"content-length", b"expect")
         self.session_id = header(headers, b"mcp-session-id")
         query = scope["query_string"]
-        url, to = listener.upstream.url, query.decode("latin-1")
+        url, to = upstream.url, query.decode("latin-1")
         self.url = url.copy_with(raw_path=scope["raw_path"] + (b"?" + query if query else b""), fragment=None)
         self.is_to_endpoint = self.url.path.rstrip("/") == url.path.rstrip("/")  # as the server will see it
         if self.is_to_endpoint:
             self.url = url.copy_with(query=b"&".join(part for part in (url.query, query) if part)) if query else url
         # Recordings are replayed for another version of their host: there all revisions share answers
         told = [pair for pair in headers if not (listener.relay.is_taped and pair[0] == b"mcp-protocol-version")]
-        self.who = identity_of(told, listener.vary_by, url=to)
+        super().__init__(self.found or Message(), identity_of(told, listener.vary_by, url=to))
         # What repeats an argument is another one with each call
         lasting = [pair for pair in told if not pair[0].startswith(b"mcp-param-")]
         self.session = self.session_id or identity_of(lasting, listener.vary_by, url=to) or ""
         headers += [pair for pair in listener.added if not header(headers, pair[0])]
+        self._line: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.status, self._headers = 0, [_JSON]
+        self._is_begun = self._is_ended = False
+        self._held = b""  # the server's answer as it came, with what surrounds it
+        self._is_resumable = False  # whether the host can ask for the rest of the stream
 
-    async def has_gone(self) -> None:
-        """Wait until the host has closed the connection. The body must have been read."""
-        while (await self.request.receive())["type"] != "http.disconnect":
-            pass
+    # The response
 
-    async def begin(self, status: int, headers: Headers) -> None:
-        """Send the status and the headers."""
-        self.is_begun, self.status = True, status
+    async def _begin(self, status: int, headers: Headers) -> None:
+        self._is_begun, self.status = True, status
         await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
         """Send a part of the body. Returns when there is room for more. After the end, nobody waits for it."""
-        if not self.is_ended:
-            self.is_ended = is_last
+        if not self._is_ended:
+            self._is_ended = is_last
             await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def whole(self, status: int, headers: Headers, body: bytes = b"") -> None:
         """Send all of a response."""
         headers = [pair for pair in headers if pair[0] != b"content-length"]
-        await self.begin(status, [*headers, (b"content-length", b"%d" % len(body))])
+        await self._begin(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self.write(body, is_last=True)
 
-    async def message(self, line: bytes, status: int = 200) -> None:
+    async def end(self, line: bytes, status: int = 200) -> None:
         """End with a JSON-RPC message: as an event, if the response is a stream by now."""
         body = line.rstrip(b"\n")
-        if self.is_begun:
+        if self._is_begun:
             await self.write(b"event: message\r\ndata: " + body + b"\r\n\r\n", is_last=True)
         else:
             await self.whole(status, [_JSON], body)
 
+    # As the relay wants it
 
-class _Exchange(HostRequest):
-    """A request to the endpoint that the relay answers, or has the server answer."""
-
-    def __init__(
-        self, listener: HttpListener, incoming: _Incoming, body: bytes, message: Message, host: HostSession
-    ) -> None:
-        super().__init__(message, incoming.who, host)
-        self._listener, self._incoming, self._body = listener, incoming, body
-        self._line: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._status, self._headers = 200, [_JSON]
-        self._held = b""  # the server's answer as it came, with what surrounds it
-        self._is_resumable = False  # whether the host can ask for the rest of the stream
-
-    async def forward(self) -> Response:
-        """Send the request to the server. Its messages to the host pass until its answer is there."""
-        incoming, upstream = self._incoming, self._listener.upstream
-        response = await upstream.open("POST", incoming.url, incoming.headers, self._body)
+    async def forward(self, *, passes: bool = False) -> Message:
+        """Send the request to the server. Its messages to the host pass until its answer is there; all of the response
+        does, if it `passes`.
+        """
+        upstream = self._listener.upstream
+        response = await upstream.open(self.request.method, self.url, self.headers, self.body or None)
         try:
-            self._status, self._headers = response.status_code, upstream.headers_of(response)
             is_stream = _is_event_stream(response)
-            if is_stream and not incoming.is_begun:
-                await incoming.begin(self._status, self._headers)
+            self.status, self._headers = response.status_code, upstream.headers_of(response)
+            if passes or (is_stream and not self._is_begun):
+                await self._begin(self.status, self._headers)
             async with aclosing(parts_of(response)) as parts:
-                async for part in parts:
-                    if not is_stream:
+                async for part, message in parts:
+                    if message is not None and message.method:
+                        await self._listener.heard(message, self, () if passes else (self,))
+                    elif not passes and not is_stream:
                         self._held = part
-                        return self._whole(part)
-                    message = parsed(data := event_data(part))
-                    if message is not None and not message.method and message.id == self.id:
+                        return self._whole(part, message)
+                    elif not passes and message is not None and message.id == self.id:
                         self._held = part
-                        return Response(data, message)
-                    if message is not None:
-                        await self._listener.heard(message, incoming, self)
+                        return message
                     self._is_resumable |= part.startswith(b"id:") or b"\nid:" in part
-                    await incoming.write(part)
+                    await self.write(part)
+            if passes:
+                await self.write(b"", is_last=True)
+                return Message()
             raise ConnectionLost("the server has ended its response without an answer")
         finally:
             await response.aclose()
 
-    def _whole(self, body: bytes) -> Response:
+    def _whole(self, body: bytes, message: Message | None) -> Message:
         """The response without a stream. What only HTTP refuses is an error of JSON-RPC to the relay."""
-        message = parsed(body)
-        if self._status >= 500:  # of a proxy on the way, perhaps: nobody knows what the server has done
-            raise ConnectionLost(f"the server answered HTTP {self._status}")
-        if message is not None and self._status < 300 and (message.result or message.error):
-            return Response(body, message)
-        said = data_of(message.error) if message is not None else None
-        text = f"agent-cache: the server answered HTTP {self._status}"
-        error = said if isinstance(said, dict) else {"code": INTERNAL_ERROR, "message": text}
-        return Response(body, Message(id=self.id, error=msgspec.Raw(msgspec.json.encode(error))), is_refusal=True)
+        if self.status >= 500:  # of a proxy on the way, perhaps: nobody knows what the server has done
+            raise ConnectionLost(f"the server answered HTTP {self.status}")
+        if message is not None and message.is_response:
+            return message
+        error = {"code": INTERNAL_ERROR, "message": f"agent-cache: the server answered HTTP {self.status}"}
+        return Message(id=self.id, error=msgspec.Raw(msgspec.json.encode(error)), line=body)
 
-    async def ask(self, method: str, params: dict[str, Any]) -> Response:
+    async def ask(self, method: str, params: dict[str, Any]) -> Message:
         """Make a request of the relay's own in the name of the host."""
-        incoming, upstream = self._incoming, self._listener.upstream
-        sent = [pair for pair in incoming.headers if not pair[0].startswith((b"mcp-name", b"mcp-param-"))]
+        sent = [pair for pair in self.headers if not pair[0].startswith((b"mcp-name", b"mcp-param-"))]
         headers = [(name, method.encode() if name == b"mcp-method" else value) for name, value in sent]
-        body = request_line(f"agent-cache:{uuid.uuid4().hex}", method, params).rstrip(b"\n")
-        return await answer_in(await upstream.open("POST", incoming.url, headers, body))
+        body = request_line(f"agent-cache:{uuid.uuid4().hex}", method, params)
+        return await answer_in(await self._listener.upstream.open("POST", self.url, headers, body))
 
     def reply(self, line: bytes) -> None:
         """Take the answer, which `respond` sends."""
@@ -346,17 +334,25 @@ class _Exchange(HostRequest):
         """Send the answer to the host as soon as it is there, or that the request was cancelled."""
         ends: list[asyncio.Future[Any]] = [self._line, running]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        incoming = self._incoming
         line = self._line.result() if self._line.done() else error_line(self.id, _CANCELLED)
-        message = parsed(line)
-        if self.response is None and self._is_resumable and message is not None and message.error:
-            await incoming.write(b"", is_last=True)  # the host asks for the rest
+        if self.response is None and self._is_resumable:
+            await self.write(b"", is_last=True)  # the host asks for the rest
         elif self.response is None or line is not self.response.line:
-            await incoming.message(line)
-        elif incoming.is_begun:
-            await incoming.write(self._held, is_last=True)
+            await self.end(line)
+        elif self._is_begun:
+            await self.write(self._held, is_last=True)
         else:
-            await incoming.whole(self._status, self._headers, self._held)
+            await self.whole(self.status, self._headers, self._held)
+
+    async def pass_on(self) -> None:
+        """Pass the request on, and the response back."""
+        try:
+            await self.forward(passes=True)
+        except (RpcError, ConnectionLost) as error:
+            if self._is_begun:
+                raise  # which closes the connection
+            said = error.error if isinstance(error, RpcError) else str(error)
+            await self.end(error_line(self.id, said), status=502 if self.id is None else 200)
 
 
 class HttpListener:
@@ -364,12 +360,9 @@ class HttpListener:
 
     Its paths are those of the server: the endpoint is the path of the server's URL, and every other path passes.
 
-    Args:
-        relay: what answers calls. It must have been entered. It gets the identity of the server.
-        headers: what is added to each request, such as Authorization, where the host has none of the name.
-        vary_by: the headers that tell who asks; see `identity_of`.
-        is_local: whether only this machine can connect. Then a request must name this machine as its host.
-        origins: web origins that may send requests, beside those of this machine.
+    `headers` are added to each request where the host has none of the name; of `vary_by` see `identity_of`. If only
+    this machine can connect, a request must name it as its host. `origins` of the web may send requests, beside those
+    of this machine.
     """
 
     def __init__(
@@ -386,52 +379,55 @@ class HttpListener:
         self.vary_by, self._is_local, self._origins = tuple(vary_by), is_local, frozenset(origins)
         relay.identity = identity_of(self.added, url=str(upstream.url))
         self.path = upstream.url.path
-        self._sessions: dict[str, HostSession] = {}
         self._calls: dict[tuple[str, Any], asyncio.Task[None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, unless its host goes away."""
         request = Request(scope, receive)
-        incoming = _Incoming(request, send, self)
         try:
             body = await request.body()
         except ClientDisconnect:
             return
-        answering = asyncio.create_task(self._answer(incoming, body, scope["method"]))
-        gone = asyncio.create_task(incoming.has_gone())
+
+        async def gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        answering = asyncio.create_task(self._answer(_Exchange(self, request, send, body)))
+        leaving = asyncio.create_task(gone())
         try:
-            await asyncio.wait([answering, gone], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
                 answering.result()
         finally:
-            gone.cancel()
+            leaving.cancel()
             answering.cancel()
             await asyncio.wait([answering])
 
-    async def _answer(self, incoming: _Incoming, body: bytes, method: str) -> None:
-        message = parsed(body) if method == "POST" else None
-        if refusal := self._refusal(incoming.request):
-            await incoming.message(error_line(None, refusal), status=403)
-        elif not incoming.is_to_endpoint:  # a server may have its endpoint under several names
-            if self.relay.is_replay or (method == "POST" and b"tools/call" in body):
-                await incoming.message(error_line(None, f"calls of tools go to {self.path}"), status=404)
+    async def _answer(self, exchange: _Exchange) -> None:
+        message, body, is_replay = exchange.message, exchange.body, self.relay.is_replay
+        if refusal := self._refusal(exchange.request):
+            await exchange.end(error_line(None, refusal), status=403)
+        elif not exchange.is_to_endpoint:  # a server may have its endpoint under several names
+            if is_replay or (exchange.is_post and b"tools/call" in body):
+                await exchange.end(error_line(None, f"calls of tools go to {self.path}"), status=404)
             else:
-                await self._pass(incoming, body, Message())
-        elif method == "POST" and (line := refusal_of(body, message)):
-            await incoming.message(line, status=400)
-        elif message is not None and message.is_request and self.relay.answers(message):
-            await self._call(incoming, body, message)
-        elif self.relay.is_replay:
-            status = {"POST": 202, "DELETE": 204}.get(method, 405)
-            await incoming.whole(status, [(b"allow", b"POST, DELETE")] if status == 405 else [])
+                await exchange.pass_on()
+        elif exchange.is_post and (line := refusal_of(body, exchange.found)):
+            await exchange.end(line, status=400)
+        elif message.is_request and self.relay.answers(message):
+            await self._call(exchange)
+        elif is_replay:
+            status = {"POST": 202, "DELETE": 204}.get(exchange.request.method, 405)
+            await exchange.whole(status, [(b"allow", b"POST, DELETE")] if status == 405 else [])
         else:
-            if message is not None and message.method == "notifications/cancelled":
-                running = self._calls.get((incoming.session_id, message.params_by_name().get("requestId")))
+            if message.method == "notifications/cancelled":
+                running = self._calls.get((exchange.session_id, exchange.params.get("requestId")))
                 if running is not None:  # before the server answers: nobody else waits for that
                     running.cancel()
-            await self._pass(incoming, body, message or Message())
-            if method == "DELETE" and incoming.status < 300:
-                self._forget(incoming.session_id)
+            await exchange.pass_on()
+            if exchange.request.method == "DELETE" and exchange.status < 300:
+                self.relay.end_host(exchange.session_id)
 
     def _refusal(self, request: Request) -> str:
         """Why a request is refused: a page of the web must not talk to a server on the machine of its reader."""
@@ -442,80 +438,32 @@ class HttpListener:
             return f"the origin {origin!r} is not allowed; --allow-origin allows it"
         return ""
 
-    async def _call(self, incoming: _Incoming, body: bytes, message: Message) -> None:
+    async def _call(self, exchange: _Exchange) -> None:
         """Have the relay answer a request. A host that goes away has cancelled it."""
-        session = self._session_of(incoming)
-        request = _Exchange(self, incoming, body, message, session)
-        session.running.add(request)
-        running = self.relay.start(request)
-        key = incoming.session_id or uuid.uuid4().hex, message.id
+        session = exchange.host = self.relay.host(exchange.session)
+        session.running.add(exchange)
+        running = self.relay.start(exchange)
+        key = exchange.session_id or uuid.uuid4().hex, exchange.id
         self._calls[key] = running
         try:
-            await request.respond(running)
+            await exchange.respond(running)
         except asyncio.CancelledError:
             running.cancel()
             raise
         finally:
-            session.running.discard(request)
+            session.running.discard(exchange)
             self._calls.pop(key, None)
 
-    async def _pass(self, incoming: _Incoming, body: bytes, message: Message) -> None:
-        """Pass a request on, and the response back."""
-        try:
-            response = await self.upstream.open(incoming.request.method, incoming.url, incoming.headers, body or None)
-        except (RpcError, ConnectionLost) as error:
-            said = error.error if isinstance(error, RpcError) else str(error)
-            await incoming.message(error_line(message.id, said), status=502 if message.id is None else 200)
-            return
-        try:
-            await incoming.begin(response.status_code, self.upstream.headers_of(response))
-            if _is_event_stream(response) or self.relay.learns(message.method):
-                async with aclosing(parts_of(response)) as parts:
-                    async for part in parts:
-                        data = event_data(part) if _is_event_stream(response) else part
-                        await self._look_into(data, message, incoming)
-                        await incoming.write(part)
-            else:
-                async for chunk in response.aiter_bytes():
-                    await incoming.write(chunk)
-            await incoming.write(b"", is_last=True)
-        finally:
-            await response.aclose()
-
-    async def _look_into(self, data: bytes, asked: Message, incoming: _Incoming) -> None:
-        """Take note of a message of the server on its way."""
-        found = parsed(data)
-        if found is None:
-            return
-        if found.method:
-            await self.heard(found, incoming, None)
-        elif found.result and self.relay.learns(asked.method):
-            self.relay.learn(asked, data_of(found.result))
-
-    async def heard(self, message: Message, incoming: _Incoming, request: HostRequest | None) -> None:
-        """Take note of a request or a notification of the server, before the host gets it."""
-        session = self._sessions.get(incoming.session)
+    async def heard(self, message: Message, exchange: _Exchange, asking: Sequence[HostRequest]) -> None:
+        """Take note of a request or a notification of the server, before the host gets it. On a stream of its own it
+        may be for any request that runs.
+        """
+        session = self.relay.hosts.get(exchange.session)
         if message.is_request:
-            # On a stream of its own it may be for any of them
-            for each in [request] if request is not None else session.running if session is not None else ():
+            for each in asking or (session.running if session is not None else ()):
                 each.asked_host = True
         elif message.method in self.relay.observed:
             await self.relay.observe(message.method, data_of(message.params), session)
-
-    def _session_of(self, incoming: _Incoming) -> HostSession:
-        """The session of a host: by its id; where it has none, by who asks."""
-        session = self._sessions.pop(incoming.session, None)
-        if session is None:
-            session = self.relay.begin_session()
-            if len(self._sessions) >= _MAX_SESSIONS:
-                self._forget(next((name for name, each in self._sessions.items() if not each.running), ""))
-        self._sessions[incoming.session] = session  # the last one is the one used last
-        return session
-
-    def _forget(self, name: str) -> None:
-        session = self._sessions.pop(name, None)
-        if session is not None:
-            self.relay.end_session(session)
 
 
 def _host_in(url: str) -> str:

@@ -1,4 +1,4 @@
-"""The messages of JSON-RPC 2.0 as lines: parsing as far as a relay needs it, and the errors of the protocol.
+"""The messages of JSON-RPC 2.0: parsing as far as a relay needs it, and the errors of the protocol.
 
 A message is parsed into its members, whose contents stay as they came. So what only passes by is never built as
 objects, and what is passed on is what came, byte for byte.
@@ -16,7 +16,6 @@ from agent_cache.recording import register
 
 INVALID_REQUEST: Final = -32600
 INTERNAL_ERROR: Final = -32603
-
 MODERN: Final = "2026-07-28"
 """Since this revision a request has no session, and its ``_meta`` says who asks, and by which version."""
 ENVELOPE: Final = "io.modelcontextprotocol/"
@@ -24,14 +23,12 @@ ENVELOPE: Final = "io.modelcontextprotocol/"
 
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _NOTHING: Final = msgspec.Raw()
-_MAX_PAGES: Final = 1000
 
 
 class Message(msgspec.Struct):
     """One message. A request has an id and a method, a notification a method, a response an id.
 
-    Attributes:
-        params, result, error: as they came; empty where the message has none.
+    `params`, `result` and `error` are as they came, empty where the message has none; `line` is all of it.
     """
 
     id: str | int | None = None
@@ -39,16 +36,28 @@ class Message(msgspec.Struct):
     params: msgspec.Raw = _NOTHING
     result: msgspec.Raw = _NOTHING
     error: msgspec.Raw = _NOTHING
+    line: bytes = msgspec.field(default=b"", name="")  # no member has this name
 
     @property
     def is_request(self) -> bool:
         """Whether it waits for a response."""
         return bool(self.method) and self.id is not None
 
+    @property
+    def is_response(self) -> bool:
+        """Whether it answers a request."""
+        return not self.method and bool(self.result or self.error)
+
     def params_by_name(self) -> dict[str, Any]:
         """Its parameters; none if they are something else."""
         params = data_of(self.params)
         return params if isinstance(params, dict) else {}
+
+    def answer(self) -> Any:
+        """The content of its result. Raises `RpcError` if it is an error."""
+        if self.error:
+            raise RpcError(data_of(self.error))
+        return data_of(self.result)
 
 
 _decoder = msgspec.json.Decoder(Message)
@@ -57,18 +66,19 @@ _decoder = msgspec.json.Decoder(Message)
 def parsed(line: bytes) -> Message | None:
     """The message in a line; None for anything else, which passes as it came."""
     try:
-        return _decoder.decode(line)
+        message = _decoder.decode(line)
     except _UNREADABLE:
-        pass
-    found = _leniently(line)
-    if not isinstance(found, dict):
-        return None
-    members = {name: found[name] for name in ("params", "result", "error") if name in found}
-    raw = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in members.items()}
-    try:
-        return msgspec.convert({"id": found.get("id"), "method": found.get("method", ""), **raw}, Message)
-    except msgspec.ValidationError:
-        return None
+        found = _leniently(line)
+        if not isinstance(found, dict):
+            return None
+        raw = {name: json.dumps(found[name]).encode() for name in ("params", "result", "error") if name in found}
+        members = {name: msgspec.Raw(text) for name, text in raw.items()}
+        try:
+            message = msgspec.convert({"id": found.get("id"), "method": found.get("method", ""), **members}, Message)
+        except msgspec.ValidationError:
+            return None
+    message.line = line
+    return message
 
 
 def _leniently(text: bytes) -> Any:
@@ -79,34 +89,6 @@ def _leniently(text: bytes) -> Any:
         return None
 
 
-def refusal_of(line: bytes, message: Message | None) -> bytes | None:
-    """The error that answers a message of a host which calls a tool in a form that nobody can judge: a batch, a call
-    without an id, what is no JSON. None for any other message.
-    """
-    if message is None:
-        is_judged = b"tools/call" not in line
-    else:
-        is_judged = message.method != "tools/call" or (message.id is not None and _is_json(message.params))
-    if is_judged:
-        return None
-    id = None if message is None else message.id  # noqa: A001 - the protocol's name
-    return error_line(id, "a call of a tool is one request of plain JSON; this is not passed on", INVALID_REQUEST)
-
-
-def _is_json(raw: msgspec.Raw) -> bool:
-    try:
-        msgspec.json.decode(raw)
-    except _UNREADABLE:
-        return not raw
-    return True
-
-
-def envelope_of(params: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request of revision 2026-07-28 or later says of its host in its ``_meta``; empty for an earlier one."""
-    meta = params.get("_meta")
-    return {key: said for key, said in meta.items() if key.startswith(ENVELOPE)} if isinstance(meta, dict) else {}
-
-
 def data_of(raw: msgspec.Raw | bytes) -> Any:
     """The content of a member; None if there is none, or nobody can read it."""
     try:
@@ -115,76 +97,68 @@ def data_of(raw: msgspec.Raw | bytes) -> Any:
         return _leniently(bytes(raw))
 
 
-def _line_of(message: dict[str, Any]) -> bytes:
-    return msgspec.json.encode(message) + b"\n"
+def is_json(raw: msgspec.Raw) -> bool:
+    """Whether a member can be written again as it came."""
+    try:
+        msgspec.json.decode(raw)
+    except _UNREADABLE:
+        return not raw
+    return True
+
+
+def refusal_of(line: bytes, message: Message | None) -> bytes | None:
+    """The error that answers a message of a host which calls a tool in a form that nobody can judge: a batch, a call
+    without an id, what is no JSON. None for any other message.
+    """
+    if message is None:
+        is_judged = b"tools/call" not in line
+    else:
+        is_judged = message.method != "tools/call" or (message.id is not None and is_json(message.params))
+    if is_judged:
+        return None
+    text = "a call of a tool is one request of plain JSON; this is not passed on"
+    return error_line(None if message is None else message.id, text, INVALID_REQUEST)
+
+
+def envelope_of(params: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request of revision 2026-07-28 or later says of its host in its ``_meta``; empty for an earlier one."""
+    meta = params.get("_meta")
+    return {key: said for key, said in meta.items() if key.startswith(ENVELOPE)} if isinstance(meta, dict) else {}
+
+
+def _line_of(**members: Any) -> bytes:
+    return msgspec.json.encode({"jsonrpc": "2.0", **members}) + b"\n"
 
 
 def request_line(id: Any, method: str, params: Any) -> bytes:  # noqa: A002 - the protocol's name
     """A request; a notification if `id` is None."""
-    identity = {} if id is None else {"id": id}
-    return _line_of({"jsonrpc": "2.0", **identity, "method": method, "params": params})
+    return _line_of(method=method, params=params, **({} if id is None else {"id": id}))
 
 
 def result_line(id: Any, result: Any) -> bytes:  # noqa: A002 - as above
     """A response with a result."""
-    return _line_of({"jsonrpc": "2.0", "id": id, "result": result})
+    return _line_of(id=id, result=result)
 
 
 def error_line(id: Any, error: dict[str, Any] | str, code: int = INTERNAL_ERROR) -> bytes:  # noqa: A002 - as above
     """A response with an error of the protocol, or with one of the relay's own, as text."""
-    said = {"code": code, "message": f"agent-cache: {error}"} if isinstance(error, str) else error
-    return _line_of({"jsonrpc": "2.0", "id": id, "error": said})
+    return _line_of(
+        id=id, error={"code": code, "message": f"agent-cache: {error}"} if isinstance(error, str) else error
+    )
 
 
-class Response:
-    """The server's response to a request: the message as it came, and parsed. `is_refusal`: see `RpcError`."""
-
-    def __init__(self, line: bytes, message: Message, *, is_refusal: bool = False) -> None:
-        self.line, self.message, self.is_refusal = line, message, is_refusal
-
-    @property
-    def is_json(self) -> bool:
-        """Whether the result can be written again as it came."""
-        return _is_json(self.message.result)
-
-    def result(self) -> Any:
-        """The result. Raises `RpcError` if it is an error."""
-        if self.message.error:
-            error = RpcError.of(data_of(self.message.error))
-            error.is_refusal = self.is_refusal
-            raise error
-        return data_of(self.message.result)
-
-
+@register  # so that a replay raises it again
 class RpcError(Exception):
-    """A request was answered by an error.
+    """A request was answered by an error: the content of it, as the protocol has it."""
 
-    Attributes:
-        error: the error as the protocol has it.
-        is_refusal: whether HTTP has refused the request, perhaps for reasons of its session. That says nothing of an
-            equal one.
-    """
-
-    is_refusal = False
-
-    def __init__(self, code: int, message: str, data: Any = None) -> None:
-        super().__init__(code, message, data)
-        self.error: dict[str, Any] = {"code": code, "message": message}
-        if data is not None:
-            self.error["data"] = data
-
-    @classmethod
-    def of(cls, error: Any) -> RpcError:
-        """The exception for the content of an error response."""
-        if not isinstance(error, dict):
-            return cls(INTERNAL_ERROR, str(error))
-        return cls(error.get("code", INTERNAL_ERROR), str(error.get("message", "")), error.get("data"))
+    def __init__(self, error: Any) -> None:
+        super().__init__(error)
+        self.error: dict[str, Any] = (
+            error if isinstance(error, dict) else {"code": INTERNAL_ERROR, "message": str(error)}
+        )
 
     def __str__(self) -> str:
-        return f"{self.error['message']} ({self.error['code']})"
-
-
-register(RpcError)  # so that a replay raises it again
+        return f"{self.error.get('message')} ({self.error.get('code')})"
 
 
 class ConnectionLost(OSError):
@@ -192,14 +166,10 @@ class ConnectionLost(OSError):
 
 
 async def listed(ask: Callable[[dict[str, Any]], Awaitable[Any]]) -> list[Any]:
-    """The tools of all pages of a list.
-
-    Args:
-        ask: gets a page by its parameters, which are empty or have a ``cursor``.
-    """
+    """The tools of all pages of a list. `ask` gets a page by its parameters, which are empty or have a ``cursor``."""
     tools: list[Any] = []
     params: dict[str, Any] = {}
-    for _ in range(_MAX_PAGES):
+    for _ in range(1_000):  # a server may have no end
         page = await ask(params)
         tools += page.get("tools") or []
         cursor = page.get("nextCursor")
@@ -207,8 +177,3 @@ async def listed(ask: Callable[[dict[str, Any]], Awaitable[Any]]) -> list[Any]:
             break
         params = {"cursor": cursor}
     return tools
-
-
-def by_name(tools: list[Any]) -> dict[str, Mapping[str, Any]]:
-    """The tools of a list by their names."""
-    return {tool["name"]: tool for tool in tools}

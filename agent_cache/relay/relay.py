@@ -5,8 +5,8 @@ goes to the server as it came. The second waits for the same run. The host cance
 the second runs the tool anew, under its own id. Had the server asked the host something meanwhile, the answer would
 have been for the first request alone.
 
-A transport makes a `HostRequest` of each request that `Relay.answers`, and gives it to `Relay.start`. What else passes
-by is passed on at once, as it came; of a few messages the relay wants to know (`learns`, `observed`).
+A transport makes a `HostRequest` of each request that `Relay.answers`, and gives it to `Relay.start`. All else passes
+as it came; notifications that are `observed` are shown to the relay before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from pathlib import Path
@@ -27,14 +27,12 @@ from agent_cache.core.asker import Apart
 from agent_cache.integrations.shared import Answer, Private, fails, is_kept, notice, requested_version
 from agent_cache.recording import CassetteError, intercept, record, replay
 from agent_cache.relay.messages import (
-    INTERNAL_ERROR,
     ConnectionLost,
     Message,
-    Response,
     RpcError,
-    by_name,
     envelope_of,
     error_line,
+    is_json,
     listed,
     result_line,
 )
@@ -43,13 +41,13 @@ from agent_cache.toolbox.box import every_tag, tier_of
 
 _LOG = logging.getLogger("agent_cache")
 
+_MAX_HOSTS: Final = 10_000
 _LIST_PATIENCE: Final = 10.0
 """Seconds that a first call waits for the server's list of tools. Then it goes on without schemas and hints."""
-
 _CONTINUES: Final = frozenset({"requestState", "inputResponses"})
 """Parameters of a request that goes on with an earlier one, which the server had answered by a question."""
-_TERMINAL: Final = frozenset({"completed", "failed", "cancelled"})
 _OF_TASKS: Final = frozenset({"tasks/get", "tasks/result", "tasks/cancel"})
+_TERMINAL: Final = frozenset({"completed", "failed", "cancelled"})
 _UNRECORDED: Final = frozenset({"ping", "subscriptions/listen"})
 """Requests that a recording leaves out: what keeps a connection alive, and what lasts as long as the connection."""
 
@@ -71,17 +69,22 @@ _CHANGES: Final = {
 _TELLS_NOTHING: Final = frozenset({"progressToken", "traceparent", "tracestate", "io.modelcontextprotocol/clientInfo"})
 """What the `_meta` of a request says that its answer does not depend on."""
 
+Tools = Mapping[str, Mapping[str, Any]]
+
 
 class HostSession:
-    """One session of a host, over HTTP one of many: its calls run in `context`, and are checked for loops in `session`,
-    None being that of the relay. `tools` is what the server tells this host. `running` is for a transport.
+    """One session of a host, over HTTP one of many: its calls run in `context`, and are checked for loops in `session`.
+    `tools` lists what the server has for this host. `running` is for a transport.
     """
 
-    def __init__(self, context: Context, session: AgentCacheSession | None = None) -> None:
+    def __init__(self, context: Context, session: AgentCacheSession) -> None:
         self.context, self.session = context, session
-        self.tools: Mapping[str, Mapping[str, Any]] | None = None
-        self.listing: asyncio.Task[None] | None = None
+        self.tools: asyncio.Task[Tools] | None = None
         self.running: set[HostRequest] = set()
+
+    def known(self, tool: object) -> Mapping[str, Any]:
+        """What the server says of a tool, as far as that is known by now."""
+        return self.tools.result().get(str(tool), {}) if self.tools is not None and self.tools.done() else {}
 
 
 class HostRequest(ABC):
@@ -95,17 +98,17 @@ class HostRequest(ABC):
         self.message, self.vary, self.host = message, vary, host
         self.id, self.method, self.params = message.id, message.method, message.params_by_name()
         self.asked_host = self.is_answered = self.is_sent = False
-        self.response: Response | None = None
+        self.response: Message | None = None
         self.result: Any = None
 
     @abstractmethod
-    async def forward(self) -> Response:
+    async def forward(self) -> Message:
         """Send the request to the server as it came, and wait for the response. If it is cancelled, the server is told.
         Raises `ConnectionLost` if the server has gone.
         """
 
     @abstractmethod
-    async def ask(self, method: str, params: dict[str, Any]) -> Response:
+    async def ask(self, method: str, params: dict[str, Any]) -> Message:
         """Make a request of the relay's own on the same way, as `forward` does. The host does not see the response."""
 
     @abstractmethod
@@ -124,18 +127,9 @@ class Relay:
 
     ``async with relay:`` begins the session, and the recording or replay. Its end finishes them.
 
-    Args:
-        box: the rules of the server's tools.
-        settings: the other settings of the file.
-        record_to, replay_from: the cassette that has every request of the host, or answers it; then no server is
-            needed. `strict` is for the replay.
-
-    Attributes:
-        identity: a hash of what this process sends to the server by itself: its address, and credentials that the host
-            does not know; or of the command that starts it. A recording is without it, and so replayed without them.
-            The transport sets it.
-        observed: the notifications of the server that have to be shown to `observe` before they are passed on.
-        findings: what was wrong at the end, in sentences.
+    `identity`, which the transport sets, is a hash of what this process sends to the server by itself: its address and
+    credentials, or the command that starts it. A recording is without it, and so replayed without them. `findings` are
+    what was wrong at the end, in sentences.
     """
 
     def __init__(
@@ -167,11 +161,11 @@ class Relay:
         changes = {method: (*_CHANGES.get(method, ()), *settings.tags_of(method)) for method in _CHANGES | settings.on}
         self._writes = {method: write_of_notification(method, tags) for method, tags in changes.items()}
         self.observed = frozenset({"notifications/tasks/status", *self._writes})
-        self._hosts: set[HostSession] = set()
+        self.hosts: dict[str, HostSession] = {}  # the last one is the one used last
         self._task_ends: dict[str, asyncio.Future[None]] = {}
         self._blocks = AsyncExitStack()
         self._outside = self._inside = copy_context()
-        self._host = HostSession(self._inside)
+        self._host = HostSession(self._inside, self.session)
         self._request = intercept(self._forwarded, name="mcp:request", skip_args=1, vary=_who_asks)
         self._list = intercept(_all_pages, name="mcp:tools", skip_args=2)
 
@@ -188,8 +182,8 @@ class Relay:
         return self
 
     async def __aexit__(self, *raised: Any) -> None:
-        for host in list(self._hosts):
-            self.end_session(host)
+        for key in list(self.hosts):
+            self.end_host(key)
         try:
             await self._blocks.__aexit__(*raised)
         except (CassetteError, AgentLoopDetectedError) as error:
@@ -197,38 +191,42 @@ class Relay:
         finally:
             await self.box.aclose()
 
-    def begin_session(self) -> HostSession:
-        """Begin the session of one host among several. Its calls also count in `session`, which checks nothing then."""
-        session = new_session(self._settings)
-        host = HostSession(self._inside.copy(), session)
-        host.context.run(session.__enter__)
-        self._hosts.add(host)
+    def host(self, key: str) -> HostSession:
+        """The session of one host among several, begun if it is new. Its calls also count in `session`, which checks
+        nothing then.
+        """
+        host = self.hosts.pop(key, None)
+        if host is None:
+            if len(self.hosts) >= _MAX_HOSTS:
+                self.end_host(next((name for name, each in self.hosts.items() if not each.running), ""))
+            host = HostSession(self._inside.copy(), new_session(self._settings))
+            host.context.run(host.session.__enter__)
+        self.hosts[key] = host
         return host
 
-    def end_session(self, host: HostSession) -> None:
+    def end_host(self, key: str) -> None:
         """End the session of one host, none of whose requests runs."""
-        if host not in self._hosts or host.session is None:
-            return
-        self._hosts.discard(host)
-        try:
-            host.context.run(host.session.__exit__, None, None, None)
-        except AgentLoopDetectedError as error:
-            _LOG.info("a session of a host has ended: %s", error)
+        host = self.hosts.pop(key, None)
+        if host is not None:
+            with suppress(AgentLoopDetectedError):  # the host was told
+                host.context.run(host.session.__exit__, None, None, None)
+
+    def lose_server(self) -> None:
+        """The server has gone: what its tasks have written is in doubt."""
+        for end in self._task_ends.values():
+            if not end.done():
+                end.set_exception(ConnectionLost("the server has gone before its task had ended"))
 
     # Messages
 
     def answers(self, message: Message) -> bool:
         """Whether this request is for `start`; any other one is passed on as it came."""
         method = message.method
-        if method == "tools/call":
+        if method == "tools/call" or (method in _OF_TASKS and self._task_ends):
             return True
         if self.is_taped:
             return self.is_replay or method not in _UNRECORDED
         return method in _HINTED and bool(envelope_of(message.params_by_name()))
-
-    def learns(self, method: str) -> bool:
-        """Whether the result of a request of this method is for `learn`, where that request is passed on."""
-        return method in _OF_TASKS and bool(self._task_ends)
 
     def start(self, request: HostRequest) -> asyncio.Task[None]:
         """Answer a request in a task of its own; to cancel the task is to cancel the request. It may have its response
@@ -243,13 +241,6 @@ class Relay:
         context = (request.host or self._host).context.copy()
         return asyncio.get_running_loop().create_task(self._answer(request), context=context)
 
-    def learn(self, message: Message, result: Any) -> None:
-        """Take note of the result of a request which `learns`, on its way to the host."""
-        if message.method == "tasks/result":
-            self._end_task({**message.params_by_name(), "status": "completed"})
-        else:
-            self._end_task(result)
-
     async def observe(self, method: str, params: Any, host: HostSession | None = None) -> None:
         """Take note of a notification of the server which is `observed`, before the host gets it."""
         if method == "notifications/tools/list_changed":
@@ -257,7 +248,7 @@ class Relay:
                 (host or self._host).tools = None
             self.box.forget()
         elif method == "notifications/tasks/status":
-            self._end_task(params)
+            self._note_task(params)
         if method in self._writes:
             await asyncio.shield(self._start_outside(self._invalidate(method, params)))
 
@@ -278,30 +269,34 @@ class Relay:
     async def _answer(self, request: HostRequest) -> None:
         try:
             line = await self._line_for(request)
-        except RpcError as error:
-            line = request.response.line if request.response is not None else error_line(request.id, error.error)
         except AgentLoopDetectedError as loop:
             line = result_line(request.id, _refusal(loop))
         except Exception as error:  # noqa: BLE001 - whatever it is, the host waits for a response
-            if not isinstance(error, CassetteError | ConnectionLost):
+            if not isinstance(error, RpcError | CassetteError | ConnectionLost):
                 _LOG.exception("%s could not be answered", request.method)
-            line = error_line(request.id, str(error))
+            if request.response is not None:
+                line = request.response.line
+            else:
+                line = error_line(request.id, error.error if isinstance(error, RpcError) else str(error))
         request.answer(line)
 
     async def _line_for(self, request: HostRequest) -> bytes:
         try:
             if request.method == "tools/call":
                 result = await self._call_tool(request)
-            elif not self.is_taped:
+            elif self.is_taped:
+                result = await self._other(request)
+            elif request.method in _HINTED:
                 result = await self._hinted(request)
             else:
-                result = await self._other(request)
-        except RpcError as error:
-            if request.response is not None or not error.is_refusal:
+                result = await self._run(request)
+        except RpcError:
+            if request.is_sent or self.is_replay:
                 raise
-            result = await self._run(request)  # what this request has waited for was refused
+            result = await self._run(request)  # the run that it has waited for was refused, perhaps for its own reasons
         if request.method in _OF_TASKS:
-            self.learn(request.message, result)
+            is_result = request.method == "tasks/result"
+            self._note_task({**request.params, "status": "completed"} if is_result else _plain(result))
         if request.response is not None and _plain(result) is _plain(request.result):
             return request.response.line  # as the server sent it
         return result_line(request.id, _plain(result))
@@ -310,14 +305,14 @@ class Relay:
         """Let the server answer."""
         request.is_sent = True
         response = request.response = await request.forward()
-        result = response.result()
+        result = response.answer()
         task = _task_of(result)
         if task is not None and task.get("status") not in _TERMINAL and self._rule(request).kind == "write":
             # The write goes on until then, and its tags stay invalid; the host has to know its task to ask for it
             request.answer(response.line)
             await self._end_of_task(task)
         is_final = isinstance(result, dict) and result.get("resultType", "complete") == "complete"
-        if task is not None or request.asked_host or not is_final or not response.is_json:
+        if task is not None or request.asked_host or not is_final or not is_json(response.result):
             result = Private(result)
         request.result = result
         return result
@@ -329,7 +324,6 @@ class Relay:
             async with writing(*self._every_tag):  # the server says what is wrong with it, or takes it for something
                 return await self._other(request)
         tool = await self._tool(name, request)
-        hints = tool.get("annotations")
         continues = "task" in params or not _CONTINUES.isdisjoint(params)
         if continues or self.is_taped:
             kind = self._rule(request).kind
@@ -337,17 +331,16 @@ class Relay:
                 return await self._other(request)
         try:
             return await self.box.call(
-                name, arguments, partial(self._run, request), schema=tool.get("inputSchema"), annotations=hints,
-                vary=request.vary, returns=Answer, failed=fails, store_if=is_kept, refused=_refusal,
+                name, arguments, partial(self._run, request), schema=tool.get("inputSchema"),
+                annotations=tool.get("annotations"), vary=request.vary, returns=Answer, failed=fails, store_if=is_kept,
+                refused=_refusal,
             )  # fmt: skip
         except (RpcError, ConnectionLost, AgentLoopDetectedError, CassetteError):
             raise
         except Exception as error:
-            if self.is_replay or (request.is_sent and request.response is None):
+            if request.is_sent or self.is_replay:
                 raise
             _LOG.error("%s was not cached: %s", name, error)
-            if request.response is not None:
-                return request.result
             if self._rule(request).kind != "write":
                 return await self._run(request)
             async with writing(*self._every_tag):  # nobody knows what it touches
@@ -379,7 +372,7 @@ class Relay:
         if self.is_replay and method in _UNRECORDED:
             if method == "ping":
                 return {}
-            raise RpcError(INTERNAL_ERROR, f"agent-cache: {method} is not recorded")
+            raise RpcError(f"agent-cache: {method} is not recorded")
         # Who asks is no part of what is asked, and another version of the host gets the recorded answer
         params = {} if method == "initialize" else {key: each for key, each in request.params.items() if key != "_meta"}
         return await self._request(request, method, params)
@@ -393,28 +386,27 @@ class Relay:
         """What the server says of a tool; nothing if it does not list it."""
         host = self._host_of(request)
         if host.tools is None:
-            if host.listing is None or host.listing.done():
-                work = self._learn_tools(host, request)
-                host.listing = asyncio.get_running_loop().create_task(work, context=self._inside.copy())
-            await asyncio.shield(host.listing)
-        return (host.tools or {}).get(name, {})
+            work = self._listed(request)
+            host.tools = asyncio.get_running_loop().create_task(work, context=self._inside.copy())
+        return (await asyncio.shield(host.tools)).get(name, {})
 
     def _host_of(self, request: HostRequest) -> HostSession:
         """The session that knows the tools of a request. While a cassette is used, that is one for all hosts."""
         return self._host if self.is_taped else request.host or self._host
 
-    async def _learn_tools(self, host: HostSession, request: HostRequest) -> None:
+    async def _listed(self, request: HostRequest) -> Tools:
         try:
             async with asyncio.timeout(_LIST_PATIENCE):
-                host.tools = by_name((await self._list(request, envelope_of(request.params)))["tools"])
+                found = await self._list(request, envelope_of(request.params))
+            return {tool["name"]: tool for tool in found["tools"]}
         except Exception as error:  # noqa: BLE001 - the server may answer anything
             _LOG.warning("the tools of the server are not known (%s), nor their hints", error)
-            host.tools = {}
+            return {}
 
     def _rule(self, request: HostRequest) -> Any:
         """The rule of the tool that a request calls."""
         name = str(request.params.get("name"))
-        hints = (self._host_of(request).tools or {}).get(name, {}).get("annotations")
+        hints = self._host_of(request).known(name).get("annotations")
         return self.box.rule(name, hints, request.params.get("arguments"))
 
     # Tasks
@@ -429,13 +421,7 @@ class Relay:
         finally:
             self._task_ends.pop(name, None)
 
-    def lose_server(self) -> None:
-        """The server has gone: what its tasks have written is in doubt."""
-        for end in self._task_ends.values():
-            if not end.done():
-                end.set_exception(ConnectionLost("the server has gone before its task had ended"))
-
-    def _end_task(self, task: Any) -> None:
+    def _note_task(self, task: Any) -> None:
         """Take note of the status of a task."""
         if isinstance(task, dict) and task.get("status") in _TERMINAL:
             end = self._task_ends.get(str(task.get("taskId")))
@@ -456,7 +442,7 @@ async def _all_pages(request: HostRequest, envelope: dict[str, Any]) -> dict[str
     meta = {"_meta": envelope} if envelope else {}
 
     async def page(params: dict[str, Any]) -> Any:
-        return (await request.ask("tools/list", {**meta, **params})).result()
+        return (await request.ask("tools/list", {**meta, **params})).answer()
 
     return {"tools": await listed(page)}
 

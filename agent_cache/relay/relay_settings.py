@@ -35,16 +35,7 @@ class _Ends(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RelaySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a relay does beside the rules of its tools.
-
-    Attributes:
-        on_loop: what happens to a call that continues a loop, as in `agent_cache.AgentCacheSession`; ``"off"`` looks
-            for none.
-        max_tool_repeats: how often a call may have one outcome without progress.
-        new_turn_after: seconds without a call, after which the next one begins a new turn: one relay serves all the
-            chats of its host. None: never.
-        on: what a notification of the server invalidates, by its method. Templates read ``params``.
-    """
+    """What a relay does beside the rules of its tools. The page on the relay says what each key means."""
 
     on_loop: Literal["notice", "warn", "short_circuit", "raise", "off"] = "notice"
     max_tool_repeats: Annotated[int, Meta(ge=2)] = 5
@@ -57,11 +48,7 @@ class RelaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: str | os.PathLike[str]) -> tuple[Toolbox, RelaySettings]:
-    """Read a file of rules and settings.
-
-    Raises:
-        ConfigurationError: naming the file, the key and what is wrong.
-    """
+    """Read a file of rules and settings. Raises `ConfigurationError`, which names the file and the key."""
     path = os.fspath(path)
     box = Toolbox.from_file(path, hints="kind")
     try:
@@ -74,11 +61,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Toolbox, RelaySettings]:
 
 
 def write_of_notification(method: str, tags: tuple[str, ...]) -> Callable[[Any], Coroutine[Any, Any, None]]:
-    """What a notification invalidates, as a write of its parameters.
-
-    Raises:
-        ConfigurationError: if a template is malformed.
-    """
+    """What a notification invalidates, as a write of its parameters."""
 
     async def notified(params: Any) -> None:
         pass
@@ -139,11 +122,8 @@ def starter_rules(namespace: str, tools: Iterable[Mapping[str, Any]]) -> str:
 
 
 def proposals(tools: Iterable[Mapping[str, Any]], box: Toolbox | None = None) -> str:
-    """Lines of a file of rules, which stand above its first table.
-
-    Args:
-        tools: as the server lists them. One whose name a terminal cannot show is left out.
-        box: the rules that there are. Tools that have one are left out.
+    """Lines of a file of rules, which stand above its first table, for tools as a server lists them, but for those that
+    have a rule in the box already.
     """
     named = [tool for tool in tools if tool["name"].isprintable()]
     return "".join(_proposal(tool) for tool in named if box is None or not has_rule(box, tool["name"]))

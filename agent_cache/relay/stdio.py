@@ -16,8 +16,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final
 
 from agent_cache.relay.messages import (
@@ -26,9 +25,7 @@ from agent_cache.relay.messages import (
     MODERN,
     ConnectionLost,
     Message,
-    Response,
     RpcError,
-    by_name,
     data_of,
     error_line,
     listed,
@@ -61,35 +58,34 @@ async def serve(relay: Relay, command: Sequence[str], *, vary: str) -> int:
 
 
 class _Request(HostRequest):
-    """A request of the host, `line`. `cancellation` is what tells the server that it is cancelled."""
+    """A request of the host. `cancellation` is what tells the server that it is cancelled."""
 
-    def __init__(self, link: _Link, message: Message, line: bytes) -> None:
+    def __init__(self, link: _Link, message: Message) -> None:
         super().__init__(message)
         self.cancellation = request_line(None, "notifications/cancelled", {"requestId": message.id})
-        self._line, self._link = line, link
+        self._link = link
 
-    async def forward(self) -> Response:
-        link = self._link
-        link.forwarded.add(self)
+    async def forward(self) -> Message:
+        self._link.forwarded.add(self)
         try:
-            return await link.exchange(self.id, self._line)
+            return await self._link.exchange(self.id, self.message.line)
         except asyncio.CancelledError:
-            link.pass_on(self.cancellation)
+            self._link.pass_on(self.cancellation)
             raise
         finally:
-            link.forwarded.discard(self)
+            self._link.forwarded.discard(self)
 
-    async def ask(self, method: str, params: dict[str, Any]) -> Response:
-        id = f"agent-cache:{next(self._link.numbers)}"  # noqa: A001 - the protocol's name
-        return await self._link.exchange(id, request_line(id, method, params))
+    async def ask(self, method: str, params: dict[str, Any]) -> Message:
+        name = f"agent-cache:{next(self._link.numbers)}"
+        return await self._link.exchange(name, request_line(name, method, params))
 
     def reply(self, line: bytes) -> None:
         self._link.write(line)
 
 
 class _Link:
-    """Both ends, and what is under way between them, by the ids of requests: `_tasks` are those that the relay answers,
-    `_open` what takes the response, or the loss, of what was sent to the server.
+    """Both ends, and what is under way between them, by the ids of requests: `_calls` are those that the relay answers,
+    `_open` what was sent to the server, with what waits for the response; None if that passes as it comes.
     """
 
     def __init__(self, relay: Relay) -> None:
@@ -102,9 +98,9 @@ class _Link:
         self.write = self._output.write
         os.dup2(2, 1)  # from here on, what any code prints goes to standard error
         self._server: asyncio.subprocess.Process | None = None
-        self._open: dict[Any, Callable[[Response | ConnectionLost], None]] = {}
-        self._tasks: dict[Any, tuple[_Request, asyncio.Task[None]]] = {}
-        self._running: set[asyncio.Task[Any]] = set()
+        self._open: dict[Any, asyncio.Future[Message] | None] = {}
+        self._calls: dict[Any, tuple[_Request, asyncio.Task[None]]] = {}
+        self._running: list[asyncio.Task[Any]] = []
         self._signal: int | None = None
 
     # Life
@@ -119,24 +115,20 @@ class _Link:
 
         with signals(stop):
             end = self._start(stopped.wait())
-            ends = {end}
             if not self._relay.is_replay:
                 self._server = await started(command)
-                ends.add(self._start(self._read_server(self._server)))
+                self._start(self._read_server(self._server))
             host = self._start(self._read_host())
-            done, _ = await asyncio.wait({host, *ends}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {end}:
+            done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
                 task.result()
             if host in done:
-                calls = [task for _, task in self._tasks.values()]
-                answered = asyncio.gather(*calls, return_exceptions=True)
+                answered = asyncio.gather(*(task for _, task in self._calls.values()), return_exceptions=True)
                 await asyncio.wait({end, answered}, timeout=_PATIENCE_FOR_CALLS, return_when=asyncio.FIRST_COMPLETED)
 
     def _start(self, work: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return task
+        self._running.append(asyncio.create_task(work))
+        return self._running[-1]
 
     async def close(self) -> None:
         """End the server and what is still under way, and write what is left to be written."""
@@ -145,7 +137,7 @@ class _Link:
             self.exit_code = code if code >= 0 else 128 - code
         if self._signal:
             self.exit_code = 128 + self._signal
-        tasks = [task for _, task in self._tasks.values()] + list(self._running)
+        tasks = [*self._running, *(task for _, task in self._calls.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -158,35 +150,33 @@ class _Link:
             message = parsed(line)
             if refusal := refusal_of(line, message):
                 self.write(refusal)
-            elif message is None:
-                self.pass_on(line)
-            elif message.is_request:
-                self._request_from_host(line, message)
-            elif message.method != "notifications/cancelled" or not self._has_cancelled(data_of(message.params), line):
+            elif message is not None and message.is_request:
+                self._request_from_host(message)
+            elif message is None or message.method != "notifications/cancelled" or not self._has_cancelled(message):
                 self.pass_on(line)
 
-    def _request_from_host(self, line: bytes, message: Message) -> None:
-        id = message.id  # noqa: A001 - the protocol's name
-        known = self._tasks.get(id)
-        if (known is not None and not known[0].is_answered) or id in self._open:
-            self.write(error_line(id, "another request has this id", INVALID_REQUEST))
+    def _request_from_host(self, message: Message) -> None:
+        name = message.id
+        known = self._calls.get(name)
+        if (known is not None and not known[0].is_answered) or name in self._open:
+            self.write(error_line(name, "another request has this id", INVALID_REQUEST))
         elif self._relay.answers(message):
-            request = _Request(self, message, line)
+            request = _Request(self, message)
             task = self._relay.start(request)
-            self._tasks[id] = own = request, task
+            self._calls[name] = own = request, task
             # The host may use the id again as soon as it is answered: then it is the next request's.
-            task.add_done_callback(lambda _: self._tasks.get(id) is own and self._tasks.pop(id))
+            task.add_done_callback(lambda _: self._calls.get(name) is own and self._calls.pop(name))
         else:
-            self._open[id] = partial(self._pass_back, message)
-            self.pass_on(line)
+            self._open[name] = None
+            self.pass_on(message.line)
 
-    def _has_cancelled(self, params: Any, line: bytes) -> bool:
+    def _has_cancelled(self, message: Message) -> bool:
         """Cancel a request that the relay answers. False if it is none, and the server's affair."""
-        id = params.get("requestId") if isinstance(params, dict) else None  # noqa: A001 - the protocol's name
-        request, task = self._tasks.get(id, (None, None)) if isinstance(id, str | int) else (None, None)
+        name = message.params_by_name().get("requestId")
+        request, task = self._calls.get(name, (None, None)) if isinstance(name, str | int) else (None, None)
         if request is None or task is None or request.is_answered:
             return False
-        request.cancellation = line
+        request.cancellation = message.line
         task.cancel()
         return True
 
@@ -195,17 +185,17 @@ class _Link:
         if self._server is not None and self._server.stdin is not None:
             self._server.stdin.write(line)
 
-    async def exchange(self, id: Any, line: bytes) -> Response:  # noqa: A002 - the protocol's name
+    async def exchange(self, name: Any, line: bytes) -> Message:
         """Send a request under this id, and wait for the response."""
         if self._server is None or self._server.stdout is None or self._server.stdout.at_eof():
             raise ConnectionLost("the server has ended")
-        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._open[id] = partial(_settle, future)
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._open[name] = future
         try:
             self.pass_on(line)
             return await future
         finally:
-            self._open.pop(id, None)
+            self._open.pop(name, None)
 
     # From the server
 
@@ -213,11 +203,14 @@ class _Link:
         assert server.stdout is not None
         async for line in server.stdout:
             await self._from_server(line)
-        lost = ConnectionLost("the server has ended before it answered")
-        for take in [self._open.pop(each) for each in list(self._open)]:
-            take(lost)
+        for name, future in list(self._open.items()):
+            lost = ConnectionLost("the server has ended before it answered")
+            if future is None:
+                self.write(error_line(name, str(lost)))
+            elif not future.done():
+                future.set_exception(lost)
         self._relay.lose_server()
-        await asyncio.gather(*(task for _, task in self._tasks.values()), return_exceptions=True)
+        await asyncio.gather(*(task for _, task in self._calls.values()), return_exceptions=True)
 
     async def _from_server(self, line: bytes) -> None:
         message = parsed(line)
@@ -231,27 +224,11 @@ class _Link:
             elif message.method in self._relay.observed:
                 await self._relay.observe(message.method, data_of(message.params))
             self.write(line)
-        elif (take := self._open.pop(message.id, None)) is not None:
-            take(Response(line, message))
+        elif (future := self._open.pop(message.id, None)) is not None:
+            if not future.done():
+                future.set_result(message)
         elif not str(message.id).startswith("agent-cache:"):  # else the relay has given it up
             self.write(line)
-
-    def _pass_back(self, asked: Message, found: Response | ConnectionLost) -> None:
-        """The response to a request that was passed on."""
-        if isinstance(found, ConnectionLost):
-            self.write(error_line(asked.id, str(found)))
-            return
-        if found.message.result and self._relay.learns(asked.method):
-            self._relay.learn(asked, data_of(found.message.result))
-        self.write(found.line)
-
-
-def _settle(future: asyncio.Future[Response], found: Response | ConnectionLost) -> None:
-    if not future.done():
-        if isinstance(found, ConnectionLost):
-            future.set_exception(found)
-        else:
-            future.set_result(found)
 
 
 def _show_noise(line: bytes) -> None:
@@ -329,22 +306,23 @@ async def started(command: Sequence[str]) -> asyncio.subprocess.Process:
 
 
 async def ended(server: asyncio.subprocess.Process, *, at_once: bool = False) -> int:
-    """Let a server end, or end it. Returns its exit code; 0 if it had to be ended although it was not asked to go on,
-    1 if it had stopped to answer.
-    """
+    """Let a server end, or end it. Returns its exit code; 0 if it had to be ended."""
     assert server.stdin is not None
-    assert server.stdout is not None
-    had_closed = server.stdout.at_eof()
     server.stdin.close()
-    ends = [server.terminate, server.kill]
-    for end in ends if at_once else [lambda: None, *ends]:
+    is_forced = False
+    for patience, end in (
+        (0 if at_once else _PATIENCE_FOR_SERVER, server.terminate),
+        (_PATIENCE_FOR_SERVER, server.kill),
+    ):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                code = await server.wait()
+                return 0 if is_forced else code
+        is_forced = True
         with contextlib.suppress(ProcessLookupError):
             end()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_FOR_SERVER):
-                code = await server.wait()
-                return int(had_closed) if end in ends else code
-    return 1
+    await server.wait()
+    return 0
 
 
 _CLIENT: Final = {"name": "agent-cache", "version": "1"}
@@ -357,8 +335,8 @@ Ask = Callable[[str, dict[str, Any]], Any]
 """Makes a request of a server; of a notification it awaits no answer."""
 
 
-async def introduced(ask: Ask) -> tuple[str, dict[str, Mapping[str, Any]]]:
-    """The name of a server, and its tools by name. Raises `OSError` if it ends, `RpcError` if it refuses."""
+async def introduced(ask: Ask) -> tuple[str, list[Any]]:
+    """The name of a server, and its tools. Raises `OSError` if it ends, `RpcError` if it refuses."""
     more: dict[str, Any] = {}
     try:
         info = (await ask("initialize", _HELLO)).get("serverInfo")
@@ -366,11 +344,11 @@ async def introduced(ask: Ask) -> tuple[str, dict[str, Mapping[str, Any]]]:
     except RpcError:  # a server that knows only the protocol without a handshake
         more = {"_meta": _MODERN}
         info = ((await ask("server/discover", more)).get("_meta") or {}).get(f"{ENVELOPE}serverInfo")
-    tools = by_name(await listed(lambda params: ask("tools/list", {**more, **params})))
+    tools = await listed(lambda params: ask("tools/list", {**more, **params}))
     return str((info or {}).get("name") or "mcp"), tools
 
 
-async def introduced_by_command(command: Sequence[str]) -> tuple[str, dict[str, Mapping[str, Any]]]:
+async def introduced_by_command(command: Sequence[str]) -> tuple[str, list[Any]]:
     """The same of a server that a command starts."""
     server = await started(command)
     assert server.stdin is not None
@@ -389,7 +367,7 @@ async def introduced_by_command(command: Sequence[str]) -> tuple[str, dict[str, 
             if message is None:
                 _show_noise(line)
             elif message.id == number and not message.method:
-                return Response(line, message).result()
+                return message.answer()
         return None
 
     try:

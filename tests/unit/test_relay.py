@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from agent_cache import Inner, Read, Toolbox, Write
-from agent_cache.relay.messages import ConnectionLost, Response, listed, parsed
+from agent_cache.relay.messages import ConnectionLost, listed, parsed
 from agent_cache.relay.relay import HostRequest, Relay
 from agent_cache.relay.relay_settings import RelaySettings, load, proposals, starter_rules
 from agent_cache.testing import FakeClock, reset
@@ -34,11 +34,11 @@ class MemoryRequest(HostRequest):
 
     async def forward(self):
         line = await self.serve(self)
-        return Response(line, parsed(line))
+        return parsed(line)
 
     async def ask(self, method, params):
         line = result([], tools=getattr(self.serve, "tools", []))
-        return Response(line, parsed(line))
+        return parsed(line)
 
     def reply(self, line):
         self.replies.append(json.loads(line))

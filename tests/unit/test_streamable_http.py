@@ -45,7 +45,7 @@ async def parts(body, sizes):
             at, number = at + size, number + 1
 
     response = httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=arriving())
-    return [part async for part in parts_of(response)]
+    return [part async for part, _ in parts_of(response)]
 
 
 @pytest.mark.parametrize(
