@@ -206,7 +206,7 @@ class CassetteLog(CallLog):
                 f"could not be written: {self._failure.strerror}; what could be is in {self.path.name}.partial",
                 self.path,
             ) from self._failure
-        self._file.finish_as(lambda: Cassette.load(self._file.partial).lines(like=self._like))
+        self._file.finish(lambda: Cassette.load(self._file.partial).lines(like=self._like))
 
     def discard(self) -> None:
         """Leave the old file as it is."""

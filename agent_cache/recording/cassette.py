@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -26,6 +26,7 @@ from agent_cache.recording.file import (
     RecordedCall,
     Trailer,
     call_line,
+    check_version,
     digest_of,
     digest_of_key,
     read_bytes,
@@ -48,9 +49,7 @@ class Cassette:
         path: the file it was loaded from, for messages.
 
     Attributes:
-        steps, model, recorded_at, duration_ms, path: the same.
-        header: the first line of the file.
-        trailer: the last line; None if the recording was killed.
+        header, trailer: the first and the last line of the file; no trailer if the recording was killed.
         is_partial: whether the recording was killed, so that calls may be missing.
         intents: of a loaded journal, the writes that have begun, in their order.
     """
@@ -115,24 +114,22 @@ class Cassette:
         Raises:
             CassetteError: if it is neither.
         """
-        if isinstance(data, dict) and "steps" in data and "agent_cache_cassette" not in data:
+        if isinstance(data, dict) and "agent_cache_cassette" not in data:
             return cls._converted(data)
         try:
-            if data["agent_cache_cassette"] != VERSION:
-                raise CassetteError(f"has format version {data['agent_cache_cassette']!r}; this one reads {VERSION}")
-            calls = msgspec.convert(data.get("calls", []), list[RecordedCall])
-            trailer = msgspec.convert(data.get("trailer"), Trailer | None)
-            return cls._of(msgspec.convert(data, Header), calls, trailer)
-        except (KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
+            found = msgspec.convert(data, _Whole)
+            header = msgspec.convert({"agent_cache_cassette": 0, **data}, Header)
+        except msgspec.ValidationError as error:
             raise CassetteError(f"is not a result of Cassette.to_dict: {error}") from error
+        check_version(Path(), header.agent_cache_cassette, VERSION)
+        return cls._of(header, found.calls, found.trailer)
 
     @classmethod
     def _of(
         cls, header: Header, calls: Sequence[RecordedCall], trailer: Trailer | None, path: str | os.PathLike[str] = ""
     ) -> Self:
         cassette = cls(calls, path=path)
-        cassette.header, cassette.trailer = header, trailer
-        cassette.is_partial = trailer is None
+        cassette.header, cassette.trailer, cassette.is_partial = header, trailer, trailer is None
         return cassette
 
     @classmethod
@@ -141,9 +138,6 @@ class Cassette:
 
         Its arguments are ``args`` and ``kwargs`` as the caller wrote them, its names have no module. A replay binds
         them to the signature of the function that is called.
-
-        Raises:
-            CassetteError: if it is not such a document.
         """
         try:
             found = msgspec.convert(document, _Document)
@@ -156,13 +150,13 @@ class Cassette:
                 id=number,
                 kind=step.type or "call",
                 name=step.name,
-                arguments=msgspec.to_builtins(step.arguments),
-                digest=digest_of(step.name, msgspec.to_builtins(step.arguments)).hex(),
+                arguments=step.arguments,
+                digest=digest_of(step.name, step.arguments).hex(),
                 after=number - 1,  # it does not record concurrency: calls are in the order in which they ended
                 outcome={"value": step.result},
                 duration_ms=step.duration_ms or 0.0,
-                input_tokens=int(step.input_tokens or 0),
-                output_tokens=int(step.output_tokens or 0),
+                input_tokens=step.input_tokens or 0,
+                output_tokens=step.output_tokens or 0,
                 form="agentcassette",
             )
             for number, step in enumerate(found.steps, 1)
@@ -172,10 +166,8 @@ class Cassette:
 
     def to_dict(self) -> dict[str, Any]:
         """The whole cassette as plain data, for JSON."""
-        data: dict[str, Any] = msgspec.to_builtins(self.header)
-        data["calls"] = [msgspec.to_builtins(call) for call in self.steps]
-        data["trailer"] = None if self.trailer is None else msgspec.to_builtins(self.trailer)
-        return data
+        whole = msgspec.to_builtins(_Whole(calls=list(self.steps), trailer=self.trailer))
+        return {**msgspec.to_builtins(self.header), **whole}
 
     @property
     def outline(self) -> Outline:
@@ -285,21 +277,16 @@ class Cassette:
         return f"<Cassette of {len(self)} calls{f' from {self.path}' if self.path else ''}>"
 
 
-class _Passed(msgspec.Struct, omit_defaults=True):
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-
-
 class _Step(msgspec.Struct):
     """One call in a document of agentcassette."""
 
     name: str
-    arguments: _Passed
+    arguments: dict[str, Any]
     type: str | None = None
     result: Any = None
     duration_ms: float | None = None
-    input_tokens: float | None = None
-    output_tokens: float | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
 
 
 class _Document(msgspec.Struct):
@@ -309,11 +296,14 @@ class _Document(msgspec.Struct):
     recorded_at: str | None = None
     model: str | None = None
     duration_ms: float | None = None
-    version: int = 1
+    version: Literal[1] = 1
 
-    def __post_init__(self) -> None:
-        if self.version != 1:
-            raise ValueError(f"version {self.version}, where only 1 is known")
+
+class _Whole(msgspec.Struct):
+    """What `Cassette.to_dict` gives, beside the fields of the header."""
+
+    calls: list[RecordedCall] = []
+    trailer: Trailer | None = None
 
 
 # Redaction

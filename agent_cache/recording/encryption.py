@@ -20,7 +20,6 @@ KEY_VARIABLE = "AGENT_CACHE_JOURNAL_KEY"
 
 _FIRST = b'{"agent_cache_journal":1,"encrypted":"'
 _LATER = b'{"encrypted":"'
-_MAX_LINE = 1 << 30
 
 
 class LineCipher:
@@ -33,7 +32,7 @@ class LineCipher:
     def __init__(self, key: bytes) -> None:
         if not isinstance(key, bytes):
             raise ConfigurationError("Journal: key must be 16, 24 or 32 random bytes: secrets.token_bytes(32)")
-        self._codec = EncryptedCodec(MessagePackCodec(max_size=_MAX_LINE), key)
+        self._codec = EncryptedCodec(MessagePackCodec(max_size=1 << 30), key)
 
     def encrypt(self, line: bytes, number: int) -> bytes:
         """The line that stands for a line of this number, from 1."""
@@ -55,11 +54,6 @@ def is_encrypted(data: bytes) -> bool:
 def decrypted(path: Path, data: bytes, key: bytes | None = None) -> bytes:
     """What a file says: the same, or the whole lines of an encrypted journal.
 
-    Args:
-        path: of the file, for errors.
-        data: its content.
-        key: by default the environment variable `KEY_VARIABLE` has it.
-
     Raises:
         CassetteError: if it is encrypted, and there is no key, or another one.
     """
@@ -77,16 +71,13 @@ def decrypted(path: Path, data: bytes, key: bytes | None = None) -> bytes:
 
 def key_of(path: Path, key: bytes | None) -> bytes:
     """The key of an encrypted journal, which is given or in the environment."""
-    text = os.environ.get(KEY_VARIABLE, "")
     if key is not None:
         return key
-    if not text:
+    try:
+        return bytes.fromhex(os.environ[KEY_VARIABLE])
+    except (KeyError, ValueError):
         raise CassetteError(
             "is an encrypted journal; give the key that its Journal had as key=, or in hexadecimal digits in the "
             f"environment variable {KEY_VARIABLE}",
             path,
-        )
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        raise CassetteError(f"is encrypted, and {KEY_VARIABLE} is no key in hexadecimal digits", path) from None
+        ) from None

@@ -23,6 +23,8 @@ _ANY = schema_of(Any)
 _MAX_DEPTH = 8
 """Exceptions that are written within each other: causes, members of groups, attributes."""
 _MAX_MEMBERS = 100
+_VALIDATION_ERROR = "pydantic_core._pydantic_core:ValidationError"
+"""Only its own constructor makes one, of what is wrong."""
 
 
 # Writing
@@ -47,15 +49,13 @@ def error_data(error: BaseException, depth: int = 0) -> dict[str, Any]:
     if isinstance(error, RecordedError):  # of a replay inside of this recording
         base = _builtin_base(kind.__bases__[-1])
         data = {"type": error.type_name, "message": vars(error)["message"]}
-    if base is not kind and base is not Exception:
-        data["base"] = base.__name__
-    if isinstance(error, BaseExceptionGroup):
+    elif isinstance(error, BaseExceptionGroup):
         members = error.exceptions[:_MAX_MEMBERS] if depth < _MAX_DEPTH else ()
         data |= {"group": [error_data(member, depth + 1) for member in members], "message": error.message}
-    elif data["type"] == _VALIDATION_ERROR:
-        data["state"] = _validation_state(error)
-    elif not isinstance(error, RecordedError):
-        _write_parts(error, data, depth)
+    else:
+        data |= _parts(error, depth)
+    if base is not kind and base is not Exception:
+        data["base"] = base.__name__
     notes = vars(error).get("__notes__")
     if isinstance(notes, list) and notes:
         data["notes"] = [note for note in notes if isinstance(note, str)]
@@ -66,8 +66,11 @@ def error_data(error: BaseException, depth: int = 0) -> dict[str, Any]:
     return data
 
 
-def _write_parts(error: BaseException, data: dict[str, Any], depth: int) -> None:
-    """Write arguments and attributes."""
+def _parts(error: Any, depth: int) -> dict[str, Any]:
+    """The arguments and attributes of an exception."""
+    if name_of(type(error)) == _VALIDATION_ERROR:
+        return {"state": {"title": error.title, "errors": list(map(_detail, error.errors(include_url=False)))}}
+    data: dict[str, Any] = {}
     arguments = BaseException.args.__get__(error)  # type: ignore[attr-defined]  # a class may have another `args`
     if isinstance(error, OSError):  # it has more than its `args`
         with contextlib.suppress(Exception):  # a user's subclass
@@ -75,12 +78,22 @@ def _write_parts(error: BaseException, data: dict[str, Any], depth: int) -> None
     if (written := _written(list(arguments), depth)) is not None:
         data["args"] = written
     hints = hints_of(type(error))
-    kept = [(name, value) for name, value in vars(error).items() if name != "__notes__"]
-    state = {name: _written(value, depth, hints.get(name, Any)) for name, value in kept}
+    kept = {name: value for name, value in vars(error).items() if name != "__notes__"}
+    state = {name: _written(value, depth, hints.get(name, Any)) for name, value in kept.items()}
     if found := {name: part for name, part in state.items() if part is not None}:
         data["state"] = found
     if len(found) < len(state):
         data["unknown"] = True
+    return data
+
+
+def _detail(found: dict[str, Any]) -> dict[str, Any]:
+    """One error of a validation. Its input is under its name, by which secrets are known."""
+    name = str(found["loc"][-1]) if found["loc"] else ""
+    detail = {**{part: found[part] for part in ("type", "loc", "msg")}, "input": {name: _written(found["input"])}}
+    if "ctx" in found:
+        detail["ctx"] = {key: _written(each) for key, each in found["ctx"].items()}
+    return detail
 
 
 def _message(error: BaseException) -> str:
@@ -139,12 +152,14 @@ def _unknown_error(data: dict[str, Any], kind: type[BaseException] | None) -> Re
     return RecordedError(name, message)
 
 
-def _rebuilt(kind: type[BaseException], data: dict[str, Any]) -> BaseException:
-    state = data.get("state", {})
+def _rebuilt(kind: Any, data: dict[str, Any]) -> BaseException:
+    state, error = data.get("state", {}), None
     if data["type"] == _VALIDATION_ERROR:
-        return _make_validation_error(kind, state)
+        error = kind.from_exception_data(state["title"], [_line_error(kind, one) for one in state["errors"]])
+        _set_args(error, ())  # as pydantic's own has them
+        return error  # type: ignore[no-any-return]  # a class that was found by name
     if "group" in data:
-        error: BaseException = kind(data["message"], [read_error(member) for member in data["group"]])
+        error = kind(data["message"], [read_error(member) for member in data["group"]])
     else:
         # No constructor of a user's runs: its parameters are unknown, and its effect is the state.
         base, arguments = _builtin_base(kind), tuple(_read(data.get("args", [data.get("message", "")])))
@@ -154,7 +169,19 @@ def _rebuilt(kind: type[BaseException], data: dict[str, Any]) -> BaseException:
             _set_args(error, arguments)
     hints = hints_of(kind)
     vars(error).update({name: _read(part, hints.get(name, Any)) for name, part in state.items()})
-    return error
+    return error  # type: ignore[no-any-return]  # as above
+
+
+def _line_error(kind: Any, detail: dict[str, Any]) -> dict[str, Any]:
+    """One error of a validation, as the constructor takes it: of pydantic's own kinds if that has the same text."""
+    context = {key: _read(each) for key, each in detail.get("ctx", {}).items()}
+    error = {"type": detail["type"], "loc": tuple(detail["loc"]), "input": _read(*detail["input"].values())}
+    known = {**error, "ctx": context} if context else error
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        if kind.from_exception_data("", [known]).errors()[0]["msg"] == detail["msg"]:
+            return known
+    custom = sys.modules["pydantic_core"].PydanticCustomError
+    return {**error, "type": custom(detail["type"], detail["msg"], context or None)}
 
 
 def _set_args(error: BaseException, arguments: tuple[Any, ...]) -> None:
@@ -165,9 +192,7 @@ def _set_args(error: BaseException, arguments: tuple[Any, ...]) -> None:
 
 
 def _written(value: Any, depth: int = 0, hint: Any = Any) -> Any:
-    """An argument or attribute as plain data, with a tag unless it is JSON. None if it cannot be written, neither as it
-    is nor as its class annotates it.
-    """
+    """An argument or attribute as plain data, with a tag unless it is JSON. None if it cannot be written."""
     exact = exact_json(value)
     if exact is not None and b'"$' not in exact[0] and value is not None:
         return exact[1]
@@ -186,20 +211,17 @@ def _written(value: Any, depth: int = 0, hint: Any = Any) -> Any:
 
 
 def _read(data: Any, hint: Any = Any) -> Any:
-    if not isinstance(data, dict) or len(data) != 1:
-        return data
-    [(tag, content)] = data.items()
-    match tag:
-        case "$any":
+    match data:
+        case {"$any": content}:
             return _ANY.from_plain(content)
-        case "$typed":
+        case {"$typed": content}:
             return schema_of(hint).from_plain(content)
-        case "$error":
+        case {"$error": content}:
             return read_error(content)
-        case "$list":
-            return [_read(each) for each in content]
-        case "$http":
-            return _read_http(*content)
+        case {"$list": list() as members}:
+            return list(map(_read, members))
+        case {"$http": [str() as library, str() as kind, dict() as fields]}:
+            return _read_http(library, kind, fields)
         case _:
             return data
 
@@ -227,50 +249,9 @@ def _http_data(value: Any) -> dict[str, Any] | None:
     return {"$http": [library, "Response", fields]}
 
 
-def _read_http(library: str, kind: str, data: dict[str, Any]) -> Any:
+def _read_http(library: str, kind: str, fields: dict[str, Any]) -> Any:
     """Raises LookupError if the program has not imported the library."""
     module = sys.modules[library if library in _HTTP_LIBRARIES else ""]
     if kind == "Request":
-        return module.Request(data["method"], data["url"])
-    return module.Response(
-        data["status_code"], headers=data["headers"], content=data["content"], request=_read(data["request"])
-    )
-
-
-# Validation errors of pydantic: only their own constructor makes them, of what is wrong
-
-_VALIDATION_ERROR = "pydantic_core._pydantic_core:ValidationError"
-
-
-def _validation_state(error: Any) -> dict[str, Any]:
-    details = []
-    for found in error.errors(include_url=False):
-        name = str(found["loc"][-1]) if found["loc"] else ""
-        detail = {
-            "type": found["type"],
-            "loc": list(found["loc"]),
-            "msg": found["msg"],
-            "input": {name: _written(found["input"])},  # under its name, by which secrets are known
-        }
-        if "ctx" in found:
-            detail["ctx"] = {key: _written(each) for key, each in found["ctx"].items()}
-        details.append(detail)
-    return {"title": error.title, "errors": details}
-
-
-def _make_validation_error(kind: Any, state: dict[str, Any]) -> BaseException:
-    custom = sys.modules["pydantic_core"].PydanticCustomError
-    details = []
-    for one in state["errors"]:
-        [given] = one["input"].values()
-        detail = {"loc": tuple(one["loc"]), "input": _read(given)}
-        context = {key: _read(each) for key, each in one.get("ctx", {}).items()}
-        known = {**detail, "type": one["type"], **({"ctx": context} if context else {})}
-        made: dict[str, Any] = {}
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            [made] = kind.from_exception_data("", [known]).errors()
-        is_same = made.get("msg") == one["msg"]  # else it is of a validator's own
-        details.append(known if is_same else {**detail, "type": custom(one["type"], one["msg"], context or None)})
-    error: BaseException = kind.from_exception_data(state["title"], details)
-    _set_args(error, ())  # as pydantic's own has them
-    return error
+        return module.Request(**fields)
+    return module.Response(**{**fields, "request": _read(fields["request"])})

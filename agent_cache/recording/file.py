@@ -75,35 +75,17 @@ class TrailerLine(msgspec.Struct, frozen=True):
 
 
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One call and its outcome.
+    """One call and its outcome. The reference of the cassette format says what each field means.
 
     Attributes:
         id: its number, from 1: of its line, or in a log of its start.
-        parent: id of the enclosing call, or None.
-        kind: ``tool``, ``llm``, ``call``, ``write`` or ``env``; of a request, ``llm`` or ``http``.
-        name: name of the function.
-        arguments: arguments by name, as plain data, redacted.
-        key: the key that ``cache_key=`` returned; it identifies the call instead of its arguments.
-        digest: hexadecimal digest of name and arguments, or of name and key.
         asker: hexadecimal digest of who asks: of all that keeps the answers of callers apart in the cache. Empty if
             nothing does, and `UNKNOWN_ASKER` if that cannot be told. Calls of two askers are two calls.
-        after: in a log, id of the call that had ended last when this one started, 0 if there was none.
         lane: number of what made it: one task, or one context that a thread runs in; 0 is the task that entered the
             recording, the others are in the order of their first lines. A strict replay demands the order of each.
         forked: the lane that this lane was forked from: the one that started the task or copied the context.
-        outcome: see `outcomes`.
-        source: how a tool's cache answered: ``hit``, ``miss``, ``shared``, ``uncached``, ``write`` or ``blocked``.
-        tags: of a call of a write tool, what it invalidates, redacted. A tag that only the result gives is as long as
-            the redacted outcome shows it.
         started_ms, duration_ms: its start, from the beginning of the recording, and its duration; of a stream, until
             it was closed. In a finished file the trailer has them. No two calls of a run start or end at one time.
-        input_tokens, output_tokens: of an LLM call, 0 if unknown. `input_tokens` is all input.
-        cache_read_tokens, cache_write_tokens: the parts of it that were read from the provider's prompt cache, and
-            written to it.
-        cache_write_1h_tokens: the part of `cache_write_tokens` that the provider keeps for one hour.
-        model: of an LLM call, None if unknown.
-        form: ``"agentcassette"`` if the arguments are ``args`` and ``kwargs``, from a cassette of that package;
-            ``"reyn"`` if the call is from a fixture of Reyn, which only `litellm.LLMReplay` replays.
         place, hidden: in a journal, the place of the call, and whether redaction has changed its outcome.
     """
 
@@ -173,9 +155,9 @@ class OtherLine(msgspec.Struct, frozen=True, kw_only=True):
     resumed: dict[str, Any] | None = None
 
 
-def call_line(call: RecordedCall | Header) -> bytes:
+def call_line(line: RecordedCall | Header) -> bytes:
     """Encode a call, or a header."""
-    return encode(call) + b"\n"
+    return encode(line) + b"\n"
 
 
 header_line = call_line
@@ -270,10 +252,12 @@ def read_lines(path: Path, text: bytes) -> Content | None:
             raise CassetteError("is empty; delete it, or record it again", path)
         return None
     is_torn = bool(last) and (header.is_log or not last.startswith(_TRAILER))  # it was killed while it wrote this
+    if not is_torn:
+        lines.append(last)
     found = Content(header, [], None, [], is_torn)
     end: TrailerLine | None = None
     ids = set[int]()
-    for number, line in enumerate(map(bytes.strip, lines[1:] if is_torn or not lines else [*lines[1:], last]), 2):
+    for number, line in enumerate(map(bytes.strip, lines[1:]), 2):
         if not line:
             continue
         if end is not None:
@@ -315,7 +299,7 @@ def _read_header(path: Path, text: bytes) -> Header | None:
     if isinstance(data, dict) and "agent_cache_journal" in data:  # its calls are a log
         check_version(path, data["agent_cache_journal"], JOURNAL_VERSION)
         text = encode({**{name: data[name] for name in ("recorded_at", "redact", "http") if name in data}, "log": True})
-    elif isinstance(data, dict) and data.get("agent_cache_cassette") is not None:
+    elif isinstance(data, dict) and "agent_cache_cassette" in data:
         check_version(path, data["agent_cache_cassette"], VERSION)
     elif text.startswith(b'{"agent_cache_cassette"'):
         raise CassetteError("breaks off in its header; record it again", path, 1)

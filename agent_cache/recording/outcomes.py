@@ -38,7 +38,7 @@ decode = msgspec.json.Decoder().decode
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text is no text that was cut in the middle of a character: half of a surrogate pair."""
+    """Whether a text has no half of a surrogate pair, as one that was cut in the middle of a character."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -75,12 +75,9 @@ def register(*classes: type[T]) -> type[T]:
     Raises:
         ConfigurationError: if one is not a class.
     """
-    for one in classes:
-        if not isinstance(one, type):
-            raise ConfigurationError(f"register takes classes, got {one!r}")
-        REGISTERED[name_of(one)] = one
-    if not classes:
-        raise ConfigurationError("register needs at least one class")
+    if not classes or not all(isinstance(one, type) for one in classes):
+        raise ConfigurationError(f"register takes classes, got {', '.join(map(repr, classes)) or 'none'}")
+    REGISTERED.update((name_of(one), one) for one in classes)
     return classes[0]
 
 
@@ -135,15 +132,12 @@ def _is_tagged(plain: Any) -> bool:
 
 def _why(error: BaseException) -> str:
     """What is wrong with data, by the names of fields and types, and never a value: pydantic's texts have some."""
-    while not isinstance(error, msgspec.ValidationError):
-        if error.__cause__ is None:
-            return str(error)
+    while error.__cause__ is not None:
         error = error.__cause__
-    inner: Any = error.__cause__
-    if inner is None or not hasattr(inner, "errors"):
-        return str(error) if inner is None else type(inner).__name__
-    first = inner.errors(include_url=False, include_context=False, include_input=False)[0]
-    return f"{inner.title}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+    if not hasattr(error, "errors"):
+        return str(error)
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{getattr(error, 'title', '')}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 @lru_cache(maxsize=1024, typed=True)
@@ -168,11 +162,12 @@ _ITERATORS: Final = frozenset(
     for prefix in ("", "Async")
     for name in ("Generator", "Iterable", "Iterator")
 )
+_UNIONS: Final = (typing.Union, types.UnionType)
 
 
 def _without_streams(annotation: Any) -> Any:
     """An annotation such as ``Answer | Stream[Chunk]`` without the streams: their chunks are written, not they."""
-    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+    if typing.get_origin(annotation) not in _UNIONS:
         return annotation
     members = typing.get_args(annotation)
     kept = [each for each in members if typing.get_origin(each) in _ITERATORS or annotation_of_chunks(each) is Any]
@@ -188,13 +183,12 @@ def annotation_of_chunks(annotation: Any) -> Any:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return annotation_of_chunks(arguments[0])
-    if origin is typing.Union or origin is types.UnionType:
+    if origin in _UNIONS:
         found = [each for member in arguments if (each := annotation_of_chunks(member)) is not Any]
         return typing.Union[tuple(found)] if found else Any  # noqa: UP007 - as above
-    kind = origin or annotation
-    step = getattr(kind, "__anext__", None) or getattr(kind, "__next__", None)
-    if kind in _ITERATORS or (step is not None and arguments):
-        return arguments[0] if arguments else Any
+    step = getattr(origin or annotation, "__anext__", None) or getattr(origin or annotation, "__next__", None)
+    if arguments and (origin in _ITERATORS or step is not None):
+        return arguments[0]
     hint = Returns(step).resolve() if inspect.isfunction(step) else Any
     return Any if isinstance(hint, TypeVar) else hint
 
@@ -215,31 +209,16 @@ def value_outcome(value: Any, schema: PlainSchema, redaction: Redaction, *, is_c
         raw, read = exact
         is_clean = is_chunk or not redaction.may_change(raw)
         return {"value": msgspec.Raw(raw) if is_clean else redaction.apply(read)}
-    form, plain, marks = _written(without_secret_fields(value, redaction), schema)
-    if is_chunk or form == "unencodable" or not redaction.may_change(encode(plain)):
-        return {form: plain, **marks}
-    clean = [plain[0], redaction.apply(plain[1])] if form == "object" else redaction.apply(plain)
-    if clean != plain and not _fits(form, clean, schema, marks):
-        marks["redacted"] = True
-    return {form: clean, **marks}
-
-
-def _fits(form: str, plain: Any, schema: PlainSchema, marks: dict[str, Any]) -> bool:
-    """Whether redacted data still makes a value."""
-    if "made" in marks:
-        return _is_made(marks["made"], plain)
-    if form == "object":
-        return is_readable(plain[1], schema_of(REGISTERED[plain[0]]))
-    return is_readable(plain, _ANY if form == "any" else schema)
-
-
-def is_readable(plain: Any, schema: PlainSchema) -> bool:
-    """Whether plain data can be read by an annotation."""
-    try:
-        schema.from_plain(plain)
-    except (Undecodable, ValueError, TypeError):
-        return False
-    return True
+    outcome = _written(without_secret_fields(value, redaction), schema)
+    if is_chunk or "unencodable" in outcome or not redaction.may_change(encode(outcome)):
+        return outcome
+    clean = _clean(outcome, redaction)
+    if clean != outcome and "class" not in clean:
+        try:  # whether it still makes a value
+            read_value(clean, schema, "", 0)
+        except CassetteError:
+            clean["redacted"] = True
+    return clean
 
 
 def read_value(outcome: Outcome, schema: PlainSchema, path: str, line: int) -> Any:
@@ -272,8 +251,8 @@ def read_value(outcome: Outcome, schema: PlainSchema, path: str, line: int) -> A
     raise CassetteError(reason, path, line)
 
 
-def _written(value: Any, schema: PlainSchema) -> tuple[str, Any, dict[str, Any]]:
-    """The form of a value that is not JSON, its plain data, and marks for `problems_of`."""
+def _written(value: Any, schema: PlainSchema) -> Outcome:
+    """The outcome of a value that is not JSON."""
     kind, reason = type(value), ""
     name = name_of(kind)
     writers = [("any", _ANY)] if schema.annotation is Any and not schema.beside else [("typed", schema), ("any", _ANY)]
@@ -285,25 +264,23 @@ def _written(value: Any, schema: PlainSchema) -> tuple[str, Any, dict[str, Any]]
         except Unencodable as error:
             reason = reason or str(error)
         else:
-            return form, [name, plain] if form == "object" else plain, {}
+            return {form: [name, plain] if form == "object" else plain}
     try:
-        if name in _OF_LITELLM and _is_made(name, plain := value.model_dump(mode="json")):
-            return "value", plain, {"made": name}
+        if name in _OF_LITELLM:
+            return {"value": value.model_dump(mode="json"), "made": name}
         plain = msgspec.to_builtins(value, str_keys=True, enc_hook=lambda inner: inner.model_dump(mode="json"))
         encode(plain)
     except Exception:  # noqa: BLE001 - reading a user's object may raise anything; then it cannot be written
         opens = hasattr(kind, "__enter__") or hasattr(kind, "__aenter__")
-        return "unencodable", name, {"reason": reason, "context": True} if opens else {"reason": reason}
-    return "value", plain, {"class": name, "reason": reason}
+        return {"unencodable": name, "reason": reason, **({"context": True} if opens else {})}
+    return {"value": plain, "class": name, "reason": reason}
 
 
 _OF_LITELLM = frozenset(
     f"litellm.types.utils:{name}"
     for name in ("EmbeddingResponse", "ModelResponse", "ModelResponseStream", "TextCompletionResponse")
 )
-"""Responses with more fields than their classes declare: no annotation tells how to read them, and their constructors
-do.
-"""
+"""Responses with more fields than their classes declare, which their constructors read, and no annotation does."""
 
 
 def _class_of_litellm(name: str) -> Any:
@@ -312,15 +289,6 @@ def _class_of_litellm(name: str) -> Any:
     from litellm.types import utils
 
     return getattr(utils, name.partition(":")[2])
-
-
-def _is_made(name: str, plain: Any) -> bool:
-    """Whether the class makes the same of its own plain data."""
-    try:
-        encode(plain)
-        return bool(_class_of_litellm(name)(**plain).model_dump(mode="json") == plain)
-    except Exception:  # noqa: BLE001 - whatever the library raises
-        return False
 
 
 # What does not come back

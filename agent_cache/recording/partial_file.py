@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -38,54 +39,57 @@ class PartialFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._process = os.getpid()
-        with self._reported():
-            self._target = Path(os.path.realpath(path))
+        with _lock, self._reported():
             self.partial = partial_of(path)
+            self._target = Path(os.path.realpath(path))
             self._check_target()
-            with _lock:
-                if str(self._target) in _open_paths:
-                    raise _taken(path)
-                _open_paths.add(str(self._target))
-            try:
-                self.partial.parent.mkdir(parents=True, exist_ok=True)
-                self._descriptor = self._open()
-            except BaseException:
-                _open_paths.discard(str(self._target))
-                raise
+            if str(self._target) in _open_paths:
+                raise _taken(path)
+            self.partial.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = self._open()
+            _open_paths.add(str(self._target))
 
     def append(self, line: bytes) -> None:
         """Write a line."""
         if os.getpid() == self._process:
             write_whole(self._descriptor, line)
 
-    def finish(self) -> None:
-        """Replace the old file."""
-        with self._closing() as is_own:
-            if is_own:
-                os.fsync(self._descriptor)
-                self.partial.replace(self._target)
+    def write(self, lines: Iterable[bytes]) -> None:
+        """Write all lines, and replace the old file. It stays as it is if that fails."""
+        try:
+            with self._reported():
+                for line in lines:
+                    self.append(line)
+        except BaseException:
+            self.discard()
+            raise
+        self.finish()
 
-    def finish_as(self, lines: Callable[[], Iterable[bytes]]) -> None:
-        """Replace the old file by these lines in the place of the written ones.
+    def finish(self, sort: Callable[[], Iterable[bytes]] | None = None) -> None:
+        """Replace the old file, by the lines that `sort` makes of the written ones.
 
-        An old file that has the same calls stays as it is, with its times.
+        An old file that has the same calls stays as it is then, with its times.
         """
         with self._closing() as is_own:
             if not is_own:
                 return
-            text = list(lines())
-            old = self._target.read_bytes().splitlines(keepends=True) if self._target.exists() else []
-            if list(map(_without_times, text)) != list(map(_without_times, old)):
-                finished = self.partial.with_name(self.partial.name + ".sorted")
-                try:
-                    with finished.open("wb") as file:
-                        file.writelines(text)
-                        file.flush()
-                        os.fsync(file.fileno())
-                    finished.replace(self._target)
-                finally:
+            finished = self.partial
+            try:
+                if sort is not None:
+                    text = list(sort())
+                    old = self._target.read_bytes().splitlines(keepends=True) if self._target.exists() else []
+                    if list(map(_without_times, text)) == list(map(_without_times, old)):
+                        self.partial.unlink()
+                        return
+                    finished = self.partial.with_name(self.partial.name + ".sorted")
+                    finished.write_bytes(b"".join(text))
+                with finished.open("rb+") as file:
+                    os.fsync(file)
+                finished.replace(self._target)
+            finally:
+                if finished is not self.partial:
                     finished.unlink(missing_ok=True)
-            self.partial.unlink()
+            self.partial.unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Delete the lines and leave the old file as it is."""
@@ -118,11 +122,10 @@ class PartialFile:
             raise CassetteError(f"cannot be written: {reason}{advice}", self.path) from error
 
     def _check_target(self) -> None:
-        for path in (self.partial, self._target):
-            if (path.exists() and not path.is_file()) or (path is self.partial and path.is_symlink()):
-                raise CassetteError(f"cannot be written: {path.name} is not a regular file", self.path)
         if not self._target.exists():
             return
+        if not self._target.is_file():
+            raise CassetteError("cannot be written: it is not a regular file", self.path)
         if not os.access(self._target, os.W_OK):
             raise CassetteError("cannot be written: it is read-only", self.path)
         with self._target.open("rb") as file:
@@ -130,29 +133,28 @@ class PartialFile:
                 raise CassetteError("cannot be written: it is a journal, by which a run is resumed", self.path)
 
     def _open(self) -> int:
-        """Open the partial file under its lock. That of a killed recording is moved aside; only the latest is kept."""
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        """Open the partial file under its lock."""
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
         while True:
             descriptor = os.open(self.partial, flags, 0o644)
             try:
-                is_locked = lock_file(descriptor, self.partial)
-                if is_locked and not os.fstat(descriptor).st_size:
+                if lock_file(descriptor, self.partial):
+                    self._keep_remains(descriptor)
                     return descriptor
-                if is_locked and fcntl is not None:  # while it is locked; Windows does not rename an open file
-                    self._keep_remains()
             except BaseException as error:
                 os.close(descriptor)
-                if isinstance(error, BlockingIOError):
-                    raise _taken(self.path) from None
-                raise
+                if not isinstance(error, BlockingIOError):
+                    raise
+                raise _taken(self.path) from None
             os.close(descriptor)
-            if is_locked and fcntl is None:
-                self._keep_remains()
 
-    def _keep_remains(self) -> None:
-        remains = self.partial.with_name(self.partial.name + ".old")
-        self.partial.replace(remains)
-        _LOG.warning("%s was left by a recording that was killed; it is kept as %s", self.partial, remains.name)
+    def _keep_remains(self, descriptor: int) -> None:
+        """Copy aside what a killed recording has left. Only the latest is kept."""
+        if os.fstat(descriptor).st_size:
+            remains = self.partial.with_name(self.partial.name + ".old")
+            shutil.copyfile(self.partial, remains)
+            os.ftruncate(descriptor, 0)
+            _LOG.warning("%s was left by a recording that was killed; it is kept as %s", self.partial, remains.name)
 
 
 def _taken(path: Path) -> CassetteError:
@@ -194,26 +196,6 @@ def is_being_recorded(path: Path) -> bool:
     return os.path.realpath(path) in _open_paths
 
 
-def is_idle(partial: Path) -> bool:
-    """Whether no tape of any process is writing this partial file. Always True on Windows."""
-    if fcntl is None:
-        return True
-    with partial.open("r+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-    return True
-
-
 def replace_file(path: Path, lines: Iterable[bytes]) -> None:
     """Write a file in one step: a reader sees the old one or the new one."""
-    file = PartialFile(path)
-    try:
-        with file._reported():
-            for line in lines:
-                file.append(line)
-    except BaseException:
-        file.discard()
-        raise
-    file.finish()
+    PartialFile(path).write(lines)

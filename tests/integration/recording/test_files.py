@@ -206,7 +206,7 @@ BROKEN = {
     "a pattern that is none": (HEADER[:-2] + b',"redact":{"patterns":["("]}}\n', "invalid redaction rules", 1),
     "one id twice": (HEADER + CALL + CALL, "id 1", 3),
     "more after the end": (HEADER + b'{"trailer":{"calls":0}}\n' + CALL, "follows the trailer", 3),
-    "agentcassette, of the future": (b'{"version": 999, "steps": []}', "version 999", 1),
+    "agentcassette, of the future": (b'{"version": 999, "steps": []}', "enum value 999", 1),
     "agentcassette, broken off": (b'{"version": 1, "steps": [', "no JSON document", 1),
     "agentcassette, without a name": (b'{"version": 1, "steps": [{"arguments": {}}]}', "`name`", 1),
 }

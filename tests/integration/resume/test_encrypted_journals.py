@@ -129,7 +129,7 @@ def test_readers_find_the_key_in_the_environment_and_show_no_secret(killed, monk
     with replay(killed):
         assert asyncio.run(token(SECRET)) == {"password": "[redacted]", "user": "ann"}
     monkeypatch.setenv(KEY_VARIABLE, "no key")
-    with pytest.raises(CassetteError, match="hexadecimal"):
+    with pytest.raises(CassetteError, match="in hexadecimal digits"):
         Cassette.load(killed)
 
 
