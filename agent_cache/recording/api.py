@@ -57,34 +57,30 @@ class Block(Generic[H]):
     ends_refusal = True
     _bypasses = False
     _path: Path | None = None
-    _tape: H | None = None
-    _token: Token[Scope] | None = None
-    _scope: Scope | None = None
-    _outer: Scope | None = None
+    _entered: tuple[H, Scope, Scope, Token[Scope]] | None = None
+    """The tape, the scope around the block, that in it, and how to leave it."""
     _has_ended = False
 
     def _open(self) -> H:
         raise NotImplementedError
 
     def __enter__(self) -> H:
-        if self._tape is not None:
+        if self._entered is not None:
             raise CassetteError(f"is entered already; make another {type(self).__name__}", self._path or "")
-        scope = PLACE.get().scope
-        if self._path is not None:
-            _check_path_is_free(scope, self._path)
-        self._tape = tape = self._open()
+        outer = PLACE.get().scope
+        tape = self._open()
         self._has_ended = False
-        INTERCEPTORS[tape] = "" if self._path is None else os.path.realpath(self._path)
+        INTERCEPTORS[tape] = ""
         if tape.http is not None:
             SEAMS.enter()
             if tape.http.guard:
                 install_guard()
         tape.lanes.current()  # this is lane 0
-        around = _without_blocker(scope) if self.ends_refusal else scope
+        around = _without_blocker(outer) if self.ends_refusal else outer
         if self._bypasses:
             around = around.variant(bypasses=True)
-        self._outer, self._scope = scope, around.intercepted(tape)
-        self._token = self._scope.enter()
+        scope = around.intercepted(tape)
+        self._entered = tape, outer, scope, scope.enter()
         return tape
 
     def end(self, error: BaseException | None = None) -> None:
@@ -93,24 +89,23 @@ class Block(Generic[H]):
         Until the block is left, calls are answered if they are recorded. Others raise in a replay, and run in a
         recording.
         """
-        if self._tape is None or self._has_ended:
+        if self._entered is None or self._has_ended:
             raise CassetteError("is not entered, or has ended", self._path or "")
         self._has_ended = True
-        self._tape.finish(error)
+        self._entered[0].finish(error)
 
     def drop(self) -> None:
         """Discard what was recorded and check nothing. Does nothing if the recording has ended."""
-        if self._tape is not None and not self._has_ended:
+        if self._entered is not None and not self._has_ended:
             self._has_ended = True
-            self._tape.discard()
+            self._entered[0].discard()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tape, token, scope, outer = self._tape, self._token, self._scope, self._outer
-        self._tape = self._token = self._scope = self._outer = None
-        if tape is None or token is None or scope is None or outer is None:
+        if self._entered is None:
             raise CassetteError("is not entered", self._path or "")
+        (tape, outer, scope, token), self._entered = self._entered, None
         INTERCEPTORS.pop(tape, None)
         try:
             if not self._has_ended:
@@ -134,15 +129,6 @@ class Block(Generic[H]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.__exit__(kind, error, trace)
-
-
-def _check_path_is_free(scope: Scope, path: Path) -> None:
-    """One block inside of another on the same path would read what the other writes."""
-    name = os.path.realpath(path)
-    while scope.outside is not None:
-        if scope.interceptor is not None and INTERCEPTORS.get(scope.interceptor) == name:
-            raise CassetteError("is being recorded or replayed already, around this block; use another path", path)
-        scope = scope.outside
 
 
 class record(Block[Tape]):  # noqa: N801 - used as a function, as in vcrpy and agentcassette
@@ -189,20 +175,29 @@ class record(Block[Tape]):  # noqa: N801 - used as a function, as in vcrpy and a
         http: bool | Http | None = None,
         cache: bool = True,
     ) -> None:
-        self._path = checked_path(path, "record")
-        self._bypasses = not checked_flag(cache, "record: cache")
+        caller = type(self).__name__
+        self._path = checked_path(path, caller)
+        self._bypasses = not checked_flag(cache, f"{caller}: cache")
         self._model = model
         self._redaction = redaction_of(redact)
-        self._mode = checked_choice(mode, MODES, "record: mode")
-        self._strict = strict
-        self._policy = _checked_policy(policy, "record")
+        self._mode = checked_choice(mode, MODES, f"{caller}: mode")
+        self._strict = checked_flag(strict, f"{caller}: strict")
+        if policy is not None and not isinstance(policy, Mapping):
+            names = ", ".join(map(repr, POLICIES))
+            raise ConfigurationError(f"{caller}: policy must map names of tools to {names}, got {policy!r}")
+        self._policy = {
+            name: checked_choice(value, POLICIES, f"{caller}: policy of {name!r}")
+            for name, value in (policy or {}).items()
+        }
         self._http = http
-        Http.of(http, "record")
+        Http.of(http, caller)
 
     def _open(self) -> Tape:
         mode = self._mode
         if mode == "once":
             mode = "none" if self._path.exists() else "rewrite"
+        if mode == "none" and is_being_recorded(self._path):
+            raise CassetteError("is being recorded; replay it when that has ended", self._path)
         redaction, answers, model = self._redaction, None, self._model
         http = Http.of(self._http, "record")
         if mode != "rewrite":
@@ -225,7 +220,7 @@ class record(Block[Tape]):  # noqa: N801 - used as a function, as in vcrpy and a
         )  # fmt: skip
 
 
-class replay(Block[Tape]):  # noqa: N801 - as `record`
+class replay(record):  # noqa: N801 - as `record`
     """Replay a recording: ``with replay("tests/run.jsonl") as tape: ...``
 
     Each call gets the recorded outcome of the same call. Calls are the same by name, arguments, the calls that enclose
@@ -247,8 +242,6 @@ class replay(Block[Tape]):  # noqa: N801 - as `record`
         ConfigurationError: if an argument cannot work.
     """
 
-    _path: Path
-
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -257,21 +250,7 @@ class replay(Block[Tape]):  # noqa: N801 - as `record`
         policy: Mapping[str, Policy] | None = None,
         redact: Any = None,
     ) -> None:
-        self._path = checked_path(path, "replay")
-        if not isinstance(strict, bool):
-            raise ConfigurationError(f"replay: strict must be True or False, got {strict!r}")
-        self._strict = strict
-        self._policy = _checked_policy(policy, "replay")
-        self._redaction = redaction_of(redact)
-
-    def _open(self) -> Tape:
-        if is_being_recorded(self._path):
-            raise CassetteError("is being recorded; replay it when that has ended", self._path)
-        cassette, redaction = loaded(self._path, self._redaction)
-        return Tape(
-            self._path, "none", redaction, answers=Matcher(cassette, redaction), policy=self._policy,
-            strict=self._strict, is_guarded=self.is_guarded, http=recorded_http(cassette),
-        )  # fmt: skip
+        super().__init__(path, mode="none", strict=strict, policy=policy, redact=redact)
 
 
 class observe(Block[Tape]):  # noqa: N801 - as `record`
@@ -348,16 +327,6 @@ def checked_path(path: Any, caller: str) -> Path:
     return Path(path)
 
 
-def _checked_policy(policy: Any, caller: str) -> dict[str, str]:
-    if policy is None:
-        return {}
-    if not isinstance(policy, Mapping):
-        raise ConfigurationError(
-            f"{caller}: policy must map names of tools to {', '.join(map(repr, POLICIES))}, got {policy!r}"
-        )
-    return {name: checked_choice(value, POLICIES, f"{caller}: policy of {name!r}") for name, value in policy.items()}
-
-
 # Refusal of live calls
 
 
@@ -367,11 +336,8 @@ class LiveCallBlocker(Receiver):
     `now`, `uuid4` and `random` run.
 
     Attributes:
-        advice: the end of each error: what to do about the call.
         is_lifted: lets every call run.
         error: the first refusal since this was set to None, in case something has swallowed it.
-        thread: the identifier of the thread that entered the block.
-        http: which requests are refused, too.
     """
 
     http = Http()
