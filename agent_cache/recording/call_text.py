@@ -21,18 +21,18 @@ def call_text(call: RecordedCall) -> str:
     return f"{call.name}({arguments_text(call)})"
 
 
-def arguments_text(call: RecordedCall, each: int = _SHORT, most: int = _ARGUMENTS) -> str:
-    """The arguments by name.
+def described(name: str, arguments: dict[str, Any], each: int = _SHORT, most: int = _ARGUMENTS) -> str:
+    """A call as it would be written; of the arguments as many characters of each and of all are shown."""
+    text = ", ".join(f"{key}={_cut(repr(value), each)}" for key, value in arguments.items())
+    return f"{name}({_cut(text, most)})"
 
-    Args:
-        call: the call.
-        each, most: characters up to which one of them, and all together, are shown.
-    """
+
+def arguments_text(call: RecordedCall, each: int = _SHORT, most: int = _ARGUMENTS) -> str:
+    """The arguments by name: of a request to a model, the last message alone."""
     shown = call.arguments
     if call.kind == "llm" and {"json", "messages"} & shown.keys() and (message := _last_text(shown)) is not None:
         shown = {"...": message}  # all requests to a model begin alike
-    text = ", ".join(f"{name}={_cut(repr(value), each)}" for name, value in shown.items())
-    return text if len(text) <= most else text[:most] + "..."
+    return described("", shown, each, most)[1:-1]
 
 
 def outcome_text(call: RecordedCall, most: int = _SHORT) -> str:
@@ -43,16 +43,13 @@ def outcome_text(call: RecordedCall, most: int = _SHORT) -> str:
     if not isinstance(stream, dict):
         return _result_text(call.outcome, most)
     chunks, end = _counted(stream.get("chunks", ()), "chunk"), stream.get("end") or {}
-    is_plain_end = "value" in end and end["value"] is None
-    return chunks if is_plain_end else f"{chunks}, {_result_text(end, most)}"
+    return chunks if end.get("value", end) is None else f"{chunks}, {_result_text(end, most)}"
 
 
 def has_error(call: RecordedCall) -> bool:
     """Whether the call raised, or the stream that it returned did."""
-    outcome, stream = call.outcome, call.outcome.get("stream", call.outcome.get("response"))
-    if isinstance(stream, dict) and isinstance(stream.get("end"), dict):
-        outcome = stream["end"]
-    return isinstance(outcome.get("error"), dict)
+    outcome = call.outcome.get("stream") or call.outcome.get("response") or {}
+    return isinstance((outcome.get("end") or call.outcome).get("error"), dict)
 
 
 def duration_text(ms: float) -> str:

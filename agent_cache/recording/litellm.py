@@ -11,14 +11,14 @@ may be answered any number of times.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import hashlib
 import inspect
 import json
 import os
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -27,9 +27,9 @@ from typing import Any, Literal, Self
 import msgspec
 
 from agent_cache.core.options import checked_choice
-from agent_cache.errors import CassetteError, CassetteNotFound, MissingFixture, UncacheableArgumentsError
+from agent_cache.errors import CassetteError, MissingFixture, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.file import CALLS_OF_LITELLM, RecordedCall, digest_of_key
+from agent_cache.recording.file import CALLS_OF_LITELLM, RecordedCall, digest_of_key, read_bytes
 from agent_cache.recording.partial_file import PartialFile
 from agent_cache.recording.prices import Savings, Usage, savings_of
 from agent_cache.recording.redaction import redaction_of
@@ -92,7 +92,7 @@ class LLMReplay:
         self._entries = {_identity(entry): entry for entry in found}
         self._pending: dict[tuple[bool, str], Entry] = {}
         self._answered: list[Entry] = []
-        self._replaced: list[tuple[str, Any, Any]] = []
+        self._originals: dict[str, Any] = {}
 
     @staticmethod
     def key(model: str, messages: list[Any], tools: list[Any] | None = None, tool_choice: Any = None) -> str:
@@ -140,34 +140,32 @@ class LLMReplay:
         """
         if self.mode == "replay" and not self.fixture_path.exists():
             raise MissingFixture(f"there is no such fixture. To record it: {self._advice}", self.fixture_path)
-        if self.mode != "replay" and "agent_cache_cassette" in _first_entries(self.fixture_path)[0]:
+        if self.mode != "replay" and "agent_cache_cassette" in _line(self.fixture_path, 0):
             raise CassetteError("is a cassette, and this records fixtures; give another path", self.fixture_path)
-        if not self._replaced:
-            self._replace("acompletion", "acompletion", self._complete)
+        if not self._originals:
+            self._replace("acompletion", "completion", self._complete)
             self._replace("aembedding", "embedding", self._embed)
 
     def _replace(self, name: str, like: str, answer: Callable[..., Awaitable[Any]]) -> None:
+        """Replace a function, which takes positional arguments as another one does."""
         import litellm
 
-        original = getattr(litellm, name)
+        self._originals[name] = original = getattr(litellm, name)
         parameters = inspect.signature(getattr(litellm, like))
 
         @functools.wraps(original)
         async def call(*args: Any, **kwargs: Any) -> Any:
-            if not self._replaced:  # something else has kept this function
-                return await original(*args, **kwargs)
-            named = dict(parameters.bind_partial(*args).arguments) if args else {}
-            return await answer(original, {**named, **kwargs})
+            return await answer(original, {**parameters.bind_partial(*args).arguments, **kwargs})
 
-        self._replaced.append((name, original, call))
         setattr(litellm, name, call)
 
     def restore(self) -> None:
-        """Leave. Does nothing if it is not installed, and to a function that something else has replaced since."""
-        replaced, self._replaced = self._replaced, []
-        for name, original, ours in replaced:
-            if (found := sys.modules["litellm"]).__dict__.get(name) is ours:
-                setattr(found, name, original)
+        """Leave. Does nothing if it is not installed."""
+        originals, self._originals = self._originals, {}
+        for name, original in originals.items():
+            import litellm
+
+            setattr(litellm, name, original)
 
     def flush(self) -> None:
         """Write what was recorded, in one step. Does nothing in a replay, or if nothing new was recorded.
@@ -175,20 +173,14 @@ class LLMReplay:
         Raises:
             CassetteError: if the fixture is broken or cannot be written. The recording stays, for another `flush`.
         """
-        if not self._pending:
-            return
-        file = _claimed(self.fixture_path)
-        try:
-            old = read_fixture(self.fixture_path) if self.fixture_path.exists() else []
-            for entry in ({_identity(one): one for one in old} | self._pending).values():
-                file.append(fixture_line(entry))
-        except BaseException as error:
-            file.discard()
-            if isinstance(error, OSError):
-                raise CassetteError(f"cannot be written: {error.strerror}", self.fixture_path) from error
-            raise
-        file.finish()
-        self._pending.clear()
+        if self._pending:
+            _claimed(self.fixture_path).write(self._merged())
+            self._pending.clear()
+
+    def _merged(self) -> Iterator[bytes]:
+        """The lines of the fixture, which are read now that nobody else writes it, and the new ones."""
+        old = read_fixture(self.fixture_path) if self.fixture_path.exists() else []
+        yield from map(fixture_line, ({_identity(one): one for one in old} | self._pending).values())
 
     def __enter__(self) -> Self:
         self.install()
@@ -205,21 +197,14 @@ class LLMReplay:
         model, parts = arguments["model"], ("messages", "tools", "tool_choice")
         plain = json.loads(_canonical([arguments.get(name) for name in parts]))
         clean = self._redaction.apply(plain)
-        messages = clean[0] or []
         keys = [self.key(model, one[0] or [], *one[1:]) for one in (clean, plain)]
-        found = self._found(keys)
-        if found is not None and _kind(found) == "exception":
-            raise _exception(found, model, self.fixture_path)
-        if found is not None:
-            response = litellm.ModelResponse(**found["response"])
-        else:
-            components = _components(model, *clean)
-            if self.mode == "replay":
-                lines = _attribution(components, self._entries.values())
-                raise self._missing("fixture entry", model, _preview(messages), lines)
+        if (found := self._found(keys)) is None:
             whole = {name: value for name, value in arguments.items() if name not in {"stream", "stream_options"}}
-            response = await original(**whole)
-            self._record("completion", keys[0], model, _preview(messages), response, key_components=components)
+            response = await self._record("completion", keys[0], model, _preview(clean[0] or []), original, whole)
+        elif _kind(found) == "exception":
+            raise _exception(found, model, self.fixture_path)
+        else:
+            response = litellm.ModelResponse(**found["response"])
         return _stream(response) if arguments.get("stream") else response
 
     async def _embed(self, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
@@ -230,14 +215,10 @@ class LLMReplay:
         texts = given if isinstance(given, list) else [given]
         clean = self._redaction.apply(texts)
         keys = [self.embed_key(model, one) for one in (clean, texts)]
-        preview = ", ".join(map(str, clean))[:_PREVIEW]
-        if (found := self._found(keys)) is not None:
-            return litellm.EmbeddingResponse(**found["response"])
-        if self.mode == "replay":
-            raise self._missing("embedding fixture entry", model, preview)
-        response = await original(**arguments)
-        self._record("embedding", keys[0], model, preview, response)
-        return response
+        if (found := self._found(keys)) is None:
+            preview = ", ".join(map(str, clean))[:_PREVIEW]
+            return await self._record("embedding", keys[0], model, preview, original, arguments)
+        return litellm.EmbeddingResponse(**found["response"])
 
     def _found(self, keys: Iterable[str]) -> Entry | None:
         """The recorded call, by its key without secrets or by that of Reyn, which has them."""
@@ -247,14 +228,21 @@ class LLMReplay:
                 return entry
         return None
 
-    def _record(self, kind: str, key: str, model: str, preview: str, response: Any, **more: Any) -> None:
+    async def _record(
+        self, kind: str, key: str, model: str, preview: str, original: Callable[..., Any], arguments: dict[str, Any]
+    ) -> Any:
+        """Make a call that no entry answers, and keep its response."""
+        if self.mode == "replay":
+            recorded = [str(one.get("prompt_preview")) for one in self._entries.values() if _kind(one) == kind]
+            nearest = difflib.get_close_matches(preview, recorded, 1, 0.0)
+            head = f"No {kind} of the fixture answers this call of model={model!r}.\nPrompt: {preview!r}"
+            lines = [head, *(f"Nearest: {one!r}" for one in nearest), f"To record it: {self._advice}"]
+            raise MissingFixture("\n".join(lines), self.fixture_path)
+        response = await original(**arguments)
         dumped = self._redaction.apply(response.model_dump(mode="json"))
-        entry = {"key": key, "kind": kind, "model": model, "prompt_preview": preview, **more, "response": dumped}
+        entry = {"key": key, "kind": kind, "model": model, "prompt_preview": preview, "response": dumped}
         self._pending[True, key] = entry
-
-    def _missing(self, what: str, model: str, preview: str, *lines: str) -> MissingFixture:
-        head = f"No {what} for model={model!r}.\nPrompt preview: {preview!r}"
-        return MissingFixture("\n".join((head, *lines, f"To record it: {self._advice}")), self.fixture_path)
+        return response
 
 
 async def _stream(response: Any) -> AsyncIterator[Any]:
@@ -323,55 +311,24 @@ def _preview(messages: list[Any]) -> str:
     return "" if content is None else str(content)[:_PREVIEW]
 
 
-def _components(model: str, messages: Any, tools: Any, choice: Any) -> dict[str, Any]:
-    """What a key was made of, as digests, so that a miss can name the part that has changed."""
-
-    def member(one: Any, *path: str) -> str:
-        for name in path:
-            one = one.get(name) if isinstance(one, dict) else None
-        return str(one or "?")
-
-    return {
-        "model": model,
-        "tool_choice": choice or "",
-        "messages": [f"{member(one, 'role')}:{_sha256(_canonical(one))[:12]}" for one in messages or ()],
-        "tools": {member(one, "function", "name"): _sha256(_canonical(one))[:12] for one in tools or ()},
-    }
-
-
-def _attribution(actual: dict[str, Any], entries: Iterable[Entry]) -> str:
-    """Which parts of a call differ from those of the nearest recorded one."""
-    recorded = [entry["key_components"] for entry in entries if isinstance(entry.get("key_components"), dict)]
-    if not recorded:
-        return "What differs is not known: no entry of the fixture says what its key was made of."
-    nearest = min(recorded, key=lambda one: sum(one.get(part) != actual[part] for part in actual))
-    lines = [
-        f"{part}: {nearest.get(part)!r} -> {actual[part]!r}" for part in actual if nearest.get(part) != actual[part]
-    ]
-    return "\n  ".join((f"The nearest of {len(recorded)} entries differs in", *lines))
-
-
 # Files
 
 
 def is_fixture(path: str | os.PathLike[str]) -> bool:
     """Whether a file is a fixture of Reyn, or a cassette that was made of one, by its first lines."""
-    first, second = _first_entries(path)
+    first = _line(path, 0)
     is_entry = ("key" in first and ("response" in first or "cause" in first)) or first.get("kind") == "environment"
-    return is_entry or ("agent_cache_cassette" in first and second.get("form") == _FORM)
+    return is_entry or ("agent_cache_cassette" in first and _line(path, 1).get("form") == _FORM)
 
 
-def _first_entries(path: str | os.PathLike[str]) -> tuple[Entry, Entry]:
-    """The first two lines of a file of JSON Lines; empty if they are something else, or missing."""
-    found: list[Any] = []
+def _line(path: str | os.PathLike[str], number: int) -> Entry:
+    """A line of a file of JSON Lines, from 0; empty if it is missing, or something else."""
     try:
         with Path(path).open("rb") as file:
-            for line in islice((line for line in file if line.strip()), 2):
-                found.append(json.loads(line))  # noqa: PERF401 - the first line counts also if the second is broken
+            found = json.loads(next(islice(filter(bytes.strip, file), number, None), b"{}"))
     except (OSError, ValueError, RecursionError):
-        pass
-    entries: list[Entry] = [*(entry if isinstance(entry, dict) else {} for entry in found), {}, {}]
-    return entries[0], entries[1]
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def read_fixture(path: str | os.PathLike[str]) -> list[Entry]:
@@ -381,14 +338,9 @@ def read_fixture(path: str | os.PathLike[str]) -> list[Entry]:
         CassetteNotFound: if there is no such file.
         CassetteError: if a line is broken, with its number.
     """
-    if "agent_cache_cassette" in _first_entries(path)[0]:
+    if "agent_cache_cassette" in _line(path, 0):
         return from_cassette(Cassette.load(path))
-    try:
-        content = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise CassetteNotFound("does not exist", path) from None
-    except OSError as error:
-        raise CassetteError(f"cannot be read: {error.strerror}", path) from error
+    content = read_bytes(Path(path))
     return [_checked(line, path, number) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
 
 
@@ -403,16 +355,14 @@ _FIELDS: dict[Any, dict[str, type]] = {
 def _checked(line: bytes, path: object, number: int) -> Entry:
     try:
         entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise CassetteError(f"this line is broken: {error}", path, number) from error
-    if not isinstance(entry, dict):
-        raise CassetteError("this line is broken: it is no JSON object", path, number)
-    if (kind := _kind(entry)) not in _FIELDS:
-        raise CassetteError(f"this line is of the unknown kind {kind!r}", path, number)
-    for name, form in _FIELDS[kind].items():
-        if name not in entry or not isinstance(entry[name], form):
-            raise CassetteError(f"this line is broken: {name!r} is missing, or no {form.__name__}", path, number)
-    return entry
+        fields = _FIELDS[_kind(entry)]
+        reason = next((name for name, form in fields.items() if not isinstance(entry[name], form)), "")
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
+        raise CassetteError(f"this line is no entry of a fixture: {error!r}", path, number) from error
+    if reason:
+        raise CassetteError(f"this line is no entry of a fixture: {reason!r} is of another type", path, number)
+    found: Entry = entry
+    return found
 
 
 def _kind(entry: Entry) -> Any:

@@ -18,6 +18,7 @@ import msgspec
 
 from agent_cache.errors import DivergenceError, ReplayExhausted, UncacheableArgumentsError
 from agent_cache.recording.arguments import plain_arguments
+from agent_cache.recording.call_text import described as described  # noqa: PLC0414 - errors of tapes have both
 from agent_cache.recording.cassette import Cassette, redacted_identity
 from agent_cache.recording.differences import changes
 from agent_cache.recording.file import RecordedCall, digest_of
@@ -51,16 +52,12 @@ class Matcher:
         self.remaining = len(cassette)
         self.has_foreign = bool(self.outline.foreign)
         self.is_concurrent = self.outline.is_concurrent
-        self._read_tree()
-
-    def _read_tree(self) -> None:
         places: dict[int, bytes] = {-1: ROOT_PLACE}
         counts: dict[tuple[bytes, bytes], int] = {}
         for index in self.outline.starts():  # a call starts after the one that encloses it
             parent, digest = self._parents[index], self.outline.digests[index]
             self._children.setdefault(parent, []).append(index)
-            enclosing = places.get(parent)
-            if enclosing is not None:
+            if (enclosing := places.get(parent)) is not None:
                 number = counts.get((enclosing, digest), 0)
                 counts[enclosing, digest] = number + 1
                 places[index] = place = place_of(enclosing, digest, number)
@@ -188,24 +185,13 @@ class Matcher:
 
 _MAX_CANDIDATES = 200
 _MAX_TEXT = 400
-_SHORT = 60
-_ABSENT = object()
-_REQUEST = re.compile(r"[A-Z]+ https?://(?P<server>(?P<host>[^/]*?)(:\d+)?)(?P<rest>/.*)?")
+_REQUEST = re.compile(r"[A-Z]+ https?://(?P<server>[^/]*)(?P<rest>/.*)?")
 ADVICE = 'If the run has changed on purpose, record it again, or record what is new with mode="new_episodes".'
-_ANOTHER_ASKER = (
-    "the same arguments of another asker: vary=, key=, the tenant or the user of a context is not what it was"
-)
 
 
 def call_data(call: ActiveCall) -> dict[str, Any]:
     """A call as errors have it."""
     return {"name": call.function.name, "arguments": call.arguments}
-
-
-def described(name: str, arguments: dict[str, Any]) -> str:
-    """A call as it would be written in Python, shortened."""
-    inside = ", ".join(f"{key}={_short(value)}" for key, value in arguments.items())
-    return f"{name}({inside if len(inside) <= _MAX_TEXT else inside[:_MAX_TEXT] + '...'})"
 
 
 def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
@@ -232,30 +218,18 @@ def _text_of(arguments: dict[str, Any]) -> str:
 
 
 def differences(recorded: RecordedCall, call: ActiveCall) -> str:
-    """Both calls, and one line for each argument that differs."""
+    """Both calls, and one line for each place in which they differ."""
     shown, shown_now = described(recorded.name, recorded.arguments), described(call.function.name, call.arguments)
     lines = [] if shown == shown_now else [f"    recorded: {shown}", f"    called:   {shown_now}"]
-    for name in dict.fromkeys((*recorded.arguments, *call.arguments)):
-        was, now = recorded.arguments.get(name, _ABSENT), call.arguments.get(name, _ABSENT)
-        if was is _ABSENT or now is _ABSENT or (was != now and len(repr(was)) + len(repr(now)) <= _MAX_TEXT):
-            lines.append(f"      {name}: {_short(was, _MAX_TEXT)} -> {_short(now, _MAX_TEXT)}")
-        elif was != now:
-            lines += [f"      {line}" for line in changes(was, now, name)]
-    if recorded.arguments == call.arguments and recorded.key == call.key:
-        if recorded.asker != call.asker:
-            lines.append(f"      {_ANOTHER_ASKER}")
-        elif call.parent is not None or recorded.parent:
-            lines.append("      the same arguments, but enclosed by other calls")
-        else:
-            lines.append("      the same call, in another place")
-    return "\n".join(lines)
-
-
-def _short(value: Any, limit: int = _SHORT) -> str:
-    if value is _ABSENT:
-        return "(none)"
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    found = changes(recorded.arguments, call.arguments, "arguments")
+    if not found and recorded.asker != call.asker:
+        found = [
+            "the same arguments of another asker: vary=, key=, the tenant or the user of a context is not what it was"
+        ]
+    elif not found:
+        is_inside = call.parent is not None or recorded.parent
+        found = [f"the same call, {'enclosed by other calls' if is_inside else 'in another place'}"]
+    return "\n".join((*lines, *(f"      {line}" for line in found)))
 
 
 def missing(
@@ -293,13 +267,11 @@ def by_nobody(call: ActiveCall) -> str:
 
 def _at_other_servers(name: str, names: Iterable[str]) -> str:
     """Where the same request was recorded, and what to do if these servers are one; empty for other calls."""
-    if (asked := _REQUEST.fullmatch(name)) is None:
-        return ""
-    found = [one for each in names if (one := _REQUEST.fullmatch(each)) and one["rest"] == asked["rest"]]
-    if not found:
+    asked = _REQUEST.fullmatch(name)
+    found = [one for each in names if (one := _REQUEST.fullmatch(each)) and asked and one["rest"] == asked["rest"]]
+    if asked is None or not found:
         return ""
     return (
-        f". It was recorded at {', '.join(one['server'] for one in found[:3])}, which is another server. If that is "
-        f"this one, say so when it is recorded and when it is replayed: Http(aliases={{{asked['server']!r}: "
-        f"{found[0]['server']!r}}}), or, for all ports, Http(aliases={{{asked['host']!r}: 'NAME'}})"
+        f". It was recorded at {found[0]['server']}, which is another server. If that is this one, say so when it is "
+        f"recorded and when it is replayed: Http(aliases={{{asked['server']!r}: {found[0]['server']!r}}})"
     )

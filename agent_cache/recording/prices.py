@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -118,8 +119,7 @@ class Usage:
     @property
     def tokens(self) -> Tokens:
         """The token counts."""
-        own, inside = self._own, self._inside
-        return inside if inside.input + inside.output >= own.input + own.output else own
+        return max(self._inside, self._own, key=lambda one: one.input + one.output)
 
     def add(self, answer: Any) -> None:
         """Search an answer, or a chunk of one, or a list of chunks."""
@@ -128,12 +128,10 @@ class Usage:
                 if isinstance(one, Mapping):
                     self.add(one)
         elif not isinstance(answer, _PLAIN):
-            try:
+            with suppress(Exception):  # reading an attribute of the user's object may raise anything
                 for holder in (answer, *(_member(answer, name) for name in _PLACES["nested"])):
                     if holder is not None:
                         self._search(holder)
-            except Exception as error:  # noqa: BLE001 - reading an attribute of the user's object may raise anything
-                _LOG.debug("recording: tokens could not be read: %r", error)
 
     def _search(self, answer: Any) -> None:
         blocks = [_member(answer, name) for name in _PLACES["blocks"]]
@@ -154,23 +152,18 @@ class Usage:
         """Apply the user's extractors. If nothing has named a model, take it from the arguments."""
         if self.model is None:
             self.model = asked_model(call.arguments)
-        function = call.function
-        if not function.has_extractors:
-            return
-        args, kwargs = call.passed
-        passed = {"args": list(args), "kwargs": dict(kwargs)}
-        for name in ("extract_model", "extract_tokens"):
-            extract = getattr(function, name)
-            if extract is None:
-                continue
+        passed = {"args": list(call.passed[0]), "kwargs": dict(call.passed[1])} if call.function.has_extractors else {}
+        for name in ("extract_model", "extract_tokens") if passed else ():
             try:
+                if (extract := getattr(call.function, name)) is None:
+                    continue
                 found = extract(passed, answer)
                 if name == "extract_model":
                     self.model = str(found)
                 else:
                     self._own, self._inside = Tokens(int(found[0]), int(found[1])), Tokens()
             except Exception as error:  # noqa: BLE001 - the user's function; the recording goes on without it
-                _LOG.warning("%s of %s raised %r; the default was used", name, function.name, error)
+                _LOG.warning("%s of %s raised %r; the default was used", name, call.function.name, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +229,8 @@ def model_calls(
                 around.append(at)
     has_inner = {at for around in outer.values() for at in around}
     for index, around in outer.items():
-        if not any(_knows_tokens(calls[at]) for at in around) and (
-            index not in has_inner or _knows_tokens(calls[index])
-        ):
+        is_inside = any(_knows_tokens(calls[at]) for at in around)
+        if not is_inside and (index not in has_inner or _knows_tokens(calls[index])):
             yield calls[index]
 
 
@@ -271,21 +263,19 @@ def _price(call: RecordedCall, when: datetime) -> Decimal | None:
         import genai_prices as library  # it takes half a second to load
     except ImportError:
         return None
-    counts = {f"{name}_tokens": getattr(call, f"{name}_tokens") for name in Tokens._fields}
+    usage = library.Usage(**{f"{name}_tokens": getattr(call, f"{name}_tokens") for name in Tokens._fields})
     for model, provider in _references(call):
-        try:
-            found = library.calc_price(library.Usage(**counts), model, genai_request_timestamp=when, **provider)
-        except (LookupError, ValueError):
-            continue
-        # A model that is paid by the second of sound has a price, but not for its tokens.
-        if found.total_price or not any(vars(found.model_price).values()):
-            price: Decimal = found.total_price
-            return price
+        with suppress(LookupError, ValueError):
+            found = library.calc_price(usage, model, genai_request_timestamp=when, **provider)
+            # A model that is paid by the second of sound has a price, but not for its tokens.
+            if found.total_price or not any(vars(found.model_price).values()):
+                price: Decimal = found.total_price
+                return price
     return None
 
 
 def _references(call: RecordedCall) -> Iterator[tuple[str, dict[str, str]]]:
-    """Model names, and what is known of their providers, under which a call may have a price; the most exact first.
+    """Names of the model, and what is known of its provider, under which it may have a price; the most exact first.
 
     A name may begin with a provider and a route, as LiteLLM has it. One such as ``llama3:8b`` runs on a machine of
     one's own.
@@ -293,18 +283,13 @@ def _references(call: RecordedCall) -> Iterator[tuple[str, dict[str, str]]]:
     models = [name for name in dict.fromkeys((call.model, asked_model(call.arguments))) if name]
     url = call.name.partition(" ")[2]
     providers = [{"provider_api_url": url}] if "://" in url else []
-    prefixes = dict.fromkeys(name.partition("/")[0] for name in models if "/" in name)
-    providers += [{"provider_id": prefix} for prefix in prefixes]
+    providers += [{"provider_id": name.partition("/")[0]} for name in models if "/" in name]
     for provider in providers:
-        for model in models:
-            parts = model.split("/")
+        for parts in (model.split("/") for model in models):
             yield from (("/".join(parts[at:]), provider) for at in range(len(parts)))
-    for model in models:
-        prefix, _, rest = model.partition("/")
-        if not rest or prefix in ("models", "litellm_proxy"):
-            name = rest or model
-            if ":" not in name or name.startswith("ft:"):
-                yield name, {}
-                yield name, {"provider_id": "openai"}  # embeddings and fine-tuned models, which name nobody
-            elif name.partition(".")[0].isalpha():  # us.anthropic.claude-v1:0
-                yield name, {"provider_id": "aws"}
+    for name in (model.removeprefix("models/").removeprefix("litellm_proxy/") for model in models):
+        if "/" not in name and (":" not in name or name.startswith("ft:")):
+            yield name, {}
+            yield name, {"provider_id": "openai"}  # embeddings and fine-tuned models, which name nobody
+        elif "/" not in name and name.partition(".")[0].isalpha():  # us.anthropic.claude-v1:0
+            yield name, {"provider_id": "aws"}

@@ -215,7 +215,7 @@ async def test_a_request_that_was_not_recorded_is_refused(fetch: Fetch, server: 
     seen = len(server.requests)
     with pytest.raises(DivergenceError) as caught, replay(path):
         await fetch(f"{server.url}/orders", "POST", b'{"order": "W2"}')
-    assert "{'order': 'W1'} -> {'order': 'W2'}" in str(caught.value)
+    assert "arguments.json.order: W1 -> W2" in str(caught.value)
     assert len(server.requests) == seen
 
 

@@ -96,7 +96,7 @@ async def test_embeddings_are_recorded_and_replayed(path):
     with LLMReplay(path):
         replayed = await litellm.aembedding(model="text-embedding-3-small", input=["a", "b"])
         one = await litellm.aembedding("text-embedding-3-small", input="one text")
-        with pytest.raises(MissingFixture, match=r"No embedding fixture entry for model='text-embedding-3-small'"):
+        with pytest.raises(MissingFixture, match="No embedding of the fixture answers"):
             await litellm.aembedding(model="text-embedding-3-small", input=["c"])
     assert replayed.model_dump() == live.model_dump()
     assert one.data[0]["embedding"] == [0.3]
@@ -105,12 +105,9 @@ async def test_embeddings_are_recorded_and_replayed(path):
 async def test_the_lines_are_those_of_reyn(path):
     await recorded(path, "hi", tools=[tool("run_skill")], tool_choice="auto")
     [entry] = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    assert list(entry) == ["key", "kind", "model", "prompt_preview", "key_components", "response"]
+    assert list(entry) == ["key", "kind", "model", "prompt_preview", "response"]
     assert entry["key"] == LLMReplay.key(MODEL, HELLO, [tool("run_skill")], "auto")
     assert (entry["kind"], entry["model"], entry["prompt_preview"]) == ("completion", MODEL, "hi")
-    # The digest of this message is the one that Reyn writes.
-    parts = entry["key_components"]
-    assert (parts["messages"], parts["tool_choice"]) == (["user:855daefc1e26"], "auto")
     assert litellm.ModelResponse(**entry["response"]).choices[0].message.content == "answer to hi"
 
 
@@ -213,6 +210,7 @@ async def test_a_call_that_no_entry_answers_names_the_model_the_prompt_the_file_
     with LLMReplay(path), pytest.raises(MissingFixture) as caught:
         await ask([{"role": "user", "content": question}, {"role": "assistant", "content": "a later message"}])
     text = str(caught.value)
+    assert "Nearest: 'hi'" in text
     assert f"model={MODEL!r}" in text
     assert "x" * 200 in text
     assert "x" * 201 not in text
@@ -223,34 +221,6 @@ async def test_a_call_that_no_entry_answers_names_the_model_the_prompt_the_file_
 def test_a_missing_file_fails_before_the_body(path):
     with pytest.raises(MissingFixture, match="there is no such fixture"), LLMReplay(path):
         pytest.fail("the body ran")
-
-
-@pytest.mark.parametrize(
-    ("change", "different", "named"),
-    [
-        ({"tools": [tool("read_file")]}, "tools", ("'list_skills': ", "'read_file': ")),
-        ({"tools": [{**tool("list_skills"), "strict": True}]}, "tools", ("'list_skills': ",)),
-        ({"tool_choice": "required"}, "tool_choice", ("'auto' -> 'required'",)),
-        ({"tool_choice": {"function": {"name": "a"}}}, "tool_choice", ("'auto' -> {",)),
-        ({"text": "ho"}, "messages", ("['user:855daefc1e26'] -> ['user:",)),
-    ],
-)
-async def test_a_miss_names_the_part_of_the_call_that_has_changed(change, different, named, path):
-    await recorded(path, "hi", tools=[tool("list_skills")], tool_choice="auto")
-    call = {"text": "hi", "tools": [tool("list_skills")], "tool_choice": "auto", **change}
-    with LLMReplay(path), pytest.raises(MissingFixture) as caught:
-        await ask(**call)
-    for part in ("model", "messages", "tools", "tool_choice"):
-        assert (f"\n  {part}: " in str(caught.value)) == (part == different)
-    for text in named:
-        assert text in str(caught.value)
-
-
-async def test_what_was_not_measured_is_not_said_to_match(path):
-    write(path, {"key": "0a", "model": MODEL, "prompt_preview": "hi", "response": answer("ok")})
-    with LLMReplay(path), pytest.raises(MissingFixture) as caught:
-        await ask()
-    assert "What differs is not known" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -376,23 +346,3 @@ async def test_of_two_the_later_one_answers_and_records_what_the_earlier_one_ans
     with LLMReplay(tmp_path / "new.jsonl"):
         assert content(await ask(reply="live")) == "answer to hi"
     assert content(await ask(reply="live")) == "live"
-
-
-async def test_a_patch_over_ours_stays_and_leads_to_the_original(path, monkeypatch):
-    await recorded(path, "hi")
-    replay = LLMReplay(path)
-    replay.install()
-    ours = litellm.acompletion
-    with monkeypatch.context() as patches:
-
-        async def theirs(*args: Any, **kwargs: Any) -> Any:
-            return await ours(*args, **kwargs)
-
-        patches.setattr(litellm, "acompletion", theirs)
-        replay.restore()
-        assert litellm.acompletion is theirs
-        assert content(await ask(reply="live")) == "live"
-        with LLMReplay(path.with_name("new.jsonl"), "record"):
-            assert content(await ask(reply="live")) == "live"
-        assert litellm.acompletion is theirs
-    litellm.acompletion = ours.__wrapped__
