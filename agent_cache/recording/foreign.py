@@ -9,18 +9,16 @@ same as in a recording of HTTP (`http.exchange`): secrets are removed, and cooki
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
+from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.file import RecordedCall, digest_of
+from agent_cache.recording.file import RecordedCall, digest_of, read_bytes
 from agent_cache.recording.http.bodies import ResponseBody, model_payloads
 from agent_cache.recording.http.exchange import response_data
 from agent_cache.recording.http.identity import Http, identity
@@ -63,20 +61,16 @@ def read_foreign(path: Path) -> Cassette:
             calls.append(_call(number, interaction, rules))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CassetteError(f"interaction {number} is broken: {type(error).__name__}: {error}", path) from error
+    first = interactions[0].get("recorded_at") if interactions else None
     cassette = Cassette(calls, path=path)
     cassette.header = msgspec.structs.replace(
-        cassette.header, recorded_at=_recorded_at(interactions), redact=rules.describe(), http={}
+        cassette.header, recorded_at=None if first is None else str(first), redact=rules.describe(), http={}
     )
     return cassette
 
 
 def _document(path: Path) -> Any:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise CassetteNotFound("does not exist", path) from None
-    except (OSError, ValueError) as error:
-        raise CassetteError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from error
+    content = read_bytes(path)
     try:
         if content.lstrip()[:1] == b"{":
             return json.loads(content)
@@ -95,32 +89,18 @@ def _interactions(document: Any, path: Path) -> Sequence[Any]:
     for name in _OTHERS:
         if found.get(name):
             raise CassetteError(f"has {name}, and only HTTP can be converted", path)
-    listed = next((found[name] for name in _LISTS if isinstance(found.get(name), list)), None)
+    listed: Any = next((found[name] for name in _LISTS if isinstance(found.get(name), list)), None)
     if listed is None:
         raise CassetteError("has no list of interactions: it is no cassette of vcrpy, cassetter or betamax", path)
-    assert isinstance(listed, list)
-    times = [one.get("recorded_at") if isinstance(one, Mapping) else None for one in listed]
-    if all(times):
-        order = sorted(range(len(listed)), key=lambda index: str(times[index]))
-        return [listed[index] for index in order]
-    return listed
-
-
-def _recorded_at(interactions: Sequence[Any]) -> str | None:
-    """The time of the first interaction, in UTC, as the header of a cassette has it; None if it is not known."""
-    given = interactions[0].get("recorded_at") if interactions else None
-    try:
-        time = datetime.fromisoformat(str(given))
-    except ValueError:
-        return None
-    time = time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
-    return f"{time:%Y-%m-%dT%H:%M:%SZ}"
+    if all(isinstance(one, Mapping) and one.get("recorded_at") for one in listed):
+        return sorted(listed, key=lambda one: str(one["recorded_at"]))
+    return list(listed)
 
 
 def _call(number: int, interaction: Any, rules: Redaction) -> RecordedCall:
     request, response = interaction["request"], interaction["response"]
     headers = {name: ", ".join(values) for name, values in _headers(request)}
-    content = _content(request)
+    content, _ = _content(request)
     url = request.get("uri") or request["url"]
     kind, name, arguments = identity(request["method"], url, headers, content, Http(), rules)
     arguments = rules.apply(arguments)
@@ -149,11 +129,11 @@ def _response(response: Any, rules: Redaction) -> dict[str, Any]:
     if type(status) is not int:
         raise TypeError(f"expected a status, got {status!r}")
     pairs = [(name, value) for name, values in _headers(response) for value in values]
-    content = _content(response)
+    content, is_decoded = _content(response)
     body = ResponseBody(dict(pairs))
     has_known_encoding = not body.is_encoded
     body.add(content)
-    if _is_decoded(response) or (body.is_encoded and has_known_encoding):
+    if is_decoded or (body.is_encoded and has_known_encoding):
         # The recorder has taken the encoding off, and left the header.
         pairs = [pair for pair in pairs if pair[0] != "content-encoding"]
         body = ResponseBody(dict(pairs))
@@ -168,49 +148,23 @@ def _headers(holder: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         yield name.lower(), [one.decode("latin-1") if isinstance(one, bytes) else str(one) for one in values]
 
 
-def _content(holder: Mapping[str, Any]) -> bytes:
-    """The body of a request or a response, in any of the spellings."""
+def _content(holder: Mapping[str, Any]) -> tuple[bytes, bool]:
+    """The body of a request or response, in any of the spellings, and whether its content-encoding is off, as it is no
+    bytes.
+    """
     if "parsed_body" in holder:
-        return msgspec.json.encode(holder["parsed_body"])
-    body = holder.get("body", holder.get("content"))
-    if not isinstance(body, Mapping):
-        return _bytes(body)
-    if "type" in body:
-        return _typed_content(body)
-    if "base64_string" in body:
-        return base64.b64decode(body["base64_string"])
-    return _bytes(body.get("string"), body.get("encoding"))
-
-
-def _typed_content(body: Mapping[str, Any]) -> bytes:
-    """A body of cassetter."""
-    content = body.get("content")
-    if body["type"] == "json":
-        return msgspec.json.encode(content)
-    if body["type"] == "binary":
-        if body.get("encoding") == "base64":
-            return base64.b64decode(content or "")
-        try:
-            return binascii.unhexlify(content or "")
-        except binascii.Error as error:
-            raise ValueError(str(error)) from error
-    return _bytes(content)
-
-
-def _bytes(text: Any, encoding: str | None = None) -> bytes:
-    if isinstance(text, bytes):
-        return text
-    try:
-        return ("" if text is None else str(text)).encode(encoding or "utf-8")
-    except (LookupError, UnicodeEncodeError):
-        return str(text).encode("utf-8", "surrogateescape")
-
-
-def _is_decoded(holder: Mapping[str, Any]) -> bool:
-    """Whether a body cannot have the content-encoding of its headers, because it is no bytes."""
-    body = holder.get("body", holder.get("content"))
+        return msgspec.json.encode(holder["parsed_body"]), True
+    body, encoding = holder.get("body", holder.get("content")), "utf-8"
     if isinstance(body, Mapping):
-        if "base64_string" in body or body.get("type") == "binary":
-            return False
-        body = body.get("string", body.get("content", ""))
-    return "parsed_body" in holder or not isinstance(body, bytes)
+        content = body.get("string", body.get("content"))
+        if "base64_string" in body:
+            return base64.b64decode(body["base64_string"]), False
+        if body.get("type") == "json":
+            return msgspec.json.encode(content), True
+        if body.get("type") == "binary":
+            is_base64 = body.get("encoding") == "base64"
+            return base64.b64decode(content or "") if is_base64 else bytes.fromhex(content or ""), False
+        body, encoding = content, body.get("encoding") or encoding
+    if isinstance(body, bytes):
+        return body, False
+    return ("" if body is None else str(body)).encode(encoding, "surrogateescape"), True
