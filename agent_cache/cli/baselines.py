@@ -12,14 +12,15 @@ import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from agent_cache.cli.cassettes import load_cassette, redaction_rules, secrets_in
 from agent_cache.cli.output import Printer, escaped, plural, print_json, shortened
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording import Baseline, Cassette, DriftEvent, DriftReport, DriftSeverity, Tolerance
-from agent_cache.recording.accepted_runs import accepted_runs, is_folder_of_runs, store_run
+from agent_cache.recording.drift import accepted_runs, is_folder_of_runs, store_run
 
 _STYLES = {"critical": "red", "warning": "yellow", "info": "cyan"}
 _WHOLE_RUN = "(run)"
@@ -58,7 +59,7 @@ def run_drift(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     tolerance = Tolerance() if options.tolerance is None else Tolerance.load(options.tolerance)
     if options.fail_on is not None:
-        tolerance = replace(tolerance, fail_on=options.fail_on)
+        tolerance = msgspec.structs.replace(tolerance, fail_on=options.fail_on)
     found = {base: accepted_runs(base) for base in options.bases}
     runs = [load_cassette(one) for one in dict.fromkeys(one for paths in found.values() for one in paths)]
     new = load_cassette(options.new)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent_cache.engine.scope import PLACE
@@ -15,7 +15,7 @@ from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationErr
 from agent_cache.pytest_plugin.cassette_run import tapes_of
 from agent_cache.pytest_plugin.markers import Settings
 from agent_cache.recording import Baseline, Cassette, DriftReport, Tolerance, record
-from agent_cache.recording.accepted_runs import accepted_runs, is_folder_of_runs, store_run
+from agent_cache.recording.drift import accepted_runs, is_folder_of_runs, store_run
 from agent_cache.recording.redaction import redaction_of
 
 
@@ -45,7 +45,7 @@ class BaselineRun:
         given = options.get("tolerance") or Tolerance()
         self._tolerance = given if isinstance(given, Tolerance) else Tolerance.load(item.path.parent / given)
         if "fail_on" in options:
-            self._tolerance = replace(self._tolerance, fail_on=options["fail_on"])
+            self._tolerance = msgspec.structs.replace(self._tolerance, fail_on=options["fail_on"])
         self._new = folder / "run.jsonl"
         self.accepted: list[str] = []
         if self._mode != "compare":

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from difflib import SequenceMatcher
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -17,6 +18,11 @@ from agent_cache.recording.outcomes import common_length, encode_sorted
 ABSENT: Final[Any] = object()
 """Stands for a value that only the other side has."""
 
+Places: TypeAlias = dict[str, tuple[Any, Any]]
+"""By path, ``result.items[*].price``: the value on the one side and on the other; None if it is not there."""
+KEY: Final = r'(?:\.[^\s.:\[\]"]+|\["(?:[^"\\]|\\.)*"\])'
+"""A pattern of the step of a path to a key of an object."""
+
 _LONG = 60
 """Texts up to this length are shown as a whole."""
 _AROUND = 24
@@ -24,6 +30,7 @@ _MAX_SHOWN = 100
 _MAX_LINES = 12
 _MAX_ELEMENTS = 1000
 _MAX_DEPTH = 50
+_ELEMENT = re.compile(r"\[\d+\](?: \([^)]*\))?")
 _PLAIN_KEY = re.compile(r"[^\s.:*\[\]\"]+")
 _WORD = re.compile(r"\w+|\W")
 
@@ -68,7 +75,18 @@ def read_json(text: str) -> Any:
 
 def joined(path: str, key: str) -> str:
     """The path to a key of an object. Other keys than words stand in brackets and quotes."""
-    return f"{path}.{key}" if _PLAIN_KEY.fullmatch(key) else f"{path}[{encode_sorted(key).decode()}]"
+    if _PLAIN_KEY.fullmatch(key):
+        return f"{path}.{key}" if path else key
+    return f"{path}[{encode_sorted(key).decode()}]"
+
+
+def places_of(was: Any, now: Any, most: int = 1_000) -> Places:
+    """Where two values differ, with the first two values at each place; lists are one place for all elements."""
+    found: Places = {}
+    for path, one, other in islice(differences(was, now, ""), most):
+        place = _ELEMENT.sub("[*]", path)
+        found.setdefault(place, (None if one is ABSENT else one, None if other is ABSENT else other))
+    return found
 
 
 def _aligned(was: list[Any], now: list[Any]) -> Iterator[tuple[Any, Any, int]]:

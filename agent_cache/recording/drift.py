@@ -6,62 +6,186 @@ goes on what is certain, and judges it at its end. Both follow one rule, which `
 
 from __future__ import annotations
 
+import enum
 import logging
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from copy import copy
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
-from itertools import islice
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import count, islice
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import msgspec
 
 from agent_cache.core.tags import meet
-from agent_cache.errors import CassetteError, ConfigurationError
-from agent_cache.recording.accepted_runs import accepted_runs
+from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.api import observe, recorded_http
 from agent_cache.recording.cassette import Cassette, recorded_rules
-from agent_cache.recording.differences import changes
-from agent_cache.recording.drift_events import (
-    DriftEvent,
-    DriftReport,
-    DriftSeverity,
-    Places,
-    Tolerance,
-    is_named,
-    outcome_of,
-    places_of,
-    places_pattern,
-    pruned,
-)
+from agent_cache.recording.differences import KEY, Places, changes, joined, places_of, read_json
 from agent_cache.recording.file import Header, RecordedCall
 from agent_cache.recording.match import described
-from agent_cache.recording.outcomes import encode_sorted
-from agent_cache.recording.pairing import Pairing, Step, pair_runs, read_run, step_of
+from agent_cache.recording.pairing import Match, Step, digest_of, pair_runs, read_run, step_of
+from agent_cache.recording.partial_file import replace_file
 from agent_cache.recording.redaction import Redaction
 
 _LOG = logging.getLogger("agent_cache")
 
-_INFO, _WARNING, _CRITICAL = DriftSeverity
-_SEVERITIES = {
-    "arguments": (_WARNING, _CRITICAL),
-    "missing": (_WARNING, _CRITICAL),
-    "less often": (_INFO, _CRITICAL),
-    "extra": (_WARNING, _CRITICAL),
-    "repeated": (_INFO, _CRITICAL),
-    "result": (_WARNING, _CRITICAL),
-    "error": (_CRITICAL, _CRITICAL),
-    "no error": (_WARNING, _CRITICAL),
-}
-"""How much a drift matters: of a read or a model call, and of a write."""
+_IGNORED = r"^(.+?):((?:arguments|result|error)(?:[.\[].*)?)$"
 _NUMBERS = ("missing", "less often", "extra", "repeated")
 _MAX_PLACES = 20
 """Changed places of arguments up to which they are counted."""
 _PASSES = 6
 _LONG = 80
+
+
+class DriftSeverity(enum.IntEnum):
+    """How much a drift matters: `INFO`, `WARNING` or `CRITICAL`. They compare as numbers do."""
+
+    INFO = 1
+    WARNING = 2
+    CRITICAL = 3
+
+
+_INFO, _WARNING, _CRITICAL = DriftSeverity
+
+
+class DriftEvent(msgspec.Struct, frozen=True):
+    """One difference of a run from its baseline.
+
+    Attributes:
+        severity: how much it matters.
+        kind: ``arguments``, ``missing``, ``extra``, ``repeated``, ``order``, ``result``, ``error`` or ``tokens``.
+        name: name of the function that was called; empty for the tokens of the run.
+        description: one sentence for people.
+        original_value: the value in the baseline: of the one place that differs, or of several by their paths.
+        restored_value: the value in the new run, likewise.
+        event_type: kind of the call: ``tool``, ``llm``, ``call``, ``http`` or ``write``; ``run`` for the run's tokens.
+        call_id: id of the call in the new run, of one that is missing in the baseline; None for the tokens of the run.
+        path: where they differ, such as ``arguments.order_id`` or ``result.items[*].price``; several with commas.
+    """
+
+    severity: DriftSeverity
+    kind: str
+    name: str
+    description: str
+    original_value: Any = None
+    restored_value: Any = None
+    event_type: str = "call"
+    call_id: int | None = None
+    path: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, with the severity in lower case."""
+        return msgspec.structs.asdict(self) | {"severity": self.severity.name.lower()}
+
+    def __str__(self) -> str:
+        return f"{self.severity.name}: {self.description}"
+
+
+class DriftReport(msgspec.Struct, frozen=True):
+    """The drifts of a run.
+
+    Attributes:
+        drifts: each of them, in the order of the run; what is missing comes last.
+        calls: number of calls of the run.
+    """
+
+    drifts: tuple[DriftEvent, ...] = ()
+    calls: int = 0
+
+    @property
+    def worst(self) -> DriftSeverity | None:
+        """The greatest severity; None without drifts."""
+        return max((one.severity for one in self.drifts), default=None)
+
+    @property
+    def counts(self) -> dict[DriftSeverity, int]:
+        """How many drifts there are of each severity."""
+        return {one: sum(drift.severity is one for drift in self.drifts) for one in reversed(DriftSeverity)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data: ``calls``, ``worst``, ``counts`` by severity and ``drifts``."""
+        return {
+            "calls": self.calls,
+            "worst": None if self.worst is None else self.worst.name.lower(),
+            "counts": {severity.name.lower(): number for severity, number in self.counts.items()},
+            "drifts": [one.to_dict() for one in self.drifts],
+        }
+
+    def __str__(self) -> str:
+        number, run = len(self.drifts), f"{self.calls} call{'' if self.calls == 1 else 's'}"
+        if not number:
+            return f"no drift in {run}"
+        total = ", ".join(f"{number} {severity.name.lower()}" for severity, number in self.counts.items() if number)
+        return "\n".join([f"{number} drift{'' if number == 1 else 's'} in {run}: {total}", *map(str, self.drifts)])
+
+
+class Tolerance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What of a drift is accepted.
+
+    Args:
+        ignore: places that may differ, as ``"get_order:result.request_id"``: the name of a function, or a pattern as
+            ``"*"``, and a path as events have it. It begins with ``arguments``, ``result`` or ``error``; ``[*]`` is
+            each element of a list, ``.*`` each key of an object, and what is below a path is ignored, too.
+        same_arguments: by name of a function, ``same(expected, actual)``, which gets the arguments of two calls as
+            plain data and says whether they are the same call.
+        tokens: by what part the tokens of a run's model calls, sent and received together, may be more or fewer than
+            those of the baseline: 0.2 is a fifth. Not judged where one of the two has none, or if this is None.
+        calls: how many reads and model calls may be missing, extra or repeated, taken together. More than that are all
+            reported. Writes always are.
+        fail_on: the least severity for which `fails` is true.
+
+    Raises:
+        ConfigurationError: if an argument cannot work, with its name.
+    """
+
+    ignore: Sequence[Annotated[str, msgspec.Meta(pattern=_IGNORED)]] = ()
+    same_arguments: Mapping[str, Any] = {}
+    tokens: Annotated[float, msgspec.Meta(ge=0)] | None = 0.2
+    calls: Annotated[int, msgspec.Meta(ge=0)] = 0
+    fail_on: Literal["info", "warning", "critical"] = "warning"
+
+    def __post_init__(self) -> None:
+        for field in msgspec.structs.fields(type(self)):
+            try:
+                msgspec.convert(getattr(self, field.name), field.type)
+            except msgspec.ValidationError as error:
+                raise ConfigurationError(f"Tolerance: {field.name}: {error}") from error
+        if not all(map(callable, self.same_arguments.values())):
+            raise ConfigurationError(f"Tolerance: same_arguments: takes functions by name, got {self.same_arguments}")
+        msgspec.structs.force_setattr(self, "ignore", tuple(self.ignore))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a file of TOML, or of JSON if its name ends so, with these arguments but for `same_arguments`.
+
+        Raises:
+            ConfigurationError: if it cannot be read, or an argument cannot work, with its name.
+        """
+        decode = msgspec.json.decode if Path(path).suffix.lower() == ".json" else msgspec.toml.decode
+        try:
+            return decode(Path(path).read_bytes(), type=cls)
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigurationError(f"Tolerance: {path} cannot be read: {reason}") from error
+
+    def _ignored(self, name: str) -> set[str]:
+        """The places that may differ in calls of a function."""
+        found = filter(None, (re.fullmatch(_IGNORED, one) for one in self.ignore))
+        return {one[2] for one in found if _is_named(name, one[1])}
+
+    def fails(self, drifts: Iterable[DriftEvent]) -> bool:
+        """Whether one of them is as severe as `fail_on`."""
+        return any(one.severity >= DriftSeverity[self.fail_on.upper()] for one in drifts)
+
+
+# The rule
 
 
 class _Finding(NamedTuple):
@@ -78,137 +202,95 @@ class _Finding(NamedTuple):
         return self.other or self.step  # type: ignore[return-value]  # there is one of them
 
 
-@dataclass(slots=True)
-class _Learned:
-    """What varies between the recordings of a baseline: places by name of a function; calls by their numbers."""
-
-    places: dict[str, set[str]] = field(default_factory=dict)
-    optional: set[int] = field(default_factory=set)
-    any_outcome: set[int] = field(default_factory=set)
-    free: set[int] = field(default_factory=set)  # of any order
-    extra: set[Hashable] = field(default_factory=set)  # keys of calls that only others than the first have
-
-
 class _Rule:
     """Finds the drifts of a run from one baseline, with one tolerance, and says how much they matter."""
 
     def __init__(self, baseline: Baseline, tolerance: Tolerance) -> None:
-        self.tolerance, self.learned, self._tokens = tolerance, baseline._learned, baseline._tokens
-        self._names = {step.call.name for step in baseline._steps}
+        self.baseline, self.tolerance, self.learned = baseline, tolerance, baseline._learned
         self._writes = {step.call.name for step in baseline._steps if step.call.is_write}
         self._patterns: dict[str, re.Pattern[str] | None] = {}
-        self.steps = self._keyed(baseline._steps)
+        self.steps = list(map(self.read, baseline._steps))
         self.asked: dict[Hashable, list[Step]] = {}
         for step in self.steps:
             self.asked.setdefault(step.key, []).append(step)
 
-    def _free_places(self, name: str) -> re.Pattern[str] | None:
-        """Matches the places that may differ in the calls of a function."""
-        if name not in self._names:  # of other names there may be any number
-            return None
-        if name not in self._patterns:
-            paths = [*self.learned.places.get(name, ()), *self.tolerance.ignored(name)]
-            self._patterns[name] = places_pattern(paths)
-        return self._patterns[name]
+    def read(self, step: Step) -> Step:
+        """A call without the places that may differ."""
+        call = step.call
+        if call.name not in self._patterns:
+            paths = self.baseline._places[call.name] | self.tolerance._ignored(call.name)
+            texts = [re.escape(path).replace(r"\.\*", KEY) for path in sorted(paths)]
+            self._patterns[call.name] = re.compile(rf"(?:{'|'.join(texts)})(?=[.\[]|$)") if texts else None
+        if (places := self._patterns[call.name]) is None:
+            return step
+        identity, ended = (_pruned(one, "", places) for one in (step.identity, step.ended))
+        key = step.key
+        if identity != step.identity:
+            key = step.chain, digest_of([call.name, identity])
+        return replace(step, identity=identity, ended=ended, key=key, outcome=digest_of(ended))
 
-    def key(self, step: Step) -> Hashable:
-        """What makes a call the same call as another, where only places differ that may."""
-        call, places = step.call, self._free_places(step.call.name)
-        if places is None or call.key is not None or "arguments" not in places.pattern:
-            return step.key
-        identity = [call.name, pruned(call.arguments, "arguments", places), call.asker]
-        return step.chain, blake2b(encode_sorted(identity)).digest()
-
-    def _keyed(self, steps: Sequence[Step]) -> list[Step]:
-        return [replace(step, key=self.key(step)) for step in steps]
-
-    def is_write(self, step: Step | None) -> bool:
-        """Whether a call is a write, also one that has not ended, or was refused."""
-        return step is not None and (step.call.is_write or step.call.name in self._writes)
-
-    def changes(self, was: RecordedCall, now: RecordedCall) -> Places:
+    def changes(self, one: Step, other: Step) -> Places:
         """Where the arguments of two calls of one function differ; nowhere if they are the same call."""
-        same = next((one for name, one in self.tolerance.same_arguments.items() if is_named(was.name, name)), None)
+        was, now, same_arguments = one.call, other.call, self.tolerance.same_arguments
+        same = next((same_arguments[name] for name in same_arguments if _is_named(was.name, name)), None)
         if same is not None and was.asker == now.asker and same(was.arguments, now.arguments):
             return {}
-        found = places_of(was.arguments, now.arguments, "arguments", _MAX_PLACES)
-        if was.key != now.key and not found:
-            found["arguments"] = was.key, now.key
-        if was.asker != now.asker:
-            found["asker"] = was.asker or None, now.asker or None
-        return self._counted(was.name, found)
+        return places_of(one.identity, other.identity, _MAX_PLACES)
 
-    def _counted(self, name: str, where: Places) -> Places:
-        places = self._free_places(name)
-        return where if places is None else {at: one for at, one in where.items() if not places.match(at)}
-
-    # The drifts of a run
-
-    def findings(self, steps: Sequence[Step], path: object = "") -> tuple[list[_Finding], Pairing]:
+    def findings(self, steps: Sequence[Step], path: object = "") -> tuple[list[_Finding], list[Match]]:
         """All drifts of a run that has ended, in its order; what is missing comes last."""
-        run = self._keyed(steps)
-        pairing = pair_runs(self.steps, run, lambda one, other: len(self.changes(one.call, other.call)))
-        if run and not pairing.same and not pairing.changed:
-            text = (
-                "has no call in common with its baseline, so it is of another agent: it calls {}, and the baseline {}"
-            )
-            raise CassetteError(text.format(_listed(run), _listed(self.steps)), str(path))
-        learned, found = self.learned, list[_Finding]()
-        for one, other in pairing.changed:
-            if other.key in learned.extra and one.number in learned.optional:
-                continue
-            found.append(_Finding("arguments", one, other, self.changes(one.call, other.call)))
-            found += [finding for finding in self.outcome(one, other) if "error" in finding.kind]
-        for other in pairing.right:
-            if other.key not in learned.extra:
-                found += self.new("repeated" if other.key in self.asked else "extra", other)
-        for one, other in pairing.same:
-            if one.outcome != other.outcome:
-                found += self.outcome(one, other)
-        for one, other, over in pairing.moved:
-            judged = [step for step in over if step.number not in learned.free]
-            if judged and one.number not in learned.free:
-                found.append(_Finding("order", one, other, {}, judged))
-        found.sort(key=lambda finding: finding.shown.number)
+        run, learned, found = list(map(self.read, steps)), self.learned, list[_Finding]()
         made = {step.key for step in run}
-        for one in pairing.left:
-            if one.number not in learned.optional:
-                found.append(_Finding("less often" if one.key in made else "missing", one, None))
-        return found, pairing
+        matches = pair_runs(self.steps, run, lambda one, other: len(self.changes(one, other)))
+        if run and not any(one and other for one, other, _ in matches):
+            text = f"it calls {_listed(run)}, and the baseline {_listed(self.steps)}"
+            raise CassetteError(
+                f"has no call in common with its baseline, so it is of another agent: {text}", str(path)
+            )
+        for one, other, over in matches:
+            if one is None or other is None:
+                if other is not None and ("extra", other.key) not in learned:
+                    found += self.new("repeated" if other.key in self.asked else "extra", other)
+                elif one is not None and ("missing", one.number) not in learned:
+                    found.append(_Finding("less often" if one.key in made else "missing", one, None))
+                continue
+            where = {} if one.key == other.key else self.changes(one, other)
+            if where and not {("extra", other.key), ("missing", one.number)} <= learned:
+                found.append(_Finding("arguments", one, other, where))
+            if one.outcome != other.outcome:
+                found += (drift for drift in self.outcome(one, other) if not where or "error" in drift.kind)
+            judged = [step for step in over if ("order", step.number) not in learned]
+            if judged and ("order", one.number) not in learned:
+                found.append(_Finding("order", one, other, {}, judged))
+        return sorted(found, key=lambda drift: (drift.other is None, drift.shown.number)), matches
 
     def new(self, kind: str, step: Step) -> Iterator[_Finding]:
         """A call that the baseline does not have, or not so often."""
         yield _Finding(kind, None, step)
-        state, error = outcome_of(step.call.outcome)
-        if state == "error":
-            yield _Finding("error", None, step, {"error": (None, error)})
+        if "error" in step.ended:
+            yield _Finding("error", None, step, {"error": (None, step.ended["error"])})
 
     def outcome(self, step: Step, other: Step) -> Iterator[_Finding]:
         """How the outcome of a call differs."""
-        was_state, was = outcome_of(step.call.outcome)
-        state, now = outcome_of(other.call.outcome)
-        if step.number in self.learned.any_outcome or was_state == "unfinished":
-            return
-        kind = "result"
-        if "error" in (state, was_state) and (state != was_state or _type_of(was) != _type_of(now)):
-            kind = "error" if state == "error" else "no error"
-            where = {"error": (was if was_state == "error" else None, now if state == "error" else None)}
-        elif state != was_state:
-            where = {"result": (was_state, state)}
-        else:
-            where = places_of(was, now, "error" if state == "error" else "result")
-        if where := self._counted(step.call.name, where):
+        was, now = step.ended.get("error"), other.ended.get("error")
+        where, kind = places_of(step.ended, other.ended), "result"
+        if _type_of(was) != _type_of(now):
+            where, kind = {"error": (was, now)}, "no error" if now is None else "error"
+        if where and ("error", step.number) not in self.learned and "unfinished" not in step.ended:
             yield _Finding(kind, step, other, where)
 
-    # Events
+    def is_write(self, step: Step | None) -> bool:
+        """Whether a call is a write, also one that has not ended, or was refused."""
+        return step is not None and (step.call.is_write or step.call.name in self._writes)
 
     def event(self, finding: _Finding) -> DriftEvent:
         """The event of a finding."""
         kind, step, _, where, over = finding
         call = finding.shown.call
         shown = _shown_call(call)
-        is_write = self.is_write(finding.shown) or self.is_write(step)
-        severity = max(_of_order(call, one.call) for one in over) if over else _SEVERITIES[kind][is_write]
+        severity = _INFO if kind in ("less often", "repeated") else _WARNING
+        if kind == "error" or self.is_write(finding.shown) or self.is_write(step):
+            severity = _CRITICAL
         was: Any = {at: one for at, (one, _) in where.items()}
         now: Any = {at: one for at, (_, one) in where.items()}
         if len(where) < 2:
@@ -224,6 +306,7 @@ class _Rule:
                 now = call.arguments
             case "order":
                 assert step is not None
+                severity = max(_severity_of_order(call, one.call) for one in over)
                 sides = ("before", "after") if step.number < over[0].number else ("after", "before")
                 was, now = (f"{side} {_shown_call(over[0].call)}" for side in sides)
                 text = f"{shown} came {now}, and in the baseline {sides[0]} it"
@@ -238,10 +321,10 @@ class _Rule:
 
     def events(self, findings: Sequence[_Finding], run: Sequence[Step]) -> Iterator[DriftEvent]:
         """The events of a whole run, with those of its tokens."""
-        few = [one for one in findings if one.kind in _NUMBERS and not self.is_write(one.shown)]
+        few = [id(one) for one in findings if one.kind in _NUMBERS and not self.is_write(one.shown)]
         accepted = few if len(few) <= self.tolerance.calls else []
-        yield from (self.event(one) for one in findings if not any(one is other for other in accepted))
-        part, tokens, (least, most) = self.tolerance.tokens, _tokens_of(run), self._tokens
+        yield from (self.event(one) for one in findings if id(one) not in accepted)
+        part, tokens, (least, most) = self.tolerance.tokens, _tokens_of(run), self.baseline._tokens
         if part is None or not tokens or not least or least * (1 - part) <= tokens <= most * (1 + part):
             return
         was = most if tokens > most else least
@@ -252,6 +335,24 @@ class _Rule:
         yield DriftEvent(_WARNING if tokens > was else _INFO, "tokens", "", text, was, tokens, "run")
 
 
+def _is_named(name: str, pattern: str) -> bool:
+    """Whether a pattern is for the function of this name, with or without its module."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition(":")[2], pattern)
+
+
+def _pruned(value: Any, path: str, places: re.Pattern[str]) -> Any:
+    """A value without the places that may differ."""
+    if type(value) is str and (read := read_json(value)) is not None:
+        value = read
+    if type(value) is dict:
+        inner = {key: joined(path, key) for key in value}
+        return {key: _pruned(value[key], at, places) for key, at in inner.items() if not places.match(at)}
+    if type(value) is list:
+        at = f"{path}[*]"
+        return [] if places.match(at) else [_pruned(one, at, places) for one in value]
+    return value
+
+
 def _type_of(error: Any) -> Any:
     return error.get("type") if isinstance(error, dict) else None
 
@@ -260,22 +361,15 @@ def _tokens_of(run: Sequence[Step]) -> int:
     return sum(step.call.input_tokens + step.call.output_tokens for step in run)
 
 
-def _of_order(one: RecordedCall, other: RecordedCall) -> DriftSeverity:
+def _severity_of_order(one: RecordedCall, other: RecordedCall) -> DriftSeverity:
     if one.is_write and other.is_write:
         are_apart = one.tags and other.tags and not any(meet(tag, tag2) for tag in one.tags for tag2 in other.tags)
         return _INFO if are_apart else _CRITICAL
     return _WARNING if one.is_write or other.is_write else _INFO
 
 
-# Texts
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONG else f"{text[: _LONG - 3]}..."
-
-
 def _short_name(name: str) -> str:
-    return name if " " in name else name.rpartition(":")[2]
+    return name if " " in name else name.rpartition(":")[2]  # a request has no module
 
 
 def _listed(steps: Sequence[Step]) -> str:
@@ -283,20 +377,24 @@ def _listed(steps: Sequence[Step]) -> str:
 
 
 def _shown_call(call: RecordedCall) -> str:
-    return call.name if " " in call.name else described(_short_name(call.name), call.arguments)  # a request
+    return call.name if " " in call.name else described(_short_name(call.name), call.arguments)
 
 
 def _shown_error(error: Any) -> str:
     """An error as it would be raised."""
-    if not isinstance(error, dict) or "type" not in error:
-        return _shortened(repr(error))
-    message = f"({error['message']!r})" if error.get("message") else ""
-    return _shortened(f"{_short_name(str(error['type']))}{message}")
+    text = repr(error)
+    if _type_of(error) is not None:
+        message = error.get("message")
+        text = _short_name(str(error["type"])) + (f"({message!r})" if message else "")
+    return text if len(text) <= _LONG else f"{text[: _LONG - 3]}..."
 
 
 def _shown_places(where: Places) -> str:
     lines = [line for path, (was, now) in islice(where.items(), 3) for line in changes(was, now, path)]
     return "; ".join(lines) + (f"; and {len(where) - 3} more" if len(where) > 3 else "")
+
+
+# What a run is compared with, and how
 
 
 class Baseline:
@@ -319,20 +417,29 @@ class Baseline:
             raise ConfigurationError(f"Baseline takes cassettes, and Baseline.load paths; got {cassettes!r}")
         self._paths = [cassette.path for cassette in cassettes]
         self.redaction = Redaction()
-        for cassette in cassettes:
+        runs = [_counting(cassette) for cassette in cassettes]
+        for cassette, run in zip(cassettes, runs, strict=True):
             if cassette.is_partial:
                 raise CassetteError("is partial, so calls may be missing in it; record it again", cassette.path)
+            if not run:
+                raise CassetteError("has no calls, so nothing can be compared with it", cassette.path)
             self.redaction = self.redaction.joined(recorded_rules(cassette))
         self.http = next(filter(None, map(recorded_http, cassettes)), None)
-        runs = [_counting(cassette) for cassette in cassettes]
-        for run, path in zip(runs, self._paths, strict=True):
-            if not run:
-                raise CassetteError("has no calls, so nothing can be compared with it", path)
         self._steps = [replace(step, number=number) for number, step in enumerate(runs[0])]
         self._tokens = min(map(_tokens_of, runs)), max(map(_tokens_of, runs))
-        self._learned = _Learned()
-        if len(runs) > 1:
-            self._learn(runs)
+        # What varies: places by name of a function; kinds of drift with the number of a call, or the key of a new one.
+        self._places: defaultdict[str, set[str]] = defaultdict(set)
+        self._learned: set[tuple[str, Hashable]] = set()
+        for _ in range(_PASSES if len(runs) > 1 else 0):  # a place that is learned changes which call is which
+            is_settled = True
+            for run, path in zip(runs, self._paths, strict=True):
+                findings, matches = _Rule(self, Tolerance()).findings(run, path)
+                is_settled &= not findings
+                same = {one.call.name for one, other, _ in matches if one and other and one.key == other.key}
+                for finding in findings:
+                    self._accept(finding, same)
+            if is_settled:
+                break
 
     @classmethod
     def load(cls, *paths: str | os.PathLike[str]) -> Self:
@@ -359,39 +466,23 @@ class Baseline:
         self, new: Cassette | str | os.PathLike[str], tolerance: Tolerance | None = None
     ) -> tuple[list[DriftEvent], list[tuple[int, int]]]:
         """The drifts of another recording, as `compare` gives them, and which of its calls is which."""
-        other = new if isinstance(new, Cassette) else Cassette.load(new)
-        rule, run = _Rule(self, tolerance or Tolerance()), _counting(other)
-        findings, pairing = rule.findings(run, other.path)
-        pairs = sorted((step.index, mine.index) for step, mine in (*pairing.same, *pairing.changed))
+        cassette = new if isinstance(new, Cassette) else Cassette.load(new)
+        rule, run = _Rule(self, tolerance or Tolerance()), _counting(cassette)
+        findings, matches = rule.findings(run, cassette.path)
+        pairs = sorted((one.index, other.index) for one, other, _ in matches if one and other)
         return list(rule.events(findings, run)), pairs
 
-    def _learn(self, runs: Sequence[Sequence[Step]]) -> None:
-        """Accept what varies: judge each recording, and accept what is found, until nothing is."""
-        for _ in range(_PASSES):
-            is_settled = True
-            for run, path in zip(runs, self._paths, strict=True):
-                findings, pairing = _Rule(self, Tolerance(tokens=None)).findings(run, path)
-                is_settled &= not findings
-                for finding in findings:
-                    self._accept(finding, pairing)
-            if is_settled:
-                break
-
-    def _accept(self, finding: _Finding, pairing: Pairing) -> None:
-        learned, (kind, step, other, where, _) = self._learned, finding
-        is_another = kind == "arguments" and any(one.call.name == finding.shown.call.name for one, _ in pairing.same)
-        if other is not None and (is_another or kind in _NUMBERS):
-            learned.extra.add(other.key)
-        if step is None:
-            return
-        if is_another or kind in _NUMBERS:  # of a function that is called with the same arguments, too
-            learned.optional.add(step.number)
-        elif kind == "order":
-            learned.free.add(step.number)
-        elif "error" in kind:
-            learned.any_outcome.add(step.number)
-        else:
-            learned.places.setdefault(step.call.name, set()).update(where)
+    def _accept(self, finding: _Finding, same: set[str]) -> None:
+        kind, step, other, where, _ = finding
+        name = finding.shown.call.name
+        # Of a function that both call with the same arguments, too, it is another call; else its arguments vary.
+        if kind in _NUMBERS or (kind == "arguments" and name in same):
+            self._learned |= {("extra", other.key)} if other is not None else set()
+            self._learned |= {("missing", step.number)} if step is not None else set()
+        elif step is not None and (kind == "order" or "error" in kind):
+            self._learned.add(("order" if kind == "order" else "error", step.number))
+        elif step is not None:
+            self._places[name].update(where)
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -493,9 +584,13 @@ class DriftDetector:
         if call.kind == "env":
             return
         self._calls.append(call)
+        tolerance, step = self._rule.tolerance, step_of(call, self._chains.pop(call.id, ("",))[:-1])
         try:
-            for finding in self._certain(step_of(call, self._chains.pop(call.id, ("",))[:-1])):
-                self._tell(finding)
+            for finding in self._certain(self._rule.read(step)):
+                # Of how many may be more or fewer, the end says whether they are too many.
+                if finding.kind not in _NUMBERS or not tolerance.calls or self._rule.is_write(finding.shown):
+                    self._drifts.append(self._rule.event(finding))
+                    self._show(self._drifts[-1])
         except Exception as problem:
             self._problem = problem
             raise
@@ -509,34 +604,26 @@ class DriftDetector:
         cassette.header = Header(log=True)
         run, self._calls = read_run(cassette), []
         try:
-            findings, _ = self._rule.findings(run)
+            self._drifts = list(self._rule.events(self._rule.findings(run)[0], run))
         except Exception as problem:  # noqa: BLE001 - `report` raises it
             self._problem = problem
             return
-        self._drifts = list(self._rule.events(findings, run))
         for event in self._drifts:
             self._show(event)
 
     def _certain(self, step: Step) -> Iterator[_Finding]:
-        rule, key = self._rule, self._rule.key(step)
+        rule, key = self._rule, step.key
         same = rule.asked.get(key, [])
         self._made[key] += 1
-        if not same and key not in rule.learned.extra:
+        if not same and ("extra", key) not in rule.learned:
             others = [one for one in rule.steps if one.call.name == step.call.name and one.chain == step.chain]
-            if all(rule.changes(one.call, step.call) for one in others):
+            if all(rule.changes(one, step) for one in others):
                 yield from rule.new("extra", step)
         elif self._made[key] > len(same):
             yield from rule.new("repeated", step)
         elif not any(one.outcome == step.outcome for one in same):
             found = [list(rule.outcome(one, step)) for one in same]
             yield from found[0] if all(found) else ()
-
-    def _tell(self, finding: _Finding) -> None:
-        if finding.kind in _NUMBERS and self._rule.tolerance.calls and not self._rule.is_write(finding.shown):
-            return  # the end says whether they are too many
-        event = self._rule.event(finding)
-        self._drifts.append(event)
-        self._show(event)
 
     def _show(self, event: DriftEvent) -> None:
         """Pass an event on, unless it was."""
@@ -550,3 +637,48 @@ class DriftDetector:
         except Exception:  # noqa: BLE001 - the user's; a detector changes nothing for the run
             self._on_drift = None
             _LOG.exception("on_drift raised, and is not called again in this run")
+
+
+# The files of a baseline: one recording, or a folder of accepted runs, as 1.jsonl, 2.jsonl and so on
+
+
+def is_folder_of_runs(path: Path) -> bool:
+    """Whether a baseline at this path is a folder of runs. One that does not exist yet is a file if it is named so."""
+    return path.is_dir() or (not path.is_file() and path.suffix not in (".jsonl", ".json"))
+
+
+def accepted_runs(path: Path) -> list[Path]:
+    """The recordings of a baseline: the file itself, or every ``*.jsonl`` directly in a folder, by number and name."""
+    if path.is_file():
+        return [path]
+    found = [one for one in path.glob("*.jsonl") if one.is_file()]
+    if not found:
+        raise CassetteNotFound("there is no baseline" if not path.is_dir() else "has no accepted run", path)
+    return sorted(found, key=lambda one: (int(one.stem) if one.stem.isdecimal() else 0, one.name))
+
+
+def store_run(run: Cassette, path: Path, *, replaces: bool = False) -> tuple[Path, list[Path]]:
+    """Write an accepted run to a baseline, and return its path and those of the runs that it has replaced.
+
+    It is written before an old one is deleted, and beside others under the first number that is free, also if other
+    processes do so at the same time.
+    """
+    is_folder = is_folder_of_runs(path)
+    old = accepted_runs(path) if path.is_file() or any(path.glob("*.jsonl")) else []
+    if old and not is_folder and not replaces:
+        raise CassetteError("is the file of one run; to keep several, accept them to a folder", path)
+    if (old and replaces) or not is_folder:
+        target = path / "1.jsonl" if is_folder else path
+        replace_file(target, run.lines(like=target))  # in the order of the old one, so that git shows what has changed
+        for one in old:
+            if one != target:
+                one.unlink(missing_ok=True)
+        return target, old
+    written = path / f"{secrets.token_hex(8)}.adding"
+    run.save(written)
+    for number in count(1):
+        with suppress(FileExistsError):
+            os.link(written, path / f"{number}.jsonl")
+            break
+    written.unlink()
+    return path / f"{number}.jsonl", []

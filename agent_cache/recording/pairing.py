@@ -7,14 +7,15 @@ A *lane* is what one task does in order. Lanes that make the same calls belong t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from hashlib import blake2b
-from typing import Any, TypeAlias, TypeVar
+from itertools import starmap
+from typing import Any, NamedTuple, TypeVar
 
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.differences import differences
+from agent_cache.recording.differences import places_of
 from agent_cache.recording.file import RecordedCall
 from agent_cache.recording.outcomes import encode
 
@@ -32,44 +33,71 @@ class Step:
     Attributes:
         number: its position in the order in which calls started; `index`: in its cassette.
         chain: the names of the calls that enclose it.
-        key: what makes it the same call: `chain`, the digest of name and arguments, the asker.
-        outcome: 16 bytes that are the same for the same outcome as it is written.
+        identity: what tells it apart, as far as it counts: its arguments, and its key and its asker if it has any.
+        ended: how it ended, as far as it counts: as `ending_of` has it.
+        key: the same for the same call; `outcome`: the same for the same ending.
     """
 
     call: RecordedCall
     number: int
     index: int
     chain: tuple[str, ...]
+    identity: dict[str, Any]
+    ended: dict[str, Any]
     key: Hashable
-    lane: int
     outcome: bytes
 
 
-Pair: TypeAlias = tuple[Step, Step]
-"""A call of the first run, and the one of the second run that it is."""
+class Match(NamedTuple):
+    """A call of the first run, and the one of the second run that it is. There is one of them at least.
 
-
-@dataclass(slots=True)
-class Pairing:
-    """Which call is which.
-
-    Attributes:
-        same: pairs of the same call; `changed`: of a call with other arguments.
-        moved: pairs of `same` whose place in their task is another one, with the calls that each was moved over.
-        left, right: calls that only the first run has, or the second.
+    `over` has the calls of the first run that it was moved over in its task.
     """
 
-    same: list[Pair] = field(default_factory=list)
-    changed: list[Pair] = field(default_factory=list)
-    moved: list[tuple[Step, Step, list[Step]]] = field(default_factory=list)
-    left: list[Step] = field(default_factory=list)
-    right: list[Step] = field(default_factory=list)
+    one: Step | None
+    other: Step | None
+    over: Sequence[Step] = ()
 
 
 def step_of(call: RecordedCall, chain: tuple[str, ...], number: int = 0, index: int = 0) -> Step:
     """A call in its run."""
-    outcome = blake2b(encode(call.outcome), digest_size=16).digest()
-    return Step(call, number, index, chain, (chain, call.digest + call.asker), call.lane, outcome)
+    given = {"arguments": call.arguments, "key": call.key, "asker": call.asker or None}
+    identity = {name: one for name, one in given.items() if one is not None}
+    ended = ending_of(call.outcome)
+    return Step(call, number, index, chain, identity, ended, (chain, call.digest + call.asker), digest_of(ended))
+
+
+def digest_of(value: Any) -> bytes:
+    """16 bytes that are the same for the same plain data."""
+    return blake2b(encode(value), digest_size=16).digest()
+
+
+def ending_of(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an outcome counts: ``result`` or ``error``, or that it was ``cancelled`` or is ``unfinished``.
+
+    Of a response, the status and the body count; one of a status from 400 is an error (RFC 9110, 15.5). Headers do not:
+    most change with each request.
+    """
+    for name in ("error", "cancelled", "unfinished"):
+        if name in outcome:
+            return {name: outcome[name]}
+    inner = outcome.get("stream") or outcome.get("response")
+    if inner is None:
+        rest = {name: one for name, one in outcome.items() if name not in ("instead", "loops", "awaited")}
+        return {"result": next((outcome[one] for one in _RESULTS if one in outcome), rest)}
+    ended = ending_of(inner.get("end") or {})
+    shown = {name: one for name, one in inner.items() if name not in _NO_CONTENT}
+    if "stream" in outcome:
+        shown["chunks"] = [ending_of(chunk).get("result") for chunk in inner.get("chunks", ())]
+    status = shown.get("status")
+    if "result" not in ended:
+        return ended if "error" in ended else ended | {"result": shown}
+    is_error = isinstance(status, int) and status >= 400
+    return {"error": {"type": f"HTTP {status}", **shown}} if is_error else {"result": shown}
+
+
+_RESULTS = ("value", "typed", "any", "object", "unencodable")
+_NO_CONTENT = ("headers", "spelling", "reason", "charset", "end")
 
 
 def read_run(cassette: Cassette) -> list[Step]:
@@ -84,43 +112,40 @@ def read_run(cassette: Cassette) -> list[Step]:
     return steps
 
 
-def pair_runs(base: Sequence[Step], new: Sequence[Step], count_changes: Callable[[Step, Step], int]) -> Pairing:
-    """Pair the calls of two runs."""
-    found, taken = Pairing(), set[Step]()
+def pair_runs(base: Sequence[Step], new: Sequence[Step], count_changes: Callable[[Step, Step], int]) -> list[Match]:
+    """Say of each call of two runs which one of the other run it is."""
+    found: list[Match] = []
+    left, right = dict.fromkeys(base), dict.fromkeys(new)
 
-    def take(pairs: Iterable[Pair]) -> list[Pair]:
-        pairs = list(pairs)
-        found.same += pairs
-        taken.update(step for pair in pairs for step in pair)
+    def take(pairs: Iterable[tuple[Step, Step]]) -> list[tuple[Step, Step]]:
+        taken = list(pairs)
+        for one, other in taken:
+            del left[one], right[other]
+        return taken
+
+    def same(ones: Iterable[Step], others: Iterable[Step]) -> list[tuple[Step, Step]]:
+        pairs: list[tuple[Step, Step]] = []
+        for of in (_outcome, _key):
+            pairs += take(_equal(of, filter(left.__contains__, ones), filter(right.__contains__, others)))
         return pairs
 
-    def rest(steps: Iterable[Step]) -> list[Step]:
-        return [step for step in steps if step not in taken]
-
-    def match(ones: Sequence[Step], others: Sequence[Step]) -> list[Pair]:
-        pairs = take(_by(_outcome, rest(ones), rest(others)))
-        return pairs + take(_by(_key, rest(ones), rest(others)))
-
     twins = _twin_lanes(base, new)
-    lanes = _grouped(new, lambda step: (twins.get(step.lane), step.chain))
-    for lane, ones in _grouped(base, lambda step: (step.lane, step.chain)).items():
+    lanes = _grouped(new, lambda step: (twins.get(step.call.lane), step.chain))
+    for lane, ones in _grouped(base, lambda step: (step.call.lane, step.chain)).items():
         others = lanes.get(lane, [])
         ordered = take(_aligned(ones, others, _outcome))
-        moved = match(ones, others)
+        moved = same(ones, others)
+        pairs = ordered + moved
+        found += starmap(Match, ordered + moved[_MAX_MOVED:])
         for one, other in moved[:_MAX_MOVED]:
-            pairs = (*ordered, *moved)
             over = [was for was, now in pairs if (was.number < one.number) != (now.number < other.number)]
-            if over:
-                found.moved.append((one, other, over))
-    match(base, new)
-    known = {step.key for step in base}
-    groups = _grouped((step for step in rest(new) if step.key not in known), _name)
-    for name, ones in _grouped(rest(base), _name).items():
-        for one, other, changes in _nearest(ones, groups.get(name, []), count_changes, twins):
-            taken.update((one, other))
-            (found.changed if changes else found.same).append((one, other))
-    found.left, found.right = rest(base), rest(new)
-    return found
+            found.append(Match(one, other, over))
+    found += starmap(Match, same(base, new))
+    known = {step.key for step in base}  # what the base has, too, is no other call with changed arguments
+    groups = _grouped((step for step in right if step.key not in known), _name)
+    for name, ones in _grouped(left, _name).items():
+        found += starmap(Match, take(_nearest(ones, groups.get(name, []), count_changes)))
+    return [*found, *(Match(None, other) for other in right), *(Match(one, None) for one in left)]
 
 
 def _key(step: Step) -> Hashable:
@@ -142,13 +167,13 @@ def _grouped(items: Iterable[T], of: Callable[[T], Hashable]) -> dict[Hashable, 
     return found
 
 
-def _by(of: Callable[[T], Hashable], ones: list[T], others: list[T]) -> Iterator[tuple[T, T]]:
+def _equal(of: Callable[[T], Hashable], ones: Iterable[T], others: Iterable[T]) -> list[tuple[T, T]]:
     """Pairs of what is equal in this respect, in their order."""
-    waiting = _grouped(reversed(others), of)
-    return ((one, waiting[of(one)].pop()) for one in ones if waiting.get(of(one)))
+    waiting = _grouped(reversed([*others]), of)
+    return [(one, waiting[of(one)].pop()) for one in ones if waiting.get(of(one))]
 
 
-def _aligned(ones: list[Step], others: list[Step], of: Callable[[Step], Hashable]) -> Iterator[Pair]:
+def _aligned(ones: list[Step], others: list[Step], of: Callable[[Step], Hashable]) -> Iterator[tuple[Step, Step]]:
     """Pair the same calls in their order, of several those with the same outcome."""
     matcher = SequenceMatcher(None, list(map(of, ones)), list(map(of, others)))
     for tag, begin, end, begin_new, end_new in matcher.get_opcodes():
@@ -158,38 +183,30 @@ def _aligned(ones: list[Step], others: list[Step], of: Callable[[Step], Hashable
             yield from _aligned(ones[begin:end], others[begin_new:end_new], _key)
 
 
-def _nearest(
-    ones: list[Step], others: list[Step], count: Callable[[Step, Step], int], twins: dict[int, int]
-) -> Iterator[tuple[Step, Step, int]]:
+def _nearest(ones: list[Step], others: list[Step], count: Callable[[Step, Step], int]) -> Iterator[tuple[Step, Step]]:
     """Pair calls of one name, those with the fewest changes first."""
     if len(ones) * len(others) > _MAX_COMPARED:
-        yield from ((one, other, count(one, other)) for one, other in zip(ones, others, strict=False))
+        yield from zip(ones, others, strict=False)
         return
-    scored = [
-        (count(one, other), twins.get(other.lane) != one.lane, abs(one.number - other.number), one.number, one, other)
-        for one in ones
-        for other in others
-    ]
     taken = set[Step]()
-    for changes, *_, one, other in sorted(scored, key=lambda score: score[:4]):
+    pairs = [(one, other) for one in ones for other in others]
+    for one, other in sorted(pairs, key=lambda pair: (count(*pair), abs(pair[0].number - pair[1].number))):
         if taken.isdisjoint((one, other)):
             taken.update((one, other))
-            yield one, other, changes
+            yield one, other
 
 
 def _twin_lanes(base: Sequence[Step], new: Sequence[Step]) -> dict[int, int]:
     """By lane of the new run, the lane that it belongs together with: both make the same calls, or are left over."""
-    ones, others = ([*_grouped(steps, lambda step: step.lane).values()] for steps in (base, new))
+    ones, others = ([*_grouped(steps, lambda step: step.call.lane).values()] for steps in (base, new))
     twins: dict[int, int] = {}
-    for of in (_outcome, _key, None):
-
-        def signature(steps: list[Step], of: Callable[[Step], Hashable] | None = of) -> Hashable:
-            return None if of is None else tuple(map(of, steps))
-
-        pairs = [(one[0].lane, other[0].lane) for one, other in _by(signature, ones, others)]
-        twins |= {other: one for one, other in pairs}
-        ones = [steps for steps in ones if steps[0].lane not in twins.values()]
-        others = [steps for steps in others if steps[0].lane not in twins]
+    signatures: tuple[Callable[[list[Step]], Hashable], ...] = (
+        lambda lane: tuple(map(_outcome, lane)), lambda lane: tuple(map(_key, lane)), lambda _: None,
+    )  # fmt: skip
+    for signature in signatures:
+        twins |= {other[0].call.lane: one[0].call.lane for one, other in _equal(signature, ones, others)}
+        ones = [steps for steps in ones if steps[0].call.lane not in twins.values()]
+        others = [steps for steps in others if steps[0].call.lane not in twins]
     return twins
 
 
@@ -237,29 +254,29 @@ def diff_cassettes(a: Cassette | str | os.PathLike[str], b: Cassette | str | os.
     Raises:
         CassetteError: if one cannot be loaded.
     """
-    one, other = (each if isinstance(each, Cassette) else Cassette.load(each) for each in (a, b))
-    found = pair_runs(
-        read_run(one),
-        read_run(other),
-        lambda was, now: 1 + sum(1 for _ in differences(was.call.arguments, now.call.arguments, "")),
+    before, after = (each if isinstance(each, Cassette) else Cassette.load(each) for each in (a, b))
+    diff = CassetteDiff(
+        input_token_delta=after.total_input_tokens - before.total_input_tokens,
+        output_token_delta=after.total_output_tokens - before.total_output_tokens,
+        step_delta=len(after) - len(before),
     )
-    changed = sorted(((was.call, now.call) for was, now in (*found.same, *found.changed)), key=lambda pair: pair[0].id)
-    return CassetteDiff(
-        new_calls=sorted(step.call.name for step in found.right),
-        dropped_calls=sorted(step.call.name for step in found.left),
-        changed_calls=[change for was, now in changed if (change := _change(was, now)) is not None],
-        moved_calls=[{"id": was.call.id, "id_b": now.call.id, "name": was.call.name} for was, now, _ in found.moved],
-        new_ids=[step.call.id for step in found.right],
-        dropped_ids=[step.call.id for step in found.left],
-        input_token_delta=other.total_input_tokens - one.total_input_tokens,
-        output_token_delta=other.total_output_tokens - one.total_output_tokens,
-        step_delta=len(other) - len(one),
-    )
-
-
-def _change(before: RecordedCall, after: RecordedCall) -> dict[str, Any] | None:
-    parts = ("name", "arguments", "key", "asker", "outcome")
-    changed = [part for part in parts if getattr(before, part) != getattr(after, part)]
-    if not changed:
-        return None
-    return {"id": before.id, "id_b": after.id, "name": before.name, "changed": changed, "a": before, "b": after}
+    for one, other, over in pair_runs(
+        read_run(before), read_run(after), lambda one, other: len(places_of(one.identity, other.identity))
+    ):
+        if one is None or other is None:
+            names, ids = (diff.new_calls, diff.new_ids) if one is None else (diff.dropped_calls, diff.dropped_ids)
+            call = (one or other).call  # type: ignore[union-attr]  # there is one of them
+            names.append(call.name)
+            ids.append(call.id)
+            continue
+        was, now = one.call, other.call
+        about = {"id": was.id, "id_b": now.id, "name": was.name}
+        parts = ("name", "arguments", "key", "asker", "outcome")
+        if changed := [part for part in parts if getattr(was, part) != getattr(now, part)]:
+            diff.changed_calls.append({**about, "changed": changed, "a": was, "b": now})
+        if over:
+            diff.moved_calls.append(about)
+    diff.changed_calls.sort(key=lambda one: one["id"])
+    for names in (diff.new_calls, diff.dropped_calls):
+        names.sort()
+    return diff

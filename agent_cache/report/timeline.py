@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from agent_cache.errors import CassetteError
 from agent_cache.recording.call_text import arguments_text, has_error, outcome_text
 from agent_cache.recording.cassette import Cassette, recorded_rules, redact_call
-from agent_cache.recording.drift import Baseline
-from agent_cache.recording.drift_events import DriftSeverity
+from agent_cache.recording.drift import Baseline, DriftSeverity
 from agent_cache.recording.file import Intent, RecordedCall
 from agent_cache.recording.prices import Savings, model_calls, savings_of
 from agent_cache.recording.redaction import Redaction

@@ -14,18 +14,17 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+from starlette.exceptions import HTTPException
 
-from agent_cache.errors import AgentCacheError, CassetteError, CheckpointError, ConfigurationError
-from agent_cache.recording.drift import Baseline
-from agent_cache.recording.drift_events import DriftEvent, DriftReport, Tolerance
+from agent_cache.errors import CassetteError, CheckpointError, ConfigurationError
+from agent_cache.recording.drift import Baseline, DriftEvent, DriftReport, Tolerance
 from agent_cache.recording.encryption import decrypted
 from agent_cache.recording.file import RecordedCall
 from agent_cache.recording.outcomes import encode
@@ -45,12 +44,12 @@ from agent_cache.resume.journal import (
 _LOG = logging.getLogger("agent_cache")
 
 
-class StoreError(AgentCacheError):
-    """A request that is refused, with the status, the detail, the wrong field and the headers of its answer."""
+class Refused(HTTPException):
+    """A request that is refused; with the part of it that is wrong, if it is one."""
 
-    def __init__(self, status: int, detail: str, *, field: str = "", headers: dict[str, str] | None = None) -> None:
-        super().__init__(status, detail)
-        self.status, self.detail, self.field, self.headers = status, detail, field, headers
+    def __init__(self, status: int, detail: str, field: str = "", headers: dict[str, str] | None = None) -> None:
+        super().__init__(status, detail, headers)
+        self.field = field
 
 
 # What is sent and answered
@@ -65,24 +64,19 @@ class RestoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     track_drift: bool = False
 
 
-class Write(msgspec.Struct, frozen=True, kw_only=True):
-    """A write of the original session."""
+class Write(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A write of the original session; with its idempotency key, if it had begun and not ended."""
 
     id: int
     name: str
     arguments: dict[str, Any]
-
-
-class WriteInDoubt(Write, frozen=True, kw_only=True):
-    """A write of the original session that had begun and not ended."""
-
-    key: str
+    key: str = ""
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
     """A difference of the new session from the original."""
 
-    severity: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["info", "warning", "critical"]})]
+    severity: Literal["info", "warning", "critical"]
     kind: str
     name: str
     description: str
@@ -106,7 +100,7 @@ class RestoreResponse(msgspec.Struct, frozen=True, kw_only=True):
     replayed_events_count: int
     drift_detected: bool | None
     copied_call_count: int
-    in_doubt: list[WriteInDoubt]
+    in_doubt: list[Write]
     later_writes: list[Write]
     drifts: list[Drift]
     new_checkpoint_id: str
@@ -152,10 +146,6 @@ def _hash(*parts: str) -> str:
     return blake2b(encode(list(parts)), digest_size=32).hexdigest()
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
-
-
 # The store
 
 Position = tuple[str, str, int, str]
@@ -185,11 +175,7 @@ class CheckpointStore:
     """
 
     def __init__(self, directory: str | os.PathLike[str], tolerance: Tolerance | None, key: bytes | None) -> None:
-        try:
-            is_directory = Path(directory).is_dir()
-        except (TypeError, ValueError):
-            is_directory = False
-        if not is_directory:
+        if not isinstance(directory, str | os.PathLike) or not Path(directory).is_dir():
             raise ConfigurationError(f"store must be a directory of journals, and {directory!r} is none; create it")
         self._directory = Path(os.path.realpath(directory))
         self._tolerance = Tolerance() if tolerance is None else tolerance
@@ -252,38 +238,16 @@ class CheckpointStore:
         fields = [msgspec.json.decode(line)["checkpoint"] | {"session_id": header.session_id} for line in lines]
         return _Journal(stamp, header, msgspec.convert(fields, list[CheckpointEntry]))
 
-    # Restoring
-
     def restore(self, entry: CheckpointEntry, request: RestoreRequest, key: str | None) -> RestoreResponse:
         """Make a session that goes on from a checkpoint.
 
         The same idempotency key, checkpoint and request give the same answer, and one session.
         """
-        secret = secrets.token_hex(16) if key is None else key
-        hashed = _hash(entry.id, secret)
-        session_id = request.session_id or str(uuid.UUID(hashed[:32]))  # so that two servers make the same file
-        made = self._made_with(hashed)
-        if made is None:
-            checkpoint, source = self._read_with_journal(entry)
-            salt = secrets.token_hex(16)
-            with _readable(f"the checkpoint {entry.id!r}"):
-                response, lines = self._branch(checkpoint, source, session_id, request)
-                made = Restored(
-                    key=hashed, request=_hash(encode(request).decode()), salt=salt, token=_hash(_hash(secret, salt)),
-                    track_drift=request.track_drift, original_run=source.run, response=response,
-                )  # fmt: skip
-                header = msgspec.json.decode(lines[0], type=JournalHeader)
-                lines[0] = encode(msgspec.structs.replace(header, restored=msgspec.to_builtins(made))) + b"\n"
-                try:
-                    write_new(journal_path(self._directory, session_id), lines, source.path, self._key)
-                except FileExistsError:  # another request was faster
-                    made = self._made_with(hashed)
-                    if made is None:
-                        text = "there is a session of this id already"
-                        raise StoreError(409, text, field="session_id") from None
-        if made.request != _hash(encode(request).decode()):
-            text = "this key was used for another request to this checkpoint"
-            raise StoreError(422, text, field="Idempotency-Key")
+        secret = key or secrets.token_hex(16)
+        hashed, asked = _hash(entry.id, secret), _hash(encode(request).decode())
+        made = self._made_with(hashed) or self._make(entry, request, secret, hashed, asked)
+        if made.request != asked:
+            raise Refused(422, "this key was used for another request to this checkpoint", "Idempotency-Key")
         return msgspec.structs.replace(made.response, restore_token=_hash(secret, made.salt))
 
     def _made_with(self, key: str) -> Restored | None:
@@ -295,34 +259,52 @@ class CheckpointStore:
             if header is not None and header.restored is not msgspec.UNSET:
                 yield msgspec.convert(header.restored, Restored), header
 
-    def _branch(
-        self, checkpoint: StoredCheckpoint, source: StoredJournal, session_id: str, request: RestoreRequest
-    ) -> tuple[RestoreResponse, list[bytes]]:
-        """The answer of a restore, and the lines of the new journal."""
-        label = Redaction().joined({**source.header.redact, "hook": False}).text(request.label)
-        lines = branched_lines(
-            source.path, session_id, checkpoint.id, events=request.replay_events,
-            label=label or f"restored from {checkpoint.id[:8]}", key=self._key,
-        )  # fmt: skip
-        new = StoredJournal(source.path, b"".join(lines))
+    def _make(self, entry: CheckpointEntry, request: RestoreRequest, secret: str, hashed: str, asked: str) -> Restored:
+        """Write the journal of a new session, with the record of the restore in its header."""
+        session_id = request.session_id or str(uuid.UUID(hashed[:32]))  # so that two servers make the same file
+        salt = secrets.token_hex(16)
+        with _readable(f"the checkpoint {entry.id!r}"):
+            checkpoint, source = self._read_with_journal(entry)
+            label = Redaction().joined({**source.header.redact, "hook": False}).text(request.label)
+            lines = branched_lines(
+                source.path, session_id, entry.id, events=request.replay_events,
+                label=label or f"restored from {entry.id[:8]}", key=self._key,
+            )  # fmt: skip
+            response = self._response(checkpoint, source, StoredJournal(source.path, b"".join(lines)), request)
+            made = Restored(
+                key=hashed, request=asked, salt=salt, token=_hash(_hash(secret, salt)), track_drift=request.track_drift,
+                original_run=source.run, response=msgspec.structs.replace(response, new_session_id=session_id),
+            )  # fmt: skip
+            header = msgspec.json.decode(lines[0], type=JournalHeader)
+            lines[0] = encode(msgspec.structs.replace(header, restored=msgspec.to_builtins(made))) + b"\n"
+            try:
+                write_new(journal_path(self._directory, session_id), lines, source.path, self._key)
+            except FileExistsError:  # another request was faster, or the session was there
+                found = self._made_with(hashed)
+                if found is None:
+                    raise Refused(409, "there is a session of this id already", "session_id") from None
+                return found
+        return made
+
+    def _response(
+        self, checkpoint: StoredCheckpoint, source: StoredJournal, new: StoredJournal, request: RestoreRequest
+    ) -> RestoreResponse:
         until = next(one for one in source.checkpoints if one.id == checkpoint.id)
         copied, doubts = {call.id for call in new.calls}, {one.id: one for one in source.in_doubt}
         later = [one for one in events_after(source, until) if isinstance(one, RecordedCall)]
         replayed = sum(call.id in copied for call in later)
         drifts = self._drifts(source, new) if request.track_drift else []
-        response = RestoreResponse(
+        return RestoreResponse(
             checkpoint_id=checkpoint.id,
             original_session_id=checkpoint.session_id,
-            new_session_id=session_id,
-            restored_at=_now(),
+            new_session_id="",
+            restored_at=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
             state=checkpoint.state,
             restore_token="",
             replayed_events_count=replayed,
             drift_detected=self._tolerance.fails(drifts) if request.track_drift else None,
             copied_call_count=len(copied) - replayed,
-            in_doubt=[
-                WriteInDoubt(id=one.id, name=one.name, arguments=one.arguments, key=one.key) for one in doubts.values()
-            ],
+            in_doubt=[Write(id=one.id, name=one.name, arguments=one.arguments, key=one.key) for one in doubts.values()],
             later_writes=[
                 Write(id=call.id, name=call.name, arguments=call.arguments)
                 for call in later
@@ -331,9 +313,6 @@ class CheckpointStore:
             drifts=_shown(drifts, is_provisional=True),
             new_checkpoint_id=next(one.id for one in new.checkpoints if one.sequence == until.sequence),
         )
-        return response, lines
-
-    # Drift
 
     def restored(self, session_id: str) -> tuple[Restored, str] | None:
         """The restore that made a session whose drift is tracked, and its run. None for any other session."""
@@ -349,17 +328,14 @@ class CheckpointStore:
             new = self._journal(answer.new_session_id, run)
             original = self._journal(answer.original_session_id, restored.original_run)
             drifts = self._drifts(original, new)
-        about = DriftReport(tuple(drifts), len(new.calls)).to_dict()
+        report = DriftReport(tuple(drifts), len(new.calls)).to_dict()
         return DriftOfSession(
             session_id=answer.new_session_id,
             original_session_id=answer.original_session_id,
             checkpoint_id=answer.checkpoint_id,
             is_ended=new.is_sealed,
-            calls=about["calls"],
             drift_detected=self._tolerance.fails(drifts),
-            worst=about["worst"],
-            counts=about["counts"],
-            drifts=_shown(drifts, is_provisional=not new.is_sealed),
+            **report | {"drifts": _shown(drifts, is_provisional=not new.is_sealed)},
         )
 
     def _journal(self, session_id: str, run: str) -> StoredJournal:
@@ -375,23 +351,21 @@ class CheckpointStore:
         While it goes on, nothing is missing. What it does beyond the end of an original that was killed has nothing to
         be compared with.
         """
-        made = [call.id for call in new.calls if call.kind != "env"]
-        if not made or all(call.kind == "env" for call in original.calls):
+        if any(all(call.kind == "env" for call in journal.calls) for journal in (original, new)):
             return []
         tolerance = self._tolerance
         if not (original.is_sealed and new.is_sealed):
-            tolerance = replace(tolerance, tokens=None)
-        drifts = Baseline(original.cassette).compare(new.cassette, tolerance)
-        if not original.is_sealed and not any(one.kind == "missing" for one in drifts):
-            beyond = {one.call_id for one in drifts if one.kind in ("extra", "repeated")}
-            while made and made[-1] in beyond:
-                beyond.discard(last := made.pop())
-                drifts = [one for one in drifts if one.call_id != last]
-        return [one for one in drifts if new.is_sealed or one.kind != "missing"]
+            tolerance = msgspec.structs.replace(tolerance, tokens=None)
+        drifts, pairs = Baseline(original.cassette).compare_calls(new.cassette, tolerance)
+        missing = [one for one in drifts if one.kind == "missing"]
+        if not original.is_sealed and not missing:
+            beyond = {call.id for call in new.calls[max(index for _, index in pairs) + 1 :]}
+            drifts = [one for one in drifts if one.call_id not in beyond]
+        return [one for one in drifts if new.is_sealed or one not in missing]
 
 
 def _shown(drifts: list[DriftEvent], *, is_provisional: bool) -> list[Drift]:
-    return msgspec.convert([{**one.to_dict(), "provisional": is_provisional} for one in drifts], list[Drift])
+    return [Drift(**one.to_dict(), provisional=is_provisional) for one in drifts]
 
 
 @contextmanager
@@ -401,4 +375,4 @@ def _readable(what: str) -> Iterator[None]:
         yield
     except (CassetteError, CheckpointError, ConfigurationError, LookupError, StopIteration) as error:
         _LOG.warning("%s cannot be restored or judged: %s", what, error)
-        raise StoreError(409, "a journal that is needed is gone, broken, or of another agent") from error
+        raise Refused(409, "a journal that is needed is gone, broken, or of another agent") from error

@@ -26,19 +26,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.recording.drift_events import Tolerance
+from agent_cache.recording.drift import Tolerance
 from agent_cache.resume.checkpoints import CheckpointEntry
 from agent_cache.service.checkpoint_store import (
     CheckpointStore,
     Drift,
     DriftOfSession,
     Position,
+    Refused,
     RestoreRequest,
     RestoreResponse,
     StoredCheckpoint,
-    StoreError,
     Write,
-    WriteInDoubt,
     position_of,
 )
 
@@ -134,7 +133,7 @@ def restore_app(
             Route("/sessions/{session_id:path}/drift", api.read_drift, methods=["GET"]),
             Route("/openapi.json", _read_description, methods=["GET"]),
         ],
-        exception_handlers={StoreError: _problem, HTTPException: _problem, Exception: _problem},
+        exception_handlers={HTTPException: _problem, Exception: _problem},
     )
     app.router.redirect_slashes = False
     return app
@@ -146,13 +145,11 @@ def _json(content: object) -> Response:
 
 def _problem(_request: Request, error: Exception) -> Response:
     """The answer for what went wrong. Of an error inside, which is in the log, nobody learns anything."""
-    status, detail, headers, field = 500, "the request failed; the log of the server says why", {}, ""
-    if isinstance(error, StoreError):
-        status, detail, headers, field = error.status, error.detail, error.headers or {}, error.field
-    elif isinstance(error, HTTPException):
+    status, detail, headers = 500, "the request failed; the log of the server says why", {}
+    if isinstance(error, HTTPException):
         status, detail, headers = error.status_code, str(error.detail), dict(error.headers or {})
     phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Error"
-    errors = [FieldProblem(field=field, detail=detail)] if field else []
+    errors = [FieldProblem(field=error.field, detail=detail)] if isinstance(error, Refused) and error.field else []
     content = msgspec.json.encode(Problem(title=phrase, status=status, detail=detail, errors=errors))
     return Response(content, status, {**headers, "Cache-Control": "no-store"}, media_type="application/problem+json")
 
@@ -176,7 +173,7 @@ class _RestoreApi:
     async def _permit(self, request: Request, action: str, query: type[T]) -> T:
         """The query of a sender who may take this action for some session."""
         if not await self._is_allowed(request, action, None):
-            raise StoreError(403, "this is not allowed")
+            raise Refused(403, "this is not allowed")
         return _valid(400, lambda: msgspec.convert(dict(request.query_params), query, strict=False))
 
     async def _may_see(self, request: Request, action: str, session_id: str) -> bool:
@@ -191,7 +188,7 @@ class _RestoreApi:
     async def _found(self, request: Request, action: str) -> CheckpointEntry:
         found = await run_in_threadpool(self._store.find, request.path_params["checkpoint_id"])
         if found is None or not await self._may_see(request, action, found.session_id):
-            raise StoreError(404, "there is no such checkpoint")
+            raise Refused(404, "there is no such checkpoint")
         return found
 
     async def list_checkpoints(self, request: Request) -> Response:
@@ -221,7 +218,7 @@ class _RestoreApi:
         key, asked = _idempotency_key(request), await _request_of(request)
         found = await self._found(request, "restore")
         if asked.session_id and not await self._is_allowed(request, "create", asked.session_id):
-            raise StoreError(403, "a session of this id is not allowed")
+            raise Refused(403, "a session of this id is not allowed")
         return _json(await run_in_threadpool(self._store.restore, found, asked, key))
 
     async def read_drift(self, request: Request) -> Response:
@@ -231,7 +228,7 @@ class _RestoreApi:
         token = request.headers.get("Restore-Token")
         is_token = restored is not None and token is not None and restored[0].is_token(token)
         if restored is None or not (is_token or await self._may_see(request, "drift", session_id)):
-            raise StoreError(404, "there is no session of this id that was restored with track_drift")
+            raise Refused(404, "there is no session of this id that was restored with track_drift")
         return _json(await run_in_threadpool(self._store.drift, *restored))
 
 
@@ -246,8 +243,8 @@ def _valid(status: int, read: Callable[[], T]) -> T:
         reason, _, place = str(error).partition(" - at `")
         place = place.removeprefix("key in `").rstrip("`").removeprefix("$.") or "$"
         if reason.startswith("Object contains unknown field"):
-            raise StoreError(status, "there is no such field", field=reason.split("`")[1]) from None
-        raise StoreError(status, reason, field=place) from None
+            raise Refused(status, "there is no such field", reason.split("`")[1]) from None
+        raise Refused(status, reason, place) from None
 
 
 def _position(text: str, session_id: str | None, label: str | None) -> Position:
@@ -255,9 +252,9 @@ def _position(text: str, session_id: str | None, label: str | None) -> Position:
         content = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         cursor: _Cursor = msgspec.json.decode(content, type=_Cursor)
     except (ValueError, msgspec.DecodeError, RecursionError):
-        raise StoreError(400, "it is not a next_cursor of this service", field="cursor") from None
+        raise Refused(400, "it is not a next_cursor of this service", "cursor") from None
     if cursor[:2] != (session_id, label):
-        raise StoreError(400, "it is from a list with another session_id or label", field="cursor")
+        raise Refused(400, "it is from a list with another session_id or label", "cursor")
     return cursor[2]
 
 
@@ -272,22 +269,22 @@ def _idempotency_key(request: Request) -> str | None:
     key = _KEY.fullmatch(found[0].strip())
     if len(found) > 1 or key is None:
         detail = 'it must be one text such as "8e03978e-40d5-43dd", of at most 255 visible characters'
-        raise StoreError(400, detail, field="Idempotency-Key")
+        raise Refused(400, detail, "Idempotency-Key")
     return key[2]
 
 
 async def _request_of(request: Request) -> RestoreRequest:
     if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
-        raise StoreError(415, "the body must be application/json", headers={"Accept": "application/json"})
+        raise Refused(415, "the body must be application/json", headers={"Accept": "application/json"})
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > _MAX_BODY:
-            raise StoreError(413, f"the body has more than {_MAX_BODY} bytes", headers={"Connection": "close"})
+            raise Refused(413, f"the body has more than {_MAX_BODY} bytes", headers={"Connection": "close"})
     try:
         found = _valid(422, lambda: msgspec.json.decode(bytes(body), type=RestoreRequest))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise StoreError(400, "the body is not JSON") from None
+        raise Refused(400, "the body is not JSON") from None
     return msgspec.structs.replace(
         found, session_id=(found.session_id or "").strip() or None, label=found.label.strip()
     )
@@ -297,7 +294,7 @@ async def _request_of(request: Request) -> RestoreRequest:
 
 _TYPES: tuple[type[msgspec.Struct], ...] = (
     CheckpointEntry, CheckpointPage, Drift, DriftOfSession, FieldProblem, Problem, RestoreRequest, RestoreResponse,
-    StoredCheckpoint, Write, WriteInDoubt,
+    StoredCheckpoint, Write,
 )  # fmt: skip
 
 

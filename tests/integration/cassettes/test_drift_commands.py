@@ -16,7 +16,7 @@ import pytest
 from agent_cache import AgentCacheSession
 from agent_cache.cli.main import main
 from agent_cache.recording import Baseline, Cassette, CassetteNotFound, DriftDetector, intercept, record
-from agent_cache.recording.accepted_runs import accepted_runs, store_run
+from agent_cache.recording.drift import accepted_runs, store_run
 from agent_cache.resume import Journal
 
 SECRET = "sk-" + "a1b2c3d4" * 4
