@@ -55,7 +55,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
         "relay",
         "service",
         "cli",
-        "pytest_plugin.cassette_run",
+        "pytest_plugin",
     ),
     "multidict": ("recording.http.aiohttp_seam",),
     "opentelemetry": ("otel",),
