@@ -16,6 +16,8 @@ import agent_cache
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, ToolCall, configure, invalidate, testing
 from agent_cache.clock import CLOCK
 from agent_cache.core.lease import Term
+from agent_cache.recording import record, replay
+from agent_cache.resume import Journal
 from tests.pipeline.leasing import LeasingTier
 
 HIT = 1
@@ -34,6 +36,10 @@ MISS = 11
 WRITE = 12
 """In order: the body, `run`, its `Call`, `run_write`, the tag, the `Write` with the paths that it holds; its begin, the
 tool, its end. Begin and end are one function of `Versions` each."""
+RECORDED_READ = 49
+REPLAYED_READ = 44
+JOURNALED_WRITE = 110
+"""Of one whose texts redaction has seen before. A tape adds what identifies a call, its place and its line."""
 FILES_OF_A_MISS = 5
 FILES_OF_A_WRITE = 5
 
@@ -286,6 +292,30 @@ def test_a_miss_and_a_write_are_few_frames() -> None:
     miss, written = asyncio.run(in_session())
     assert 0 < len(miss) <= SESSION_MISS, miss
     assert 0 < len(written) <= SESSION_WRITE, written
+
+
+def test_a_tape_and_a_journal_add_few_frames(tmp_path: Path) -> None:
+    """To a read that is a miss, to one that is answered, and to a write."""
+    read = AgentCache(resource="card:{user_id}", ttl=60, name="read")(get_card)
+    write = AgentCacheInvalidator(resource="card:{user_id}", name="write")(get_card)
+
+    async def main() -> tuple[list[str], list[str], list[str]]:
+        with record(tmp_path / "run.jsonl"):
+            for _ in range(2):  # what redaction has seen is known after the first run
+                read.clear()
+                recorded = await own_frames(read, "u1")
+        with replay(tmp_path / "run.jsonl"):
+            for _ in range(2):
+                replayed = await own_frames(read, "u1")
+        async with AgentCacheSession("s", journal=Journal(tmp_path)):
+            for _ in range(2):
+                journaled = await own_frames(write, "u1")
+        return recorded, replayed, journaled
+
+    recorded, replayed, journaled = asyncio.run(main())
+    assert 0 < len(recorded) <= RECORDED_READ, recorded
+    assert 0 < len(replayed) <= REPLAYED_READ, replayed
+    assert 0 < len(journaled) <= JOURNALED_WRITE, journaled
 
 
 def test_a_write_looks_at_none_of_the_tools_that_read_what_it_writes() -> None:

@@ -28,13 +28,12 @@ from agent_cache.recording.cassette import recorded_rules, redact_call, redacted
 from agent_cache.recording.differences import changes
 from agent_cache.recording.file import digest_of, digest_of_key
 from agent_cache.recording.foreign import is_foreign, read_foreign
-from agent_cache.recording.functions import RecordedFunction
+from agent_cache.recording.functions import RecordedFunction, recorded_function
 from agent_cache.recording.http.bodies import pieces_of
 from agent_cache.recording.litellm import fixture_line, from_cassette, is_fixture, read_fixture, to_cassette
 from agent_cache.recording.outcomes import check_outcome, encode, problems_of, read_value
 from agent_cache.recording.partial_file import replace_file
 from agent_cache.recording.prices import model_calls, savings_of
-from agent_cache.recording.recorded_tools import recorded_function
 
 _BAR = 16
 _ONE_LINE = 80

@@ -32,6 +32,7 @@ from agent_cache.core.versions import VERSIONS, entry_tag
 from agent_cache.engine.audit import begin_audit, chooses
 from agent_cache.engine.blocking import THREADS, running_loop
 from agent_cache.engine.flight import ALONE, BECOME_LEADER, STRANDED, Failure, Flight, wake_stranded
+from agent_cache.engine.hooks import HookedCall, answered
 from agent_cache.engine.operation import UNKEYED, Operation, Proceed
 from agent_cache.engine.result import ServedEntry, inherit_entry, inherit_uncached, read_of, store_result
 from agent_cache.engine.scope import INTERCEPTORS, PLACE, ROOT, TENANT, Call, Scope, report_escape
@@ -41,7 +42,7 @@ from agent_cache.errors import NoEventLoopError
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.copies import IMMUTABLE
 
-__all__ = ["hit", "load", "run", "run_tool", "run_uncached"]
+__all__ = ["hit", "hit_of_hooked", "load", "run", "run_tool", "run_uncached"]
 
 _MANY_CALLS: Final = 100
 """After how many calls of a tool a miss checks once that something writes its roots."""
@@ -107,7 +108,7 @@ async def run(
     kwargs: dict[str, Any],
     *,
     is_fresh: bool = False,
-    intercepted: Any = None,
+    hooked: HookedCall | None = None,
 ) -> Any:
     """Run a read that no local hit has answered, or a write: let the sessions admit it, count it, and show the sessions
     how it ended.
@@ -116,11 +117,12 @@ async def run(
         here: the place of the call, or the scope that counts for it.
         key, args, kwargs: its identity, None of a write, and its arguments in their canonical spelling.
         is_fresh: whether a fresh value is asked for.
-        intercepted: the same call as a tape received it, which is told of its `Call`; None if none has.
+        hooked: the same call as hooks have received it, which is told of its `Call`; None without hooks.
     """
     scope = here if here.call is None else here.scope
     if scope.interceptor is not None:
-        return await scope.interceptor.receive(operation, scope, key, args, kwargs, is_fresh=is_fresh)
+        hooked = HookedCall(operation, scope, key, args, kwargs, is_fresh=is_fresh)
+        return await answered(scope, hooked, partial(_run_hooked, hooked))
     local = operation.at_root if scope is ROOT else scope.tools.get(operation)
     if local is None or local.configuration is not CURRENT.value:
         local = scope.add_local(operation)
@@ -132,7 +134,7 @@ async def run(
         work = setup.uncached
         call = Call(operation, local, None if key is UNKEYED else key, args, kwargs, "uncached")
     else:
-        if setup.share and not is_fresh and intercepted is None:
+        if setup.share and not is_fresh and hooked is None:
             named = operation.parameters.named(args, kwargs)
             value = hit(operation, PLACE.get(), key, named, is_audited=True)
             if value is not MISSING:
@@ -142,7 +144,7 @@ async def run(
             key = (TENANT, local.tenant, key)
         flight: Any = None
         value = None
-        if store.flights and not is_fresh and setup.follows_at_once and not local.is_observed and intercepted is None:
+        if store.flights and not is_fresh and setup.follows_at_once and not local.is_observed and hooked is None:
             value, flight = await _follow(operation, store, key)
             if value is not MISSING and value is not BECOME_LEADER:
                 return value
@@ -171,8 +173,8 @@ async def run(
         replacement = local.admit(call, now)
         if replacement is not None:
             return replacement.answer
-    if intercepted is not None:
-        intercepted.notes.call = call
+    if hooked is not None:
+        hooked.call = call
     token = PLACE.set(call)
     try:
         value = await work(call)
@@ -206,6 +208,29 @@ async def run(
         replacement = local.done(call, value, None, CLOCK.now())
         if replacement is not None:
             return replacement.answer
+    return value
+
+
+async def _run_hooked(hooked: HookedCall) -> Any:
+    """Make a call that no hook has answered, and note how it was answered."""
+    value = hit_of_hooked(hooked)
+    if value is MISSING:
+        called = hooked.outside, hooked.key, hooked.args, hooked.kwargs
+        value = await run(hooked.operation, *called, is_fresh=hooked.is_fresh, hooked=hooked)
+    return value
+
+
+def hit_of_hooked(hooked: HookedCall) -> Any:
+    """The value of a local hit outside of the hooks, or `MISSING`. It is not audited: what the tool does then would be
+    recorded.
+    """
+    if hooked.outside.participants:
+        hooked.answered_by = "blocked"  # unless they admit it: then there is a `Call`
+    if not hooked.operation.is_read or hooked.is_fresh or hooked.key is UNKEYED:
+        return MISSING
+    value = hit(hooked.operation, PLACE.get(), hooked.key, hooked.arguments, at=hooked.outside)
+    if value is not MISSING:
+        hooked.answered_by = "hit"
     return value
 
 

@@ -60,18 +60,11 @@ a loop that a replay has raised again.
 """
 
 
-# Tapes
+# Hooks
 
 
 Interceptor = Any
-"""A tape: receives every call of a scope before anything is looked up.
-
-``receive`` plays a call: see `engine.interception.Receiver`. ``play`` returns what the caller of an `InterceptedCall`
-gets: the outcome of ``call.proceed()``, or a recorded one; ``play_stream`` does so for a streaming tool: a generator or
-an async one. ``escaped`` handles a call in another thread that may belong to this run, but has lost its context; it is
-given the tool's operation, or the tape's own description of a function. ``thread`` identifies the thread that it
-was installed in.
-"""
+"""A hook around all calls of a scope, such as a tape: see `engine.hooks`."""
 
 INTERCEPTORS: dict[Interceptor, str] = {}
 """Active interceptors of this process, and the real path of each one's file; empty for those without one."""
@@ -326,7 +319,10 @@ class Scope:
 
     def without_recordings(self) -> Scope:
         """This place outside of all interceptors."""
-        return self if self.outside is None else self.outside.without_recordings()
+        scope = self
+        while scope.outside is not None:
+            scope = scope.outside
+        return scope
 
     def storing(self) -> Scope:
         """The place in which tools know where their results are stored: this one without `bypass` and interceptors."""

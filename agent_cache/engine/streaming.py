@@ -25,9 +25,9 @@ from agent_cache.core.options import DEFAULT_STREAM_BYTES
 from agent_cache.core.store import Entry, UnsharedEntry
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.blocking import wait_for_future
-from agent_cache.engine.call import hit, run
+from agent_cache.engine.call import hit, hit_of_hooked, run
 from agent_cache.engine.flight import Flight
-from agent_cache.engine.interception import InterceptedCall
+from agent_cache.engine.hooks import HookedCall, answered_plainly
 from agent_cache.engine.operation import TOO_LONG, Operation, Proceed
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.result import count_unstored, store_result
@@ -37,7 +37,7 @@ from agent_cache.engine.write import Fill, WriteOperation
 from agent_cache.values.canonical import MISSING, size_of
 from agent_cache.values.copies import IMMUTABLE, CopyRule, UncopyableError
 
-__all__ = ["END", "WAIT", "StreamingRead", "StreamingWrite", "proceed_stream"]
+__all__ = ["END", "WAIT", "StreamingRead", "StreamingWrite"]
 
 END: Final = object()
 """What a cursor gives after the last chunk."""
@@ -410,15 +410,22 @@ class _Streaming(Operation[Any]):
         return (ThreadCursor if self.is_sync else Cursor)(self, answer, value)
 
     def read(
-        self, scope: Scope, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_fresh: bool = False,
-        intercepted: InterceptedCall | None = None,
-    ) -> Cursor:  # fmt: skip
+        self, scope: Scope, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_fresh: bool = False
+    ) -> Cursor:
         """Begin a call that no local hit has answered: as `engine.call.run`."""
         if scope.interceptor is None:
-            return self.cursor(partial(run, self, scope, key, args, kwargs, is_fresh=is_fresh, intercepted=intercepted))
-        call = InterceptedCall(self, scope, key, args, kwargs, is_fresh=is_fresh, outer=intercepted)
-        played = scope.interceptor.play_stream(call)
-        return self.cursor(lambda: Stream(self, _CURSOR.get()).run(played))
+            return self.cursor(partial(run, self, scope, key, args, kwargs, is_fresh=is_fresh))
+        hooked = HookedCall(self, scope, key, args, kwargs, is_fresh=is_fresh)
+        chunks = answered_plainly(scope, hooked, partial(self.iterate, partial(self._read_hooked, hooked)))
+        return self.cursor(lambda: Stream(self, _CURSOR.get()).run(chunks))
+
+    def _read_hooked(self, hooked: HookedCall) -> Cursor:
+        """Begin a call that no hook has answered."""
+        value = hit_of_hooked(hooked)
+        if value is not MISSING:
+            return self.cursor(value=value)
+        called = self, hooked.outside, hooked.key, hooked.args, hooked.kwargs
+        return self.cursor(partial(run, *called, is_fresh=hooked.is_fresh, hooked=hooked))
 
     def is_successful(self, value: Any) -> bool:
         return value is TOO_LONG or super().is_successful(value)
@@ -478,30 +485,6 @@ class StreamingWrite(_Streaming, WriteOperation):
     def begin(self, /, *args: Any, **kwargs: Any) -> Cursor:
         """Begin a call with arguments in their canonical spelling."""
         return self.read(PLACE.get().scope, None, args, kwargs)
-
-
-def proceed_stream(call: InterceptedCall) -> Any:
-    """Make an intercepted call of a streaming tool as if there were no interceptor: as `InterceptedCall.proceed`.
-    Returns a generator, or an async one.
-    """
-    operation: Any = call.operation
-
-    def begin() -> Cursor:
-        outside = call.outside
-        token = call.enter() if outside.interceptor is None else None
-        try:
-            value = call.local_hit()
-            if value is MISSING:
-                options = {"is_fresh": call.is_fresh, "intercepted": call}
-                cursor: Cursor = operation.read(outside, call.key, call.args, call.kwargs, **options)
-            else:
-                cursor = operation.cursor(value=value)
-        finally:
-            if token is not None:
-                call.leave(token)
-        return cursor
-
-    return operation.iterate(begin)
 
 
 def _of_chunks(rule: CopyRule) -> CopyRule:

@@ -23,7 +23,7 @@ from agent_cache.core.store import Entry
 from agent_cache.core.tags import MANY_PATHS, Tag, every_key_of, root_of, within_limit
 from agent_cache.core.versions import VERSIONS, EntryTag, Hold, all_paths, paths_read, paths_written
 from agent_cache.engine.call import run_tool
-from agent_cache.engine.interception import InterceptedCall
+from agent_cache.engine.hooks import HookedCall
 from agent_cache.engine.middleware import observed
 from agent_cache.engine.operation import CacheKey, Operation, PlacedRule, Setup
 from agent_cache.engine.result import insert_if_valid
@@ -84,7 +84,7 @@ class WriteOperation(Operation[WritePolicy]):
             warn_once("ok= raised, so the write was taken for successful", self.name, error)
             return True
 
-    def cache_keys(self, call: Call | InterceptedCall) -> tuple[CacheKey, ...]:
+    def cache_keys(self, call: Call | HookedCall) -> tuple[CacheKey, ...]:
         """The entries that `key_fn` names.
 
         Raises:
@@ -176,7 +176,7 @@ async def run_write(call: Call) -> Any:
     return value
 
 
-def tags_of_intent(call: InterceptedCall) -> tuple[Tag, ...]:
+def tags_of_intent(call: HookedCall) -> tuple[Tag, ...]:
     """What a write may touch, as far as that is known before it runs: a root where only its result names the rest."""
     operation: Any = call.operation
     if operation.policy.key_fn is not None:
@@ -187,7 +187,7 @@ def tags_of_intent(call: InterceptedCall) -> tuple[Tag, ...]:
 
 
 def _tags_from(
-    rules: tuple[PlacedRule, ...], call: Call | InterceptedCall, result: Any = None
+    rules: tuple[PlacedRule, ...], call: Call | HookedCall, result: Any = None
 ) -> tuple[tuple[Tag, ...], tuple[str, ...]]:
     """Compute the tags of a write, and the roots for which rules gave no id. A failing rule gives its root."""
     paths: tuple[Tag, ...] = ()

@@ -6,7 +6,7 @@ import os
 import random as _random
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Token
 from copy import copy
@@ -18,15 +18,14 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from agent_cache.core.options import checked_choice, checked_flag
-from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, Receiver
+from agent_cache.engine.hooks import HookedCall
 from agent_cache.engine.operation import Operation
-from agent_cache.engine.scope import PLACE, Scope, closes_generator, leave_scope
-from agent_cache.engine.streaming import proceed_stream
+from agent_cache.engine.scope import INTERCEPTORS, PLACE, Scope, closes_generator, leave_scope
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.call_log import CallListener, CassetteLog, ObservedCalls
 from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules, redacted_name
 from agent_cache.recording.file import CALLS_OF_LITELLM
-from agent_cache.recording.functions import RecordedFunction, wrapped
+from agent_cache.recording.functions import FunctionCall, RecordedFunction, wrapped
 from agent_cache.recording.http.identity import Http
 from agent_cache.recording.http.seams import Seams, install_guard
 from agent_cache.recording.match import Matcher
@@ -330,8 +329,8 @@ def checked_path(path: Any, caller: str) -> Path:
 # Refusal of live calls
 
 
-class LiveCallBlocker(Receiver):
-    """Interceptor that refuses every call, also one that a cache would answer, since that depends on earlier calls.
+class LiveCallBlocker:
+    """Hook that refuses every call, also one that a cache would answer, since that depends on earlier calls.
 
     `now`, `uuid4` and `random` run.
 
@@ -348,20 +347,9 @@ class LiveCallBlocker(Receiver):
         self.error: CassetteError | None = None
         self.thread = threading.get_ident()
 
-    def run(self, function: RecordedFunction, _args: Any, _kwargs: Any, proceed: Callable[[], Any]) -> Any:
-        """Refuse a call of a wrapped function."""
-        self.escaped(function)
-        return proceed()
-
-    def play(self, call: InterceptedCall) -> Awaitable[Any]:
-        """Refuse a call of a cached tool."""
-        self.escaped(call.operation)
-        return call.proceed()
-
-    def play_stream(self, call: InterceptedCall) -> Any:
-        """Refuse a call of a cached streaming tool."""
-        self.escaped(call.operation)
-        return proceed_stream(call)
+    def begin(self, call: HookedCall | FunctionCall) -> None:
+        """Refuse a call."""
+        self.escaped(call.function if call.operation is None else call.operation)
 
     def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
         """Raise CassetteError for a call, in this context or in a thread without one, unless it may run."""

@@ -392,11 +392,6 @@ class Branch(Tape):
         super().answered(call)
         self._new_calls += 1  # it is new in the branch
 
-    def _place(self, call: ActiveCall, arguments: Mapping[str, Any], answers: Matcher) -> int | None:
-        if self._prefix.edits:
-            call.passed = (), dict(arguments)  # classes among them may be what an edit is read as
-        return super()._place(call, arguments, answers)
-
     def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         """Write a call. If one of the prefix that was made again has another outcome, the next call is refused."""
         super()._write(call, outcome)

@@ -12,7 +12,7 @@ import msgspec
 
 from agent_cache.errors import CassetteError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.file import Header, RecordedCall, Trailer, call_line, header_line, now_text, trailer_line
+from agent_cache.recording.file import Header, RecordedCall, Trailer, header_line, now_text, trailer_line
 from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.match import Matcher
 from agent_cache.recording.outcomes import decode, encode
@@ -21,7 +21,6 @@ from agent_cache.recording.prices import Usage
 from agent_cache.recording.redaction import Redaction
 
 _LOG = logging.getLogger("agent_cache")
-_NO_USAGE = Usage()
 
 
 class CallLog:
@@ -62,39 +61,24 @@ class CallLog:
         self, call: ActiveCall, outcome: dict[str, Any], source: str = "", tags: Sequence[str] = ()
     ) -> RecordedCall:
         """A call with this outcome, as a line of a log has it."""
-        now = self.now()
+        now, function, parent = self.now(), call.function, call.parent
         if call.is_awaited:
             outcome["awaited"] = True
-        usage = call.usage or _NO_USAGE
-        tokens = usage.tokens
+        counted = {} if call.usage is None else self._counted(call.usage)
         return RecordedCall(
-            id=call.id,
-            parent=None if call.parent is None else call.parent.id,
-            kind=call.function.kind,
-            name=call.function.name,
-            arguments=call.arguments,
-            key=call.key,
-            digest=call.digest.hex(),
-            asker=call.asker,
-            after=call.after,
-            lane=call.lane,
-            forked=call.forked,
-            outcome=outcome,
-            source=source,
-            tags=list(tags),
-            started_ms=call.started / 1000,
-            duration_ms=(now - call.started) / 1000,
-            input_tokens=tokens.input,
-            output_tokens=tokens.output,
-            cache_read_tokens=tokens.cache_read,
-            cache_write_tokens=tokens.cache_write,
-            cache_write_1h_tokens=tokens.cache_write_1h,
-            model=None if usage.model is None else self._redaction.labelled("model", usage.model),
-        )
+            id=call.id, parent=None if parent is None else parent.id, kind=function.kind, name=function.name,
+            arguments=call.arguments, key=call.key, digest=call.digest.hex(), asker=call.asker, after=call.after,
+            lane=call.lane, forked=call.forked, outcome=outcome, source=source, tags=list(tags),
+            started_ms=call.started / 1000, duration_ms=(now - call.started) / 1000, **counted,
+        )  # fmt: skip
+
+    def _counted(self, usage: Usage) -> dict[str, Any]:
+        """Tokens and model, as a line of a log has them."""
+        counted = {f"{name}_tokens": count for name, count in usage.tokens._asdict().items()}
+        return {**counted, "model": None if usage.model is None else self._redaction.labelled("model", usage.model)}
 
     def keep(self, call: RecordedCall) -> None:
         """Keep a call that has ended, after those that had ended before it."""
-        self._last_id = call.id
 
     def repeat(self, call: ActiveCall, answers: Matcher) -> None:  # noqa: ARG002 - a cassette copies what it enclosed
         """A call has ended that was answered from an earlier recording."""
@@ -162,8 +146,8 @@ class CassetteLog(CallLog):
 
     def keep(self, call: RecordedCall) -> None:
         """Write a call."""
-        super().keep(call)
-        self._append(call_line(call))
+        self._last_id = call.id
+        self._append(encode(call) + b"\n")
         self._written += 1
 
     def repeat(self, call: ActiveCall, answers: Matcher) -> None:
@@ -291,7 +275,7 @@ class ObservedCalls(CallLog):
 
     def keep(self, call: RecordedCall) -> None:
         """Show a call that has ended."""
-        super().keep(call)
+        self._last_id = call.id
         shown = msgspec.structs.replace(call, outcome=decode(encode(call.outcome)))  # parts of it are encoded already
         self._show(lambda listener: listener.on_end(shown))
 

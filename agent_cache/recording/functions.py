@@ -1,7 +1,7 @@
 """Functions whose calls are recorded: `intercept`, `cached_llm_call`, and the description of a function and of a call.
 
-A wrapped function looks for an interceptor in its scope at each call. Without one it just runs. With several, because
-one recording stands inside of another, the call passes through all of them, the innermost first.
+A wrapped function looks for a hook in its scope at each call. Without one it just runs; otherwise the call passes
+through all of them (`engine.hooks`).
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import inspect
 import logging
 import types
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, Final, TypeVar, is_typeddict, overload
 
 from agent_cache.core.options import checked_choice, checked_function
 from agent_cache.core.parameters import JsonArguments, Parameters
-from agent_cache.engine.interception import INTERCEPTORS, InterceptedCall, report_escape
-from agent_cache.engine.scope import PLACE
+from agent_cache.engine.hooks import CURRENT_CALL, HookedCall, answered, answered_plainly
+from agent_cache.engine.operation import Operation
+from agent_cache.engine.scope import INTERCEPTORS, PLACE, Scope, report_escape
 from agent_cache.errors import ConfigurationError, UncacheableArgumentsError
 from agent_cache.recording.arguments import plain_arguments
-from agent_cache.recording.file import RecordedCall, with_asker
+from agent_cache.recording.file import RecordedCall
 from agent_cache.recording.outcomes import PlainSchema, annotation_of_chunks, redact_chunks, schema_of
 from agent_cache.recording.prices import Usage
 from agent_cache.recording.redaction import Redaction
@@ -69,6 +69,8 @@ class RecordedFunction:
         self._cache_key = cache_key
         self._key = key
         self._vary = vary
+        # Whether anything may tell apart who calls it, beside a tenant.
+        self.has_askers = vary is not None or (self.parameters is not None and self.parameters.may_say_who_asks)
         every = () if self.parameters is None or isinstance(self.parameters, JsonArguments) else self.parameters.all
         self._recorded_names = tuple(one.name for one in every if one.in_key and not one.is_receiver)
         self._defaults = {one.name: one.default for one in every if one.is_sentinel or one.default is None}
@@ -229,16 +231,33 @@ def _name_of(function: Any, name: str | None) -> str:
 
 # One call
 
-_NOTHING_PASSED: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+class FunctionCall:
+    """One call of a wrapped function in a scope with hooks. `TypeError` if the function does not take the arguments."""
+
+    operation = None
+
+    def __init__(self, function: RecordedFunction, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.function, self.scope, self.args, self.kwargs = function, scope, args, kwargs
+        self.arguments = function.bind(args, kwargs)
 
 
 class ActiveCall:
-    """One call while it is recorded or replayed."""
+    """One call while it is recorded or replayed: on one tape.
+
+    Attributes:
+        outer, parent: the innermost call around it of any tape, and of this one.
+        given, given_key: arguments and key before redaction, if that has changed anything.
+        matched: what calls are compared by: digest and asker.
+        recorded, index: the recorded call in its place.
+        is_answered: whether it does not run.
+        tool_call, passed: of a tool, the call that hooks have received; of a function, its arguments.
+    """
 
     __slots__ = (
         "after", "arguments", "asker", "chunks", "counts", "digest", "exchange", "forked", "function", "given",
-        "given_key", "id", "index", "is_awaited", "is_plain_stream", "key", "lane", "matched", "occurrence", "outer",
-        "owner", "parent", "passed", "place", "recorded", "started", "tool_call", "usage",
+        "given_key", "id", "index", "is_answered", "is_awaited", "is_plain_stream", "key", "lane", "matched",
+        "occurrence", "outer", "owner", "parent", "passed", "place", "recorded", "started", "tool_call", "usage",
     )  # fmt: skip
 
     def __init__(
@@ -249,17 +268,15 @@ class ActiveCall:
         key: str | None,
         digest: bytes,
         asker: str = "",
+        call: HookedCall | FunctionCall | None = None,
     ) -> None:
-        self.owner = owner
-        self.function = function
-        self.arguments = arguments
+        self.owner, self.function, self.arguments, self.key = owner, function, arguments, key
         self.given: dict[str, Any] | None = None
-        self.key = key
         self.given_key: str | None = None
-        self.asker = asker
-        self.digest = digest
-        self.matched = with_asker(digest, asker)
-        self.outer = outer = CURRENT_CALL.get()
+        self.asker, self.digest = asker, digest
+        self.matched = digest + asker.encode() if asker else digest
+        outer: ActiveCall | None = CURRENT_CALL.get()
+        self.outer = outer
         while outer is not None and outer.owner is not owner:
             outer = outer.outer
         self.parent = outer
@@ -268,15 +285,17 @@ class ActiveCall:
         self.counts: dict[bytes, int] = {}
         self.recorded: RecordedCall | None = None
         self.index: int | None = None
-        self.id = self.after = self.lane = self.forked = 0
-        self.started = 0
-        self.tool_call: InterceptedCall | None = None
-        self.passed = _NOTHING_PASSED
+        self.id = self.after = self.lane = self.forked = self.started = 0
+        self.tool_call: HookedCall | None = None
+        self.passed: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        if type(call) is HookedCall:
+            self.tool_call, self.passed = call, ((), call.arguments)
+        elif call is not None:
+            self.passed = call.args, call.kwargs
         self.usage = Usage() if function.kind == "llm" else None
         self.chunks: list[Any] | None = None
         self.exchange: Any = None
-        self.is_plain_stream = False
-        self.is_awaited = False
+        self.is_answered = self.is_plain_stream = self.is_awaited = False
 
     @property
     def schema(self) -> PlainSchema:
@@ -286,10 +305,16 @@ class ActiveCall:
         `City`, which nothing names.
         """
         args, kwargs = self.passed
+        classes = [each for each in (*args, *kwargs.values()) if isinstance(each, type) and _is_named(each)]
+        return schema_of(self.function.schema.annotation, tuple(classes)) if classes else self.function.schema
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it changes something outside."""
         if self.tool_call is not None:
-            kwargs = self.tool_call.arguments
-        classes = tuple(each for each in (*args, *kwargs.values()) if issubclass(type(each), type) and _is_named(each))
-        return schema_of(self.function.schema.annotation, classes) if classes else self.function.schema
+            return not self.tool_call.operation.is_read
+        kind, name = self.function.kind, self.function.name
+        return kind == "write" or (kind == "http" and RecordedCall(id=0, kind=kind, name=name, outcome={}).is_write)
 
     @property
     def is_sync_tool(self) -> bool:
@@ -307,10 +332,6 @@ class ActiveCall:
 def _is_named(kind: type) -> bool:
     """Whether objects of this class are written with its name."""
     return kind.__module__ != "builtins" and not is_typeddict(kind)
-
-
-CURRENT_CALL: ContextVar[ActiveCall | None] = ContextVar("agent_cache_recorded_call", default=None)
-"""The innermost recorded call that is running in this context. Child tasks and threads inherit it."""
 
 
 # Decorators
@@ -438,21 +459,26 @@ def _checked_function(function: Any, decorator: str) -> Any:
 
 
 def wrapped(recorded: RecordedFunction, *, logs_unrecorded: bool = False) -> Any:
-    """The function with every call passed through the interceptors of its scope. `inspect` sees the same form."""
+    """The function with every call passed through the hooks of its scope. `inspect` sees the same form."""
     function = recorded.function
     is_logged = not logs_unrecorded
 
     def run(args: Any, kwargs: Any) -> Any:
         nonlocal is_logged
-        scope = PLACE.get().scope
-        if scope.interceptor is None:
-            if INTERCEPTORS:
-                report_escape(recorded)
-            if not is_logged:
-                is_logged = True
-                _LOG.debug("%s was called outside of a recording, so it just ran", recorded.name)
-            return function(*args, **kwargs)
-        return _run_in(scope, recorded, args, kwargs)
+        scope: Scope = PLACE.get().scope
+        if scope.interceptor is not None:
+            try:
+                call = FunctionCall(recorded, scope, args, kwargs)
+            except TypeError:  # the function refuses these arguments itself
+                return function(*args, **kwargs)
+            passed = answered if recorded.form == "async" else answered_plainly
+            return passed(scope, call, functools.partial(function, *args, **kwargs))
+        if INTERCEPTORS:
+            report_escape(recorded)
+        if not is_logged:
+            is_logged = True
+            _LOG.debug("%s was called outside of a recording, so it just ran", recorded.name)
+        return function(*args, **kwargs)
 
     body: Any
     if recorded.form == "async stream":
@@ -485,10 +511,24 @@ def wrapped(recorded: RecordedFunction, *, logs_unrecorded: bool = False) -> Any
     return body
 
 
-def _run_in(scope: Any, function: RecordedFunction, args: Any, kwargs: Any) -> Any:
-    """Pass a call through the interceptors of a scope, the innermost first."""
-    if scope.interceptor is None:
-        return function.function(*args, **kwargs)
-    return scope.interceptor.run(
-        function, args, kwargs, functools.partial(_run_in, scope.outside, function, args, kwargs)
-    )
+def function_of(operation: Operation[Any]) -> RecordedFunction:
+    """The function of a cached tool, described at its first recorded call."""
+    found: RecordedFunction | None = operation.recorded
+    if found is None:
+        policy = operation.policy
+        key, vary = getattr(policy, "key", None), getattr(policy, "vary", None)  # a write has none
+        found = RecordedFunction(operation.function, operation.name, "tool", parameters=operation.parameters, key=key)
+        found.is_read = operation.is_read
+        found.has_askers = vary is not None or key is not None or isinstance(operation.parameters, JsonArguments)
+        found.has_askers |= operation.heeds_contexts and operation.parameters.may_say_who_asks
+        operation.recorded = found
+    return found
+
+
+def recorded_function(value: Any) -> RecordedFunction | None:
+    """What recordings know of a wrapped function or a cached tool; None if a value is neither."""
+    found = getattr(value, "__agent_cache_recorded__", None)
+    if isinstance(found, RecordedFunction):
+        return found
+    operation = getattr(value, "__agent_cache__", None)
+    return function_of(operation) if isinstance(operation, Operation) else None

@@ -12,16 +12,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+import time
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from agent_cache.core.asker import UnknownAsker
-from agent_cache.engine.interception import InterceptedCall, Receiver
+from agent_cache.core.tags import root_of, unescape
+from agent_cache.engine.hooks import HookedCall, replay_into_sessions
 from agent_cache.engine.operation import Operation
-from agent_cache.engine.streaming import proceed_stream
-from agent_cache.errors import CassetteError, ConfigurationError, UncacheableArgumentsError
+from agent_cache.engine.scope import PLACE, Call
+from agent_cache.errors import (
+    CassetteError,
+    ConfigurationError,
+    DivergenceError,
+    ReplayExhausted,
+    UncacheableArgumentsError,
+)
 from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.call_log import CallLog
 from agent_cache.recording.cassette import Cassette
@@ -34,24 +44,24 @@ from agent_cache.recording.file import (
     digest_of_key,
     partial_of,
 )
-from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
-from agent_cache.recording.match import ROOT_PLACE, Matcher, by_nobody, place_of
-from agent_cache.recording.outcomes import problems_of, value_outcome
-from agent_cache.recording.recorded_tools import (
-    asker_of_function,
-    asker_of_tool,
-    function_of,
-    redacted_tags,
-    show_in_sessions,
-)
+from agent_cache.recording.functions import ActiveCall, FunctionCall, RecordedFunction, function_of
+from agent_cache.recording.lanes import Lanes, Turns, checkpoint, wait_for_cancellation
+from agent_cache.recording.match import ADVICE, ROOT_PLACE, Matcher, by_nobody, call_data, described, missing, place_of
+from agent_cache.recording.outcomes import check_outcome, encode, problems_of, read_value, value_outcome
+from agent_cache.recording.prices import Savings, model_calls, savings_of
 from agent_cache.recording.redaction import Redaction, redact_key
-from agent_cache.recording.replaying import Replaying
-from agent_cache.recording.streams import failure_outcome, is_stream, leave_call, recorded_stream, replayed_stream
+from agent_cache.recording.streams import failure_outcome, is_stream, recorded_stream, replayed_stream
+from agent_cache.values.compare import utf8_text
 
 _LOG = logging.getLogger("agent_cache")
 
 _MAX_PROBLEMS = 100
 """Different calls that a replay cannot repeat of which a recording warns."""
+_MAX_DIVERGENCES = 1000
+_PATIENCE = 5.0
+"""Seconds that a replay may be slower than the recorded run before a call that should be cancelled gives up waiting."""
+_OPEN_ENDED = frozenset({"stream", "cancelled", "unfinished"})
+"""Outcomes of calls that end by what their caller does."""
 
 NO_CONTEXT = (
     "run_in_executor and Thread do not take the context along; use asyncio.to_thread, or contextvars.copy_context().run"
@@ -59,8 +69,19 @@ NO_CONTEXT = (
 """Why a call in a thread is outside of all recordings, and what to do about it."""
 
 
-class Tape(Replaying, Receiver):
-    """A running or finished recording or replay."""
+class Tape:
+    """A running or finished recording or replay: a hook (`engine.hooks`).
+
+    Attributes:
+        path, mode: as given to `record` and `replay`.
+        answers: the recorded calls that may answer; None if there are none.
+        file: where new calls go; None if nothing is written.
+        is_strict: whether the order of recorded calls counts, and each must be made.
+        cursor: how many calls were answered.
+        divergences: where the run differs from the recording, in order: ``{"call_id", "expected", "actual"}``, as in
+            `DivergenceError`.
+        error: the first of these errors; it is raised again at the end, in case something has swallowed it.
+    """
 
     def __init__(
         self,
@@ -75,13 +96,14 @@ class Tape(Replaying, Receiver):
         is_guarded: bool = False,
         http: Any = None,
     ) -> None:
-        super().__init__(answers, strict=strict)
-        self.path = path
-        self.mode = mode
-        self.redaction = redaction
-        self.file = file
-        self.http = http
+        self.path, self.mode, self.redaction = path, mode, redaction
+        self.answers, self.file, self.http = answers, file, http
+        self.is_strict = strict
         self.thread = threading.get_ident()  # the engine asks only other threads' tapes about an escaped call
+        self.lanes = Lanes()
+        self.cursor = 0
+        self.divergences: list[dict[str, Any]] = []
+        self.error: CassetteError | None = None
         self._is_guarded = is_guarded
         self._answers_calls = mode != "all"
         self._policy = dict(policy or {})
@@ -91,7 +113,13 @@ class Tape(Replaying, Receiver):
         self._functions: dict[str, RecordedFunction] = {}  # the first of each name
         self._failure: CassetteError | None = None  # of a call that cannot be recorded
         self._problems: set[str] = set()
+        self._last: dict[tuple[int, int, int], int] = {}  # call, by parent, lane of the run and of the recording
+        self._turns = Turns()
+        self._answered: set[int] = set()
+        self._began = time.perf_counter()
         self._lock = threading.RLock()
+        if answers is not None and answers.cassette.is_partial:
+            _LOG.warning("%s was left by a recording that was killed; calls may be missing", answers.cassette.path)
 
     @property
     def cassette(self) -> Cassette:
@@ -108,85 +136,69 @@ class Tape(Replaying, Receiver):
         """Its calls, in the order of their numbers; while the recording runs, in the order in which they ended."""
         return self.cassette.steps
 
+    @property
+    def source_path(self) -> str:
+        """The path of the recording that answers."""
+        return "" if self.answers is None else self.answers.cassette.path
+
+    @property
+    def remaining(self) -> int:
+        """How many recorded calls were neither answered nor enclosed by one that was."""
+        return 0 if self.answers is None else self.answers.remaining
+
+    @property
+    def is_strict_replay(self) -> bool:
+        """Whether nothing may be made that is not recorded, or named by the user."""
+        return self.file is None and self.answers is not None and self.is_strict
+
+    @property
+    def savings(self) -> Savings:
+        """Model calls that were not made, because they, or the calls that enclose them, were answered so far.
+
+        Their prices need `genai-prices` (``pip install "agent-cache[prices]"``).
+        """
+        answers = self.answers
+        if answers is None:
+            return Savings()
+
+        def is_answered(index: int) -> bool:
+            while index >= 0 and index not in self._answered:
+                index = answers.parent(index)
+            return index >= 0
+
+        chosen = filter(is_answered, answers.outline.of_models)
+        return savings_of(model_calls(answers.cassette.steps, chosen, answers.parent), answers.cassette.recorded_at)
+
     def __repr__(self) -> str:
         return f"<Tape of {self.path}, mode={self.mode!r}>"
 
-    # Calls come here: of wrapped functions, of cached tools, and of threads without a context
+    # A call begins
 
-    def run(
-        self, function: RecordedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], proceed: Callable[[], Any]
-    ) -> Any:
-        """Answer a call of a wrapped function, or make it. See `FunctionInterceptor`."""
+    def begin(self, call: HookedCall | FunctionCall) -> ActiveCall:
+        """Find the recorded call that answers a call, or number it as a new one."""
+        if call.operation is not None:
+            return self._begin(function_of(call.operation), call.arguments, call)
+        return self._begin(call.function, call.arguments, call, call.function.key_of(call.args, call.kwargs))
+
+    def begin_exchange(self, endpoint: RecordedFunction, arguments: Mapping[str, Any]) -> ActiveCall:
+        """The same for a request."""
         try:
-            arguments = function.bind(args, kwargs)
-        except TypeError:  # the function refuses these arguments itself
-            return proceed()
-        asker = self._asker(function, asker_of_function, args, kwargs)
-        call = self._begin(function, arguments, function.key_of(args, kwargs), asker=asker)
-        call.passed = args, kwargs
-        if function.form == "async":
-            return self._run_async(call, proceed)
-        if function.form == "plain":
-            return self._run_plain(call, proceed)
-        return self._run_stream(call, proceed)
-
-    async def play(self, call: InterceptedCall) -> Any:
-        """Answer a call of a cached tool, or make it."""
-        return await self._run_async(self._begin_tool(call), call.proceed)
-
-    def play_stream(self, call: InterceptedCall) -> Any:
-        """Answer a call of a cached streaming tool, or make it."""
-        return self._run_stream(self._begin_tool(call), partial(proceed_stream, call))
-
-    def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
-        """Warn, once a function, of a call in a thread without a context: it may belong to this run."""
-        function = called if isinstance(called, RecordedFunction) else function_of(called)
-        thread = threading.current_thread().name
-        if self.answers is not None:
-            policy = self._policy_of(function)
-            may_run = policy == "live" or not (self.is_strict or (self._is_guarded and self.file is None))
-            if policy == "forbid" or not may_run:
-                text = f"{function.name} was called in thread {thread}, and would have run: {NO_CONTEXT}"
-                raise self.latch(CassetteError(text, self.answers.cassette.path))
-        if function.name not in _escaped:
-            _escaped.add(function.name)
-            _LOG.warning(
-                "%s ran in thread %s, outside of the recording or replay that goes on: %s",
-                function.name,
-                thread,
-                NO_CONTEXT,
-            )
-
-    # The beginning of a call
-
-    def _begin_tool(self, call: InterceptedCall) -> ActiveCall:
-        function = function_of(call.operation)
-        asker = self._asker(function, asker_of_tool, call, call.arguments)
-        active = self._begin(function, call.arguments, asker=asker)
-        active.tool_call = call
-        return active
-
-    def _asker(self, function: RecordedFunction, parts: Callable[..., dict[str, Any]], *call: Any) -> str:
-        """Digest of who makes a call, of `parts(function, *call)`."""
-        try:
-            found = parts(function, *call)
-            return digest_of_asker(found) if found else ""
-        except UnknownAsker:
-            return "" if self._needs_no_identity(function) else UNKNOWN_ASKER
-        except UncacheableArgumentsError as error:
-            if self._needs_no_identity(function):
-                return ""
-            raise self._unidentified(
-                function,
-                f"the same call of another asker would be the same: {error.reason}. Let vary= return a value",
-            ) from error.__cause__
+            return self._begin(endpoint, arguments)
+        finally:
+            self._functions.pop(endpoint.name, None)  # a run may ask for any number of URLs
 
     def _begin(
-        self, function: RecordedFunction, arguments: Mapping[str, Any], key: str | None = None, *, asker: str = ""
+        self,
+        function: RecordedFunction,
+        arguments: Mapping[str, Any],
+        made: HookedCall | FunctionCall | None = None,
+        key: str | None = None,
     ) -> ActiveCall:
-        """Find the recorded call that answers a call, or number it as a new one. `key` is what ``cache_key=`` made."""
+        """Begin a call. `key` is what ``cache_key=`` made."""
         if self._functions.get(function.name) is not function:
             self._check_name(function)
+        tenant = PLACE.get().scope.tenant if made is None else made.scope.tenant
+        asker = self._asker(function, made, tenant) if function.has_askers or tenant is not None else ""
         identifying = function.recorded_arguments(arguments)
         try:
             data, raw = plain_arguments(identifying, is_identity=key is None)
@@ -211,7 +223,7 @@ class Tape(Replaying, Receiver):
         if key is not None:
             key = redact_key(key, given, data, self.redaction)
         digest = digest_of(function.name, data) if key is None else digest_of_key(function.name, key)
-        call = ActiveCall(self, function, data, key, digest, asker)
+        call = ActiveCall(self, function, data, key, digest, asker, made)
         if (data is not given and data != given) or key != given_key:
             call.given, call.given_key = given, given_key
         with self._lock:
@@ -219,10 +231,25 @@ class Tape(Replaying, Receiver):
                 lane = self.lanes.current()
                 call.lane, call.forked = lane.number, lane.forked
             if self.answers is not None:
-                self._look_up(call, self._place(call, arguments, self.answers), self.answers)
+                self._look_up(call, self._place(call, self.answers), self.answers)
+                call.is_answered = call.recorded is not None
             if self.file is not None and not self.file.is_closed:
                 self.file.start(call)
         return call
+
+    def _asker(self, function: RecordedFunction, call: HookedCall | FunctionCall | None, tenant: Any) -> str:
+        """Digest of what tells apart who makes a call."""
+        try:
+            return digest_of_asker(_askers(function, call, tenant))
+        except UnknownAsker:
+            return "" if self._needs_no_identity(function) else UNKNOWN_ASKER
+        except UncacheableArgumentsError as error:
+            if self._needs_no_identity(function):
+                return ""
+            raise self._unidentified(
+                function,
+                f"the same call of another asker would be the same: {error.reason}. Let vary= return a value",
+            ) from error.__cause__
 
     def _check_name(self, function: RecordedFunction) -> None:
         if (first := self._functions.setdefault(function.name, function)) is function:
@@ -235,11 +262,7 @@ class Tape(Replaying, Receiver):
             "them names by name="
         )
         if first.binds_others(function) and not self._needs_no_identity(function):
-            failure = CassetteError(text, self.path or "")
-            if self.answers is not None:
-                raise self.latch(failure)
-            self._failure = self._failure or failure
-            raise failure
+            raise self._failed(CassetteError(text, self.path or ""))
         if self.is_strict and self.answers is not None:
             raise self.latch(CassetteError(text, self.path or ""))
         if self.is_strict:
@@ -255,27 +278,30 @@ class Tape(Replaying, Receiver):
         return self.answers is not None and self._policy_of(function) == "live"
 
     def _unidentified(self, function: RecordedFunction, reason: str) -> CassetteError:
-        """The error for a call that may be another one. It is raised again at the end."""
-        failure = CassetteError(f"a call of {function.name} cannot be recorded, because {reason}", self.path or "")
-        self._failure = self._failure or failure
-        return failure
+        """The error for a call that may be another one."""
+        error = CassetteError(f"a call of {function.name} cannot be recorded, because {reason}", self.path or "")
+        self._failure = self._failure or error
+        return error
 
-    def _place(
-        self,
-        call: ActiveCall,
-        arguments: Mapping[str, Any],  # noqa: ARG002 - those of the function, for a branch
-        answers: Matcher,
-    ) -> int | None:
+    def _failed(self, error: CassetteError) -> CassetteError:
+        """Keep an error of what must not be made, to raise it again at the end."""
+        if self.answers is not None:
+            return self.latch(error)
+        self._failure = self._failure or error
+        return error
+
+    # Which recorded call it is
+
+    def _place(self, call: ActiveCall, answers: Matcher) -> int | None:
         """Find the place of a call in the recording. Returns the index of the recorded call there."""
         parent = call.parent
         counts, enclosing = (self._counts, ROOT_PLACE) if parent is None else (parent.counts, parent.place)
-        occurrence = counts.get(call.matched, 0)
-        call.place = place_of(enclosing, call.matched, occurrence)
+        call.occurrence = counts.get(call.matched, 0)
+        call.place = place_of(enclosing, call.matched, call.occurrence)
         if answers.has_foreign:
             answers.adopt(call.function)
         index = answers.find(call.place)
-        call.occurrence = occurrence
-        counts[call.matched] = occurrence + 1
+        counts[call.matched] = call.occurrence + 1
         return index
 
     def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
@@ -296,55 +322,156 @@ class Tape(Replaying, Receiver):
     def _policy_of(self, function: RecordedFunction) -> str:
         return next((self._policy[name] for name in (function.name, *function.names) if name in self._policy), "stub")
 
-    # Calls that run
-
-    async def _run_async(self, call: ActiveCall, proceed: Callable[[], Awaitable[Any]]) -> Any:
-        if call.recorded is not None:
-            if call.is_sync_tool:
-                return self._answer_plain(call, call.recorded)
-            return await self._answer_async(call, call.recorded)
-        token = CURRENT_CALL.set(call)
+    def take(self, call: ActiveCall, index: int, answers: Matcher) -> None:
+        """Answer a call with the recorded one at this index."""
+        call.index = index
         try:
-            value = await proceed()
-        except BaseException as error:
-            self._raised(call, error)
-            raise
-        finally:
-            leave_call(token)
-        return self._returned(call, value)
+            call.recorded = answers.cassette.steps[index]
+            outcome = call.recorded.outcome
+            if len(outcome) > 1 or "value" not in outcome:
+                check_outcome(outcome)
+        except CassetteError as error:  # loading a cassette does not read the outcomes
+            raise self.latch(error) from error.__cause__
+        except msgspec.ValidationError as error:
+            raise self.broken(index, f"has a malformed outcome: {error}") from error
+        if self.is_strict:
+            self._check_order(call, index, answers)
+        answers.cover(index)
+        self._answered.add(index)
+        self.cursor += 1
 
-    def _run_plain(self, call: ActiveCall, proceed: Callable[[], Any]) -> Any:
-        if call.recorded is not None:
-            if call.recorded.outcome.get("awaited"):
-                return self._answer_async(call, call.recorded)
-            return self._answer_plain(call, call.recorded)
-        token = CURRENT_CALL.set(call)
+    def pass_by(self, call: ActiveCall, index: int, answers: Matcher) -> None:
+        """Note a call that runs although it was recorded."""
+        call.index = index
+        answers.cover_alone(index)
+
+    def _check_order(self, call: ActiveCall, index: int, answers: Matcher) -> None:
+        """Calls of one task come in the order in which one task had made them.
+
+        The order between tasks does not count, nor which of them takes which work of a queue, nor calls that several
+        tasks made alike.
+        """
+        if not answers.is_of_one_task(index):
+            return
+        key = answers.parent(index), call.lane, answers.outline.lanes[index]
+        last = self._last.setdefault(key, index)
+        if answers.rank_of_start(last) <= answers.rank_of_start(index):
+            self._last[key] = index
+            return
+        later, first = answers.shown(last), answers.shown(index)
+        text = (
+            f"{described(later.name, later.arguments)} was called too early: call {first.id}, "
+            f"{described(first.name, first.arguments)}, came before it in the same task when this was recorded"
+        )
+        raise self.diverged(index, {"name": later.name, "arguments": later.arguments}, text)
+
+    # The answer to a call
+
+    async def answer(self, call: ActiveCall) -> Any:
+        """The recorded outcome of a call. Other tasks run before, as they did when it was recorded."""
+        recorded = call.recorded
+        if recorded is None or call.is_sync_tool:
+            return self.answer_plainly(call)
+        outcome = recorded.outcome
         try:
-            value = proceed()
-        except BaseException as error:
-            self._raised(call, error)
-            raise
+            if recorded.source != "hit":
+                await self.turn(call)  # which notices a cancellation, too
+            if "stream" in outcome:
+                return replayed_stream(call, self, self._stream_answered)
+            if "cancelled" in outcome or "unfinished" in outcome:
+                try:
+                    await self.wait_until_cancelled(call)
+                except asyncio.CancelledError as cancellation:
+                    show_in_sessions(call, None, cancellation)
+                    raise
+            return self._give(call, outcome)
         finally:
-            leave_call(token)
-        if hasattr(type(value), "__await__"):
-            return self._run_awaitable(call, value)
-        return self._returned(call, value)
+            if "stream" not in outcome:
+                self.answered(call)
 
-    def _run_stream(self, call: ActiveCall, proceed: Callable[[], Any]) -> Any:
-        if call.recorded is not None:
-            return self._replayed_stream(call, call.recorded)
-        return recorded_stream(call, proceed(), self.redaction, self._stream_ended)
+    def answer_plainly(self, call: ActiveCall) -> Any:
+        """The same in a plain function, and for a stream."""
+        recorded = call.recorded
+        assert recorded is not None
+        outcome = recorded.outcome
+        if outcome.get("awaited"):
+            return self.answer(call)
+        if "stream" in outcome:
+            return replayed_stream(call, self, self._stream_answered)
+        if "stream" in call.function.form:
+            text = f"{recorded.name} returned a value when it was recorded, and is a stream now: record it again"
+            raise self.broken(call.index, text)
+        try:
+            if "cancelled" in outcome or "unfinished" in outcome:
+                raise self.broken(call.index, f"{recorded.name} had not ended when the recording did")
+            return self._give(call, outcome)
+        finally:
+            self.answered(call)
 
-    async def _run_awaitable(self, call: ActiveCall, value: Awaitable[Any]) -> Any:
-        """A call of a plain function that returned an awaitable ends when that does."""
-        call.is_awaited = True
+    def _give(self, call: ActiveCall, outcome: dict[str, Any]) -> Any:
+        if "error" in outcome:
+            error = read_error(outcome["error"])
+            show_in_sessions(call, None, error)
+            raise error
+        value = self.read(call, outcome)
+        show_in_sessions(call, value, None)
+        return value
 
-        async def wait() -> Any:
-            return await value
+    def read(self, call: ActiveCall, outcome: dict[str, Any], *, is_chunk: bool = False) -> Any:
+        """A recorded value or chunk, as the annotation of the function describes it."""
+        if "value" in outcome and "made" not in outcome:
+            return outcome["value"]
+        schema = call.function.chunk_schema if is_chunk else call.schema
+        try:
+            return read_value(outcome, schema, self.source_path, 0 if call.index is None else call.index + 2)
+        except CassetteError as error:
+            raise self.latch(error) from error.__cause__
 
-        return await self._run_async(call, wait)
+    async def turn(self, call: ActiveCall) -> None:
+        """Let other tasks run, as the recorded call did, and calls that had ended earlier be answered earlier."""
+        answers, recorded = self.answers, call.recorded
+        assert answers is not None
+        assert recorded is not None
+        if call.index is not None and answers.is_concurrent and _OPEN_ENDED.isdisjoint(recorded.outcome):
+            rank = answers.rank_of_end(call.index)
+            await self._turns.take(rank, is_next=answers.has_made_all_before(rank))
+        else:
+            await checkpoint()
 
-    def _returned(self, call: ActiveCall, value: Any) -> Any:
+    async def wait_until_cancelled(self, call: ActiveCall, *, is_for_ever: bool = False) -> None:
+        """Wait until this task is cancelled, as it was when the call was recorded: by a timeout of the caller, say.
+
+        The wait ends `_PATIENCE` after the recorded run had come to this point. A call that had not ended when the
+        recording did may wait for ever.
+        """
+        recorded = call.recorded
+        assert recorded is not None
+        ended = (recorded.started_ms + recorded.duration_ms) / 1000 - (time.perf_counter() - self._began)
+        is_for_ever = is_for_ever or "unfinished" in recorded.outcome
+        await wait_for_cancellation(None if is_for_ever else max(0.0, ended) + _PATIENCE)
+        text = (
+            f"{described(call.function.name, call.arguments)} was cancelled when it was recorded, so there is no "
+            "answer, and now nobody has cancelled it"
+        )
+        raise self.diverged(-1 if call.index is None else call.index, call_data(call), f"{text}\n{ADVICE}")
+
+    def _stream_answered(self, call: ActiveCall, chunks: list[Any], error: BaseException | None) -> None:
+        """A stream that its consumer leaves ends in the sessions as if it were cancelled."""
+        self.answered(call)
+        if isinstance(error, GeneratorExit):
+            error = asyncio.CancelledError()
+        show_in_sessions(call, None if error else tuple(chunks), error)
+
+    def answered(self, call: ActiveCall) -> None:
+        """A call has ended that was answered from the old recording."""
+        if self.file is not None and self.answers is not None:
+            with self._lock:
+                self.file.repeat(call, self.answers)
+
+    # A call that runs has ended
+
+    def returned(self, call: ActiveCall, value: Any) -> Any:
+        """A call has returned this. Returns what the caller gets: a stream is recorded while it is read."""
         if is_stream(value):
             return recorded_stream(call, value, self.redaction, self._stream_ended)
         if self.file is not None:
@@ -354,7 +481,8 @@ class Tape(Replaying, Receiver):
             self._write(call, value_outcome(value, call.schema, self.redaction))
         return value
 
-    def _raised(self, call: ActiveCall, error: BaseException) -> None:
+    def raised(self, call: ActiveCall, error: BaseException) -> None:
+        """A call has raised this."""
         if self.file is not None:
             self._write(call, failure_outcome(error, self.redaction))
 
@@ -364,19 +492,22 @@ class Tape(Replaying, Receiver):
                 call.usage.complete(call, chunks or [])
             self._write(call, call.stream_outcome(end, self.redaction))
 
+    def end_exchange(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
+        """A request that was made has this outcome, redacted."""
+        if self.file is not None:
+            self._write(call, outcome)
+
     def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
-        source = ""
-        tags: list[str] = []
-        tool_call = call.tool_call
+        source, tags, tool_call = "", [], call.tool_call
         if tool_call is not None:
-            source = tool_call.source
-            notes = tool_call.notes
-            if notes.replaced is not None:
-                outcome["instead"] = list(notes.replaced)
-            if notes.loops:
-                outcome["loops"] = notes.loops
-            if source == "write" and notes.call is not None and notes.call.tags:
-                tags = redacted_tags(call, notes.call, outcome, self.redaction)
+            made = tool_call.call
+            source = tool_call.answered_by if made is None else made.source
+            if tool_call.replaced is not None:
+                outcome["instead"] = list(tool_call.replaced)
+            if tool_call.loops:
+                outcome["loops"] = tool_call.loops
+            if source == "write" and made is not None and made.tags:
+                tags = _redacted_tags(call, made, outcome, self.redaction)
         with self._lock:
             if self.file is not None and not self.file.is_closed:
                 if self.file.needs_identity and (len(outcome) > 1 or "value" not in outcome):
@@ -391,95 +522,62 @@ class Tape(Replaying, Receiver):
             self._problems.add(problem)
             _LOG.warning("recording to %s: %s", self.path, problem)
 
-    # Requests: the exchange with a server makes them, or has the answer, between these two
+    # What is outside of the run
 
-    def begin_exchange(self, endpoint: RecordedFunction, arguments: Mapping[str, Any]) -> ActiveCall:
-        """Find the recorded call that answers a request, or number it as a new one."""
-        try:
-            return self._begin(endpoint, arguments, asker=self._asker(endpoint, asker_of_function, (), {}))
-        finally:
-            self._functions.pop(endpoint.name, None)  # a run may ask for any number of URLs
-
-    def end_exchange(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
-        """A request that was made has this outcome, redacted."""
-        if self.file is not None:
-            self._write(call, outcome)
-
-    @property
-    def is_strict_replay(self) -> bool:
-        """Whether nothing may be made that is not recorded, or named by the user."""
-        return self.file is None and self.answers is not None and self.is_strict
+    def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
+        """Warn, once a function, of a call in a thread without a context: it may belong to this run."""
+        function = called if isinstance(called, RecordedFunction) else function_of(called)
+        thread = threading.current_thread().name
+        if self.answers is not None:
+            policy = self._policy_of(function)
+            may_run = policy == "live" or not (self.is_strict or (self._is_guarded and self.file is None))
+            if policy == "forbid" or not may_run:
+                text = f"{function.name} was called in thread {thread}, and would have run: {NO_CONTEXT}"
+                raise self.latch(CassetteError(text, self.answers.cassette.path))
+        if function.name not in _escaped:
+            _escaped.add(function.name)
+            text = "%s ran in thread %s, outside of the recording or replay that goes on: %s"
+            _LOG.warning(text, function.name, thread, NO_CONTEXT)
 
     def refuse_connection(self, address: str) -> None:
         """Refuse a connection that is no request of a known client."""
-        error = CassetteError(
+        text = (
             f"a connection to {address} was opened, which is neither recorded nor replayed; record a function that "
-            "does so, or name the host in Http(ignore=...)",
-            self.path,
+            "does so, or name the host in Http(ignore=...)"
         )
-        if self.answers is not None:
-            raise self.latch(error)
-        self._failure = self._failure or error
-        raise error
+        raise self._failed(CassetteError(text, self.path or ""))
 
-    # Calls that are answered
+    # Errors
 
-    async def _answer_async(self, call: ActiveCall, recorded: RecordedCall) -> Any:
-        outcome = recorded.outcome
-        try:
-            if recorded.source != "hit":
-                await self.turn(call)  # which notices a cancellation, too
-            if "stream" in outcome:
-                return self._replayed_stream(call, recorded)
-            if "cancelled" in outcome or "unfinished" in outcome:
-                try:
-                    await self.wait_until_cancelled(call)
-                except asyncio.CancelledError as cancellation:
-                    show_in_sessions(call, None, cancellation)
-                    raise
-            return self._answer(call, outcome)
-        finally:
-            if "stream" not in outcome:
-                self.answered(call)
+    def latch(self, error: CassetteError) -> CassetteError:
+        """Keep the first error, to raise it again at the end."""
+        self.error = self.error or error
+        return error
 
-    def _answer_plain(self, call: ActiveCall, recorded: RecordedCall) -> Any:
-        outcome = recorded.outcome
-        if "stream" in outcome:
-            return self._replayed_stream(call, recorded)
-        try:
-            if "cancelled" in outcome or "unfinished" in outcome:
-                raise self.broken(call.index, f"{recorded.name} had not ended when the recording did")
-            return self._answer(call, outcome)
-        finally:
-            self.answered(call)
+    def broken(self, index: int | None, reason: str) -> CassetteError:
+        """The error for a recorded call that cannot be replayed. It is latched."""
+        return self.latch(CassetteError(reason, self.source_path, (index or 0) + 2))
 
-    def _answer(self, call: ActiveCall, outcome: dict[str, Any]) -> Any:
-        if "error" in outcome:
-            error = read_error(outcome["error"])
-            show_in_sessions(call, None, error)
-            raise error
-        value = self.read(call, outcome)
-        show_in_sessions(call, value, None)
-        return value
+    def diverged(
+        self,
+        index: int,
+        actual: dict[str, Any] | None,
+        text: str,
+        kind: type[DivergenceError | ReplayExhausted] = DivergenceError,
+    ) -> CassetteError:
+        """The error for a place where the run differs from the recording. It is noted, and latched."""
+        number, expected = None, None
+        if index >= 0 and self.answers is not None:
+            call = self.answers.shown(index)
+            number, expected = call.id, {"name": call.name, "arguments": call.arguments}
+        if len(self.divergences) < _MAX_DIVERGENCES:
+            self.divergences.append({"call_id": number, "expected": expected, "actual": actual})
+        return self.latch(kind(number, expected, actual, text, self.source_path))
 
-    def _replayed_stream(self, call: ActiveCall, recorded: RecordedCall) -> Any:
-        if "stream" not in recorded.outcome:
-            text = f"{recorded.name} returned a value when it was recorded, and is a stream now: record it again"
-            raise self.broken(call.index, text)
-        return replayed_stream(call, self, self._stream_answered)
-
-    def _stream_answered(self, call: ActiveCall, chunks: list[Any], error: BaseException | None) -> None:
-        """A stream that its consumer leaves ends in the sessions as if it were cancelled."""
-        self.answered(call)
-        if isinstance(error, GeneratorExit):
-            error = asyncio.CancelledError()
-        show_in_sessions(call, None if error else tuple(chunks), error)
-
-    def answered(self, call: ActiveCall) -> None:
-        """A call has ended that was answered from the old recording."""
-        if self.file is not None and self.answers is not None:
-            with self._lock:
-                self.file.repeat(call, self.answers)
+    def missed(self, call: ActiveCall, answers: Matcher, rule: str = "") -> CassetteError:
+        """The error for a call that has no recorded answer, or may not have it by this rule."""
+        index, text, kind = missing(answers, call, rule)
+        return self.diverged(index, call_data(call), text, kind)
 
     # The end
 
@@ -516,6 +614,78 @@ class Tape(Replaying, Receiver):
                 f"has calls that cannot be replayed: {'. '.join(sorted(self._problems))}", self.path or ""
             )
 
+    def check_finished(self, answers: Matcher) -> None:
+        """Check a replay at its end."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        if self.is_strict and answers.remaining:
+            index = next(answers.left_over())
+            call = answers.shown(index)
+            text = (
+                f"{answers.remaining} recorded calls were not made. The first is call {call.id}, "
+                f"{described(call.name, call.arguments)}"
+            )
+            raise self.diverged(index, None, text)
+
 
 _escaped: set[str] = set()
 _shared_names: set[str] = set()
+
+
+# Cached tools on a tape
+
+
+def _askers(function: RecordedFunction, call: HookedCall | FunctionCall | None, tenant: Any) -> dict[str, Any]:
+    """What tells apart who makes a call, by name."""
+    found: dict[str, Any] = {"tenant": tenant, "asker": None, "key": None}
+    try:
+        if call is None:
+            pass  # a request
+        elif call.operation is None:
+            found["asker"] = function.asker_of(call.args, call.kwargs)
+        else:
+            found["key"] = function.tool_key(call.arguments)
+            found["asker"] = call.operation.asker_of(call.arguments)
+    except UnknownAsker:
+        if tenant is None:
+            raise
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _redacted_tags(call: ActiveCall, written: Call, outcome: dict[str, Any], redaction: Redaction) -> list[str]:
+    """The tags that a write has invalidated, without secrets.
+
+    They lose what redaction has removed from the arguments. What it has removed from the result is not known any more:
+    a tag that only the result gives is as long as its segments stand in the redacted outcome. What UTF-8 cannot hold is
+    escaped.
+    """
+    late = {rule.root for rule in written.operation.tags.late} if written.operation.tags.late else ()
+    shown = encode([call.arguments, outcome]).decode() if late else ""
+    found = set()
+    for tag in written.tags:
+        known = tag
+        if late and root_of(tag) in late:
+            root, *segments = tag.split(":")
+            known = ":".join((root, *takewhile(lambda segment: unescape(segment) in shown, segments)))
+        found.add(redacted_tag(call, known, redaction))
+    return sorted(found)
+
+
+def redacted_tag(call: ActiveCall, tag: str, redaction: Redaction) -> str:
+    """A tag without what redaction has removed from the arguments of its call."""
+    tag = utf8_text(tag)
+    if call.given is None and not redaction.may_change(encode(tag)):
+        return tag
+    return redact_key(tag, call.arguments if call.given is None else call.given, call.arguments, redaction)
+
+
+def show_in_sessions(call: ActiveCall, value: Any, error: BaseException | None) -> None:
+    """Let the sessions around a replayed tool trace and count it as they did when it was recorded."""
+    tool_call, recorded = call.tool_call, call.recorded
+    if tool_call is None or recorded is None:
+        return
+    instead = recorded.outcome.get("instead")
+    tool_call.answered_by = recorded.source or ("miss" if tool_call.operation.is_read else "write")
+    tool_call.replaced = None if instead is None else (instead[0], instead[1])
+    tool_call.loops = recorded.outcome.get("loops", [])
+    replay_into_sessions(tool_call, value, error, recorded.duration_ms / 1000)

@@ -25,7 +25,7 @@ import msgspec
 
 from agent_cache.core.options import checked_choice, checked_flag
 from agent_cache.core.tags import root_of, unescape
-from agent_cache.engine.interception import replay_into_sessions
+from agent_cache.engine.hooks import CURRENT_CALL, RUN, HookedCall, replay_into_sessions
 from agent_cache.engine.scope import PLACE
 from agent_cache.engine.write import tags_of_intent
 from agent_cache.errors import (
@@ -43,7 +43,6 @@ from agent_cache.recording.file import (
     UNKNOWN_ASKER,
     Intent,
     OpenCall,
-    RecordedCall,
     Trailer,
     call_line,
     digest_of,
@@ -53,12 +52,11 @@ from agent_cache.recording.file import (
     trailer_line,
     with_asker,
 )
-from agent_cache.recording.functions import CURRENT_CALL, ActiveCall, RecordedFunction
+from agent_cache.recording.functions import ActiveCall, FunctionCall, RecordedFunction, recorded_function
 from agent_cache.recording.http.identity import Http
 from agent_cache.recording.lanes import checkpoint
 from agent_cache.recording.match import Matcher, by_nobody, described, place_of
 from agent_cache.recording.outcomes import check_outcome, decode, encode
-from agent_cache.recording.recorded_tools import recorded_function
 from agent_cache.recording.redaction import Redaction, redact_key, redaction_of
 from agent_cache.recording.tape import Tape
 from agent_cache.resume.checkpoints import Checkpoint, checkpoint_line, checkpoint_of, state_data
@@ -193,7 +191,7 @@ def idempotency_key() -> str | None:
     """
     call = CURRENT_CALL.get()
     while call is not None:
-        if isinstance(call.owner, _JournalTape) and _is_write(call):
+        if isinstance(call.owner, _JournalTape) and call.is_write:
             return call.owner.key_of(call)
         call = call.outer
     return None
@@ -234,7 +232,7 @@ class _JournalTape(Tape):
 
     # Which call of the journal a call is
 
-    def _place(self, call: ActiveCall, arguments: Mapping[str, Any], answers: Matcher) -> int | None:  # noqa: ARG002 - those that are written are enough
+    def _place(self, call: ActiveCall, answers: Matcher) -> int | None:  # noqa: ARG002 - those that are written are enough
         """Find a call by its arguments before redaction: two that only differ in a secret are two."""
         parent = call.parent
         counts, enclosing = (self._counts, self._root) if parent is None else (parent.counts, parent.place)
@@ -271,9 +269,9 @@ class _JournalTape(Tape):
         self.file.void(call)
         raise self.latch(error).with_traceback(None)
 
-    def turn(self, call: ActiveCall) -> Awaitable[None]:
+    async def turn(self, call: ActiveCall) -> None:
         """As a tape; also for an answer that is not in the journal, but was just found out."""
-        return checkpoint() if call.index is None else super().turn(call)
+        await (checkpoint() if call.index is None else super().turn(call))
 
     def answered(self, call: ActiveCall) -> None:
         """A call has ended that was answered."""
@@ -282,29 +280,35 @@ class _JournalTape(Tape):
 
     # Calls that run
 
-    async def _run_async(self, call: ActiveCall, proceed: Callable[[], Awaitable[Any]]) -> Any:
-        if call.recorded is None and (value := self._instead(call)) is not NotDone:
-            if inspect.isawaitable(value) and not call.is_sync_tool:
-                with self._checking(call):
-                    value = await _awaited(value)
-            if self._is_done(call, value):
-                return self._settle(call, value)
-        return await super()._run_async(call, proceed)
+    def begin(self, call: HookedCall | FunctionCall) -> ActiveCall:
+        active = super().begin(call)
+        if active.recorded is None:
+            active.is_answered = self._begin_write(active)
+        return active
 
-    def _run_plain(self, call: ActiveCall, proceed: Callable[[], Any]) -> Any:
-        if call.recorded is None and (value := self._instead(call)) is not NotDone:
-            return self._settle(call, value)
-        return super()._run_plain(call, proceed)
+    async def answer(self, call: ActiveCall) -> Any:
+        if call.recorded is not None:
+            return await super().answer(call)
+        value = self._decide(call)
+        if inspect.isawaitable(value):
+            with self._checking(call):
+                value = await _awaited(value)
+            if not self._is_done(call, value):
+                return RUN
+        return value if value is RUN else self._settle(call, value)
 
-    def _run_stream(self, call: ActiveCall, proceed: Callable[[], Any]) -> Any:
-        if call.recorded is None and self._instead(call) is not NotDone:
+    def answer_plainly(self, call: ActiveCall) -> Any:
+        if call.recorded is not None:
+            return super().answer_plainly(call)
+        value = self._decide(call)
+        if value is not RUN and "stream" in call.function.form:
             self._in_doubt(call, "is a stream, which can only raise or be made again")
-        return super()._run_stream(call, proceed)
+        return value if value is RUN else self._settle(call, value)
 
     def begin_exchange(self, endpoint: RecordedFunction, arguments: Mapping[str, Any]) -> ActiveCall:
         """Find the answer of a request in the journal, or write that it begins."""
         call = super().begin_exchange(endpoint, arguments)
-        if call.recorded is None and (value := self._instead(call)) is not NotDone:
+        if call.recorded is None and self._begin_write(call) and (value := self._decide(call)) is not RUN:
             outcome = {"response": value}
             try:
                 check_outcome(outcome)
@@ -315,10 +319,10 @@ class _JournalTape(Tape):
             call.recorded = self.file.recorded(call, outcome)
         return call
 
-    def _instead(self, call: ActiveCall) -> Any:
-        """Write that a write begins. What a write in doubt has for a value, perhaps to be awaited; else `NotDone`."""
-        if not _is_write(call):
-            return NotDone
+    def _begin_write(self, call: ActiveCall) -> bool:
+        """Write that a write begins. Returns whether it is in doubt."""
+        if not call.is_write:
+            return False
         log = self.file
         with self._lock:
             is_over = log.is_over
@@ -329,7 +333,7 @@ class _JournalTape(Tape):
                 if self._left:
                     self._check_new(call)
                 log.begin_write(call, self._intent(call))
-        return self._decide(call) if is_doubted else NotDone
+        return is_doubted
 
     def _check_new(self, call: ActiveCall) -> None:
         """Refuse a new write of the block's own task while it has not come to one that it had made before.
@@ -390,7 +394,7 @@ class _JournalTape(Tape):
         if inspect.isawaitable(value) and (call.is_sync_tool or call.function.form != "async"):
             getattr(value, "close", str)()
             self._in_doubt(call, "is not asynchronous, and its check function is")
-        return value if self._is_done(call, value) else NotDone
+        return value if inspect.isawaitable(value) or self._is_done(call, value) else RUN
 
     @contextmanager
     def _checking(self, call: ActiveCall) -> Iterator[None]:
@@ -438,8 +442,8 @@ class _JournalTape(Tape):
         """The write has this value, as if it had returned it when it ran."""
         self._close_doubt(call)
         if call.tool_call is not None:
-            call.tool_call.notes.source = "write"
-        value = self._returned(call, value)
+            call.tool_call.answered_by = "write"
+        value = self.returned(call, value)
         if call.tool_call is not None:
             replay_into_sessions(call.tool_call, value, None, 0.0)
         return value
@@ -529,13 +533,6 @@ def _began(doubt: Intent) -> str:
 
 def _content(one: Checkpoint) -> tuple[Any, ...]:
     return one.label, one.importance, one.framework, encode(state_data(one.state))
-
-
-def _is_write(call: ActiveCall) -> bool:
-    if call.tool_call is not None:
-        return not call.tool_call.operation.is_read
-    kind, name = call.function.kind, call.function.name
-    return kind == "write" or (kind == "http" and RecordedCall(id=0, kind=kind, name=name, outcome={}).is_write)
 
 
 def _given_arguments(call: ActiveCall) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from agent_cache.core.keys import PLAIN, Uncacheable, key_part
 from agent_cache.core.options import checked_choice, checked_function
 from agent_cache.core.store import Entry
-from agent_cache.engine.interception import note_answer, note_loop
+from agent_cache.engine.hooks import note_answer, note_loop
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import PLACE, Call, LocalTool, Replacement, Scope
 from agent_cache.engine.state import warn_once

@@ -15,9 +15,8 @@ from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import checked_flag, checked_text, configures, count
 from agent_cache.core.store import NEVER, Store
 from agent_cache.core.versions import VERSIONS
-from agent_cache.engine.interception import Interceptor
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.scope import MAX_TOOLS, PLACE, Scope, closes_generator, leave_scope
+from agent_cache.engine.scope import MAX_TOOLS, PLACE, Interceptor, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import forget_oldest
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import Metrics

@@ -19,11 +19,11 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
-from agent_cache.engine.interception import INTERCEPTORS
-from agent_cache.engine.scope import PLACE
+from agent_cache.engine.hooks import CURRENT_CALL, leave_call
+from agent_cache.engine.scope import INTERCEPTORS, PLACE
 from agent_cache.errors import CassetteError, ReplayExhausted
 from agent_cache.recording.exceptions import read_error
-from agent_cache.recording.functions import CURRENT_CALL, ActiveCall
+from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.http.bodies import ResponseBody, is_stream, model_payloads, pairs_of, pieces_of
 from agent_cache.recording.http.identity import MODEL_IN_PATH, endpoint_of, host_and_server, identity, is_loopback
 from agent_cache.recording.lanes import checkpoint
@@ -31,7 +31,7 @@ from agent_cache.recording.match import call_data
 from agent_cache.recording.outcomes import redact_response
 from agent_cache.recording.prices import Usage
 from agent_cache.recording.redaction import Redaction
-from agent_cache.recording.streams import failure_outcome, leave_call
+from agent_cache.recording.streams import failure_outcome
 from agent_cache.recording.tape import Tape
 
 Pairs: TypeAlias = list[tuple[str, str]]
@@ -118,7 +118,7 @@ _DEFAULT_RULES = Redaction()
 
 def running_call(tape: Tape) -> ActiveCall | None:
     """The innermost call of this recording that is running here. Nothing inside of it is recorded."""
-    call = CURRENT_CALL.get()
+    call: ActiveCall | None = CURRENT_CALL.get()
     while call is not None and call.owner is not tape:
         call = call.outer
     return call

@@ -83,7 +83,7 @@ async def test_a_stream_that_timed_out_waits_for_the_timeout_again(is_live, path
 
 
 async def test_a_call_that_nobody_cancels_this_time_is_a_divergence(slow, is_live, path, monkeypatch):
-    monkeypatch.setattr("agent_cache.recording.replaying._PATIENCE", 0.05)
+    monkeypatch.setattr("agent_cache.recording.tape._PATIENCE", 0.05)
     with record(path), pytest.raises(TimeoutError):
         await asyncio.wait_for(slow(), 0.01)
     is_live[0] = False
@@ -98,7 +98,7 @@ async def test_a_call_that_nobody_cancels_this_time_is_a_divergence(slow, is_liv
 
 
 async def test_it_waits_as_long_as_the_recorded_run_took(slow, is_live, path, monkeypatch):
-    monkeypatch.setattr("agent_cache.recording.replaying._PATIENCE", 0.0)
+    monkeypatch.setattr("agent_cache.recording.tape._PATIENCE", 0.0)
     with record(path), pytest.raises(TimeoutError):
         await asyncio.wait_for(slow(), 0.01)
     with replay(path), pytest.raises(TimeoutError):

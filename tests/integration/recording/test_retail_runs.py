@@ -83,7 +83,7 @@ async def test_a_tool_that_gives_another_answer_in_the_replay_is_a_difference(
     store: RetailStore, runs: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the comparison can fail."""
-    monkeypatch.setattr("agent_cache.recording.replaying.Replaying.read", lambda *_: "something else")
+    monkeypatch.setattr("agent_cache.recording.tape.Tape.read", lambda *_: "something else")
     outcome = await in_turn("all", runs[:5], store, nothing)
     assert len(outcome.differences) == 5
     assert outcome.equal == 0
