@@ -186,7 +186,7 @@ class Invalidating(Coherence):
             self.stage.ledger.invalidated(Write(entry=(name,)))
 
     def invalidate_a_tag(self) -> None:
-        tag = self.choose("tag", ("order", "order:1", "order:2"))
+        tag = self.choose("tag", ("sale", "sale:1", "sale:2"))
         write = Write((tuple(tag.split(":")),))
         self.stage.invalidate(write, lambda: invalidate(tag), self.choose_place())
         self.choose_turns()
@@ -385,8 +385,8 @@ class ManyTags(Composing):
 
     def invalidate_many_tags(self) -> None:
         key = self.choose("key", (*toolbox.IDS, toolbox.READ[0], "nothing"))
-        tags = (f"order:{key}", *[f"order:{other}" for other in toolbox.MANY])
-        write = Write((("order", key),))
+        tags = (f"sale:{key}", *[f"sale:{other}" for other in toolbox.MANY])
+        write = Write((("sale", key),))
         self.stage.invalidate(write, lambda: invalidate(*tags), self.choose_place())
         self.choose_turns()
 

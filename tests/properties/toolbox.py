@@ -14,14 +14,14 @@ from tests.properties.stage import Inner, Writer, changing, reading, stage
 IDS = ("1", "2")
 NAMES = ("a", "b", "nobody")
 OWNERS = {"a": "1", "b": "2", "nobody": None}
-ROOT: Path = ("order",)
+ROOT: Path = ("sale",)  # of no tool of another test: a write goes to the tiers of all that have its root
 CART: Path = ("cart",)
 PAGE: Path = ("page",)
 MANY = tuple(f"x{number}" for number in range(1_500))
 MOST = tuple(f"y{number}" for number in range(2_001))  # So many count as the whole root.
 SETTLE = 3.0
 TTL = 4.0
-READ = tuple(f"z{number}" for number in range(600))  # What an answer may be made from, beside the orders.
+READ = tuple(f"z{number}" for number in range(600))  # What an answer may be made from, beside the sales.
 AFTER = 6.0  # For how long an expired result may be served.
 LIVES = (0.0, 2.0, TTL)
 
@@ -35,14 +35,14 @@ def decorators(body: str) -> tuple[Any, Any]:
     return (NAMED.read, NAMED.write) if body == TOOLBOX else (AgentCache, AgentCacheInvalidator)
 
 
-def order(*ids: str | None) -> tuple[Path, ...]:
-    """The tags of these orders; without any, of all."""
+def sale(*ids: str | None) -> tuple[Path, ...]:
+    """The tags of these sales; without any, of all."""
     return tuple((*ROOT, id_) for id_ in ids if id_) or (ROOT,)
 
 
 def _summary(result: Loaded | None) -> tuple[Path, ...]:
-    """The tags of an answer from many orders, as far as anything else names them."""
-    return order(*READ[:1], result.owner) if result else (ROOT,)
+    """The tags of an answer from many sales, as far as anything else names them."""
+    return sale(*READ[:1], result.owner) if result else (ROOT,)
 
 
 async def load(owner: str | None = None, other: str | None = None) -> Loaded:
@@ -75,25 +75,25 @@ def readers(body: str) -> dict[str, Reader]:
     async def summary(name: str) -> Loaded:
         return await load(OWNERS[name])
 
-    by_id: Tags = lambda key, _: order(key)
-    and_many = tags_from("order", lambda arguments, result: [*READ, *([result.owner] if result.owner else [])])
-    by_owner: Tags = lambda _, result: order(result.owner if result else None)
-    by_both: Tags = lambda _, result: order(result.owner, result.other) if result else (ROOT,)
-    both_ids = tags_from("order", lambda arguments, result: [id_ for id_ in (result.owner, result.other) if id_])
+    by_id: Tags = lambda key, _: sale(key)
+    and_many = tags_from("sale", lambda arguments, result: [*READ, *([result.owner] if result.owner else [])])
+    by_owner: Tags = lambda _, result: sale(result.owner if result else None)
+    by_both: Tags = lambda _, result: sale(result.owner, result.other) if result else (ROOT,)
+    both_ids = tags_from("sale", lambda arguments, result: [id_ for id_ in (result.owner, result.other) if id_])
     life: Callable[[Loaded], float] = lambda result: LIVES[result.load % len(LIVES)]
-    some = caches("order:{result.owner}", ttl=life, grace=AFTER / 2, stale_if_error=AFTER, name=f"varied {body}")
+    some = caches("sale:{result.owner}", ttl=life, grace=AFTER / 2, stale_if_error=AFTER, name=f"varied {body}")
     made = (
-        Reader("listing", caches("order")(listing), ("",), lambda *_: (ROOT,)),
-        Reader("entity", caches("order:{id}", name=f"entity {body}")(entity), IDS, by_id),
-        Reader("below", caches("order:{id}:lines")(entity), IDS, lambda key, _: ((*ROOT, key, "lines"),)),
-        Reader("lookup", caches("order:{result.owner}", name=f"lookup {body}")(lookup), NAMES, by_owner),
+        Reader("listing", caches("sale")(listing), ("",), lambda *_: (ROOT,)),
+        Reader("entity", caches("sale:{id}", name=f"entity {body}")(entity), IDS, by_id),
+        Reader("below", caches("sale:{id}:lines")(entity), IDS, lambda key, _: ((*ROOT, key, "lines"),)),
+        Reader("lookup", caches("sale:{result.owner}", name=f"lookup {body}")(lookup), NAMES, by_owner),
         Reader("summary", caches(and_many)(summary), NAMES, lambda _, result: _summary(result)),
-        Reader("both", caches(["order:{id}", "cart"])(entity), IDS, lambda key, _: (*order(key), CART)),
+        Reader("both", caches(["sale:{id}", "cart"])(entity), IDS, lambda key, _: (*sale(key), CART)),
         Reader("several", caches(both_ids)(several), ("single", "pair"), by_both),
-        Reader("brief", caches("order:{id}", ttl=TTL)(entity), IDS, by_id, ttl=TTL),
+        Reader("brief", caches("sale:{id}", ttl=TTL)(entity), IDS, by_id, ttl=TTL),
         Reader(
             "graceful",
-            caches("order:{id}", ttl=TTL, grace=AFTER, name=f"graceful {body}")(entity),
+            caches("sale:{id}", ttl=TTL, grace=AFTER, name=f"graceful {body}")(entity),
             ("1",),
             by_id,
             ttl=TTL,
@@ -101,17 +101,17 @@ def readers(body: str) -> dict[str, Reader]:
         ),
         Reader(
             "resilient",
-            caches("order:{id}", ttl=TTL, stale_if_error=AFTER, name=f"resilient {body}")(entity),
+            caches("sale:{id}", ttl=TTL, stale_if_error=AFTER, name=f"resilient {body}")(entity),
             ("1",),
             by_id,
             ttl=TTL,
             stale=AFTER,
         ),
         Reader("varied", some(lookup), NAMES, by_owner, life=life, grace=AFTER / 2, stale=AFTER),
-        Reader("tight", caches("order:{id}", maxsize=1, name=f"tight {body}")(entity), IDS, by_id, roomy=False),
-        Reader("own_listing", caches("order", "session")(listing), ("",), lambda *_: (ROOT,), scope="session"),
-        Reader("own_entity", caches("order:{id}", "session")(entity), IDS, by_id, scope="session"),
-        Reader("own_lookup", caches("order:{result.owner}", "session")(lookup), NAMES, by_owner, scope="session"),
+        Reader("tight", caches("sale:{id}", maxsize=1, name=f"tight {body}")(entity), IDS, by_id, roomy=False),
+        Reader("own_listing", caches("sale", "session")(listing), ("",), lambda *_: (ROOT,), scope="session"),
+        Reader("own_entity", caches("sale:{id}", "session")(entity), IDS, by_id, scope="session"),
+        Reader("own_lookup", caches("sale:{result.owner}", "session")(lookup), NAMES, by_owner, scope="session"),
     )
     return {reader.name: reader for reader in (*made, *_nested(body, {reader.name: reader for reader in made}))}
 
@@ -178,7 +178,7 @@ def _nested(body: str, made: dict[str, Reader]) -> tuple[Reader, ...]:
         Reader("bounded", caches("page:{id}")(bounded), IDS, lambda key, _: ((*PAGE, key),)),
         Reader("forgiving", caches("page")(forgiving), ("",), nothing),
         Reader("hasty", caches("page", ttl=TTL)(hasty), ("",), nothing, ttl=TTL),
-        Reader("renewing", caches(["page", "order:2"])(renewing), ("",), lambda *_: (PAGE, (*ROOT, "2"))),
+        Reader("renewing", caches(["page", "sale:2"])(renewing), ("",), lambda *_: (PAGE, (*ROOT, "2"))),
         Reader("digest", caches("page")(digest), ("",), nothing, roomy=False),
         Reader("own_book", caches("page", "session")(own_book), ("",), nothing, scope="session"),
         Reader("leaking", caches("page", ttl=TTL)(leaking), ("",), nothing, ttl=TTL),
@@ -191,44 +191,44 @@ def writers(body: str) -> dict[str, Writer]:
     _, invalidates = decorators(body)
 
     async def one(id: str) -> None:
-        await change(*order(id))
+        await change(*sale(id))
 
     async def giving(id: str) -> None:
         made = readers(body)
-        await change(*order(id), gives=((made["entity"], id), (made["listing"], "")))
+        await change(*sale(id), gives=((made["entity"], id), (made["listing"], "")))
 
     async def everything(id: str) -> None:
-        await change(*(path for each in IDS for path in order(each)))
+        await change(*(path for each in IDS for path in sale(each)))
 
     async def with_cart(id: str) -> None:
-        await change(*order(id), CART)
+        await change(*sale(id), CART)
 
     async def unnamed(id: str) -> str:
-        await change(*order(id))
+        await change(*sale(id))
         return id
 
     async def in_a_block(id: str) -> None:
-        async with writing(f"order:{id}", *[f"order:{other}" for other in MANY]):
-            await change(*order(id))
+        async with writing(f"sale:{id}", *[f"sale:{other}" for other in MANY]):
+            await change(*sale(id))
 
-    by_id: Callable[[str], tuple[Path, ...]] = order
-    many = tags_from("order", lambda arguments: [*MANY, arguments["id"]])
-    many_told = tags_from("order", lambda arguments, result: [*MANY, result])
-    most = tags_from("order", lambda arguments: [*MOST, arguments["id"]])
-    by_arguments = tags_from("order", lambda arguments: [arguments["id"]])
+    by_id: Callable[[str], tuple[Path, ...]] = sale
+    many = tags_from("sale", lambda arguments: [*MANY, arguments["id"]])
+    many_told = tags_from("sale", lambda arguments, result: [*MANY, result])
+    most = tags_from("sale", lambda arguments: [*MOST, arguments["id"]])
+    by_arguments = tags_from("sale", lambda arguments: [arguments["id"]])
     made = (
-        Writer("entity", invalidates("order:{id}")(one), by_id),
-        Writer("giving", invalidates("order:{id}")(giving), by_id),
-        Writer("root", invalidates("order")(everything), lambda _: (ROOT,)),
-        Writer("both", invalidates(["order:{id}", "cart"])(with_cart), lambda id_: (*order(id_), CART)),
+        Writer("entity", invalidates("sale:{id}")(one), by_id),
+        Writer("giving", invalidates("sale:{id}")(giving), by_id),
+        Writer("root", invalidates("sale")(everything), lambda _: (ROOT,)),
+        Writer("both", invalidates(["sale:{id}", "cart"])(with_cart), lambda id_: (*sale(id_), CART)),
         Writer("computed", invalidates(by_arguments)(one), by_id),
-        Writer("told", invalidates("order:{result}")(unnamed), lambda _: (), late=(ROOT,), told=by_id),
-        Writer("settling", invalidates("order:{id}", settle=SETTLE)(one), by_id, settle=SETTLE),
+        Writer("told", invalidates("sale:{result}")(unnamed), lambda _: (), late=(ROOT,), told=by_id),
+        Writer("settling", invalidates("sale:{id}", settle=SETTLE)(one), by_id, settle=SETTLE),
         # The other ids that they name are nobody's.
         Writer("many", invalidates(many)(one), by_id, big=True),
         Writer("many_told", invalidates(many_told)(unnamed), lambda _: (), late=(ROOT,), told=by_id, big=True),
         Writer("most", invalidates(most)(everything), lambda _: (ROOT,), big=True),
         Writer("in_a_block", in_a_block, by_id, big=True),
-        Writer("inner", invalidates("order:{id}", "session")(one), by_id, inner_only=True),
+        Writer("inner", invalidates("sale:{id}", "session")(one), by_id, inner_only=True),
     )
     return {writer.name: writer for writer in made}

@@ -74,9 +74,8 @@ class Seams:
                     self._replaced.remove(one)
 
 
-@functools.cache
 def _places() -> list[Patch]:
-    """The methods to replace, of the libraries that are installed."""
+    """The methods to replace, of the libraries as they are imported now."""
     found: list[Patch] = []
     for name, patches in _SEAMS.items():
         try:
