@@ -24,11 +24,6 @@ class BaselineRun:
 
     It is recorded inside of the test's cassette, if there is one, which may answer its calls. Otherwise it is live, and
     `--agent-block-live` refuses it as it would without a baseline.
-
-    Raises:
-        MissingFixture: if there is no baseline, and the mode is to compare.
-        CassetteError: if a baseline cannot be read.
-        ConfigurationError: if the settings cannot work.
     """
 
     def __init__(

@@ -23,8 +23,8 @@ from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationErr
 from agent_cache.pytest_plugin.markers import Settings
 from agent_cache.recording import Savings, Tape, record
 from agent_cache.recording.api import LiveCallBlocker, block_live_calls
+from agent_cache.recording.call_text import described
 from agent_cache.recording.litellm import LLMReplay, is_fixture
-from agent_cache.recording.match import Matcher, described
 
 _MOST_SHOWN = 10
 
@@ -92,15 +92,16 @@ class CassetteRun:
         try:
             self._record.end()
         except CassetteError as error:
-            if swallowed is not None or not tape.remaining:
-                if swallowed is not None:
-                    error.add_note(f"This was raised{origin}, and something has caught it.")
-                for note in self._advice:
-                    error.add_note(note)
-                raise error.with_traceback(None) from None
+            if swallowed is not None:
+                error.add_note(f"This was raised{origin}, and something has caught it.")
+            elif tape.remaining:  # of which all are named
+                raise self._unplayed(tape) from None
+            for note in self._advice:
+                error.add_note(note)
+            raise
         may_remain = self._settings.allow_unplayed and not self._settings.strict
-        if tape.answers is not None and tape.remaining and self._is_replay and not may_remain:
-            raise self._unplayed(tape.answers)
+        if tape.remaining and self._is_replay and not may_remain:
+            raise self._unplayed(tape)
 
     def end_failed(self, error: BaseException) -> str:
         """End the run of a test that has failed or was skipped. Returns a section of its report."""
@@ -129,10 +130,11 @@ class CassetteRun:
             self._record.drop()
         self._record.__exit__(None, None, None)
 
-    def _unplayed(self, answers: Matcher) -> DivergenceError:
-        left = [answers.cassette.steps[index] for index in answers.left_over()]
+    def _unplayed(self, tape: Tape) -> DivergenceError:
+        assert tape.answers is not None
+        left = [tape.answers.cassette.steps[index] for index in tape.answers.left_over()]
         were = "was" if len(left) == 1 else "were"
-        lines = [f"{len(left)} of {len(answers.cassette)} recorded calls {were} not made:"]
+        lines = [f"{len(left)} of {len(tape.answers.cassette)} recorded calls {were} not made:"]
         lines += [f"    call {call.id}: {described(call.name, call.arguments)}" for call in left[:_MOST_SHOWN]]
         if len(left) > _MOST_SHOWN:
             lines.append(f"    and {len(left) - _MOST_SHOWN} more")
@@ -250,7 +252,7 @@ def check_live_calls(guard: LiveCallBlocker) -> None:
     error, guard.error = guard.error, None
     if error is not None:
         error.add_note(f"This was raised{_origin_of(error)}, and something has caught it.")
-        raise error.with_traceback(None)
+        raise error
 
 
 # Contexts. A coroutine runs in the recording if its event loop is started here. But `unittest.IsolatedAsyncioTestCase`

@@ -6,6 +6,7 @@ first test that records, replays or blocks live calls (`cassette_run`), or has a
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from agent_cache.pytest_plugin.markers import (
     BASELINE_MODES,
     MODES,
+    OPTIONS,
     baseline_markers,
     baseline_path,
     cassette_markers,
@@ -42,7 +44,6 @@ _TESTS_BY_PATH: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
 """Tests, by their cassettes and baselines."""
 _FACTS: pytest.StashKey[dict[str, list[Any]]] = pytest.StashKey()
 """What is told at the end, by name, one of `_OF_WORKERS`."""
-_OWN_ERROR: pytest.StashKey[BaseException] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -82,9 +83,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if (given := config.getini("agent_record_mode")) not in MODES:
         raise pytest.UsageError(f"agent_record_mode must be one of {', '.join(MODES)}, got {given!r}")
-    options = (
-        "mode=None, strict=None, allow_unplayed=None, empty_cache=None, redact=None, policy=None, model=None, http=None"
-    )
+    options = ", ".join(f"{name}=None" for name in OPTIONS)
     for marker, promise in (
         (f"agent_cassette(name=None, *, path=None, {options})", "record what the agent of this test calls, and replay"),
         (f"replay(path, *, {options})", "the same with the cassette, or the fixture of Reyn, at this path"),
@@ -148,8 +147,8 @@ def agent_cassette(request: pytest.FixtureRequest, agent_cache_config: dict[str,
     item = request.node
     markers = cassette_markers(item)
     path = cassette_path(item, markers)
-    with _own_error(item):
-        settings = settings_of(request.config, agent_cache_config, {} if markers is None else markers.options)
+    with _own_errors():
+        settings = settings_of(request.config, agent_cache_config, markers or {})
         run = run_of(path, settings, item.nodeid, _sharing(item, path), item.stash.get(_GUARD, None))
         handle = run.begin()
     with _open(item, "agent cassette", run):
@@ -163,15 +162,15 @@ def _agent_baseline(request: pytest.FixtureRequest) -> Iterator[None]:
     from agent_cache.pytest_plugin.baseline_run import BaselineRun
 
     item, config = request.node, request.config
-    markers, of_cassette = baseline_markers(item), cassette_markers(item)
-    assert markers is not None
-    options = {} if of_cassette is None else of_cassette.options
-    options = {**options, **{name: markers.options[name] for name in ("redact", "http") if name in markers.options}}
+    markers = baseline_markers(item) or {}
     path = baseline_path(item, markers)
-    with _own_error(item):
+    with _own_errors():
+        options = (cassette_markers(item) or {}) | {
+            name: markers[name] for name in ("redact", "http") if name in markers
+        }
         settings = settings_of(config, request.getfixturevalue("agent_cache_config"), options)
         folder = request.getfixturevalue("tmp_path_factory").mktemp("agent-baseline")
-        run = BaselineRun(path, settings, item, _sharing(item, path), markers.options, folder)
+        run = BaselineRun(path, settings, item, _sharing(item, path), markers, folder)
         run.begin()
     with _open(item, "agent baseline", run):
         yield
@@ -259,24 +258,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
                 if text := run.end_failed(error):
                     item.add_report_section("call", title, text)
     if error is None:
-        with _own_error(item):
+        with _own_errors():
             for run in runs.values():
                 run.end_passed()
     return result
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    own = item.stash.get(_OWN_ERROR, None)
-    if own is not None and call.excinfo is not None and call.excinfo.value is own and report.failed:
-        # Without a traceback: its frames are the plugin's.
-        shown = call.excinfo.getrepr(style="value")
-        shown.reprtraceback.reprentries[0].lines = call.excinfo.exconly().splitlines()
-        report.longrepr = shown
-    return report
 
 
 def _watched(item: pytest.Item) -> Generator[None, Any, Any]:
@@ -291,21 +276,18 @@ def _watched(item: pytest.Item) -> Generator[None, Any, Any]:
     if guard is not None:
         from agent_cache.pytest_plugin.cassette_run import check_live_calls
 
-        with _own_error(item):
+        with _own_errors():
             check_live_calls(guard)
     return result
 
 
 @contextmanager
-def _own_error(item: pytest.Item) -> Iterator[None]:
-    """Let an error raised in the block be reported without a traceback."""
+def _own_errors() -> Iterator[None]:
+    """Report an error of the plugin without a traceback, whose frames are the plugin's."""
     try:
         yield
-    except pytest.fail.Exception:  # says itself how it is reported
-        raise
-    except BaseException as error:
-        item.stash[_OWN_ERROR] = error
-        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, it fails the test
+        pytest.fail("".join(traceback.format_exception_only(error)).rstrip(), pytrace=False)
 
 
 # The end of the test run

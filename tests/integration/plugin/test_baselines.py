@@ -145,12 +145,12 @@ def test_a_tolerance_is_an_object_or_a_file_beside_the_test(suite):
 @pytest.mark.parametrize(
     ("marker", "text"),
     [
-        ("agent_baseline(7)", "takes the path of a baseline, got 7"),
+        ("agent_baseline(7)", "path must be a text, got 7"),
         ('agent_baseline(fail_on="error")', "fail_on must be one of info, warning, critical, got 'error'"),
         *slow_rows(
-            ('agent_baseline("")', "takes the path of a baseline, got ''"),
+            ('agent_baseline("")', "path must be a text, got ''"),
             ('agent_baseline(paths="x")', "does not know 'paths'*"),
-            ("agent_baseline(tolerance=0.2)", "tolerance must be a Tolerance, or the path of a file of one, got 0.2"),
+            ("agent_baseline(tolerance=0.2)", "tolerance must be a Tolerance, or the path of a file, got 0.2"),
             ('agent_baseline(http="no")', "http*'no'*"),
         ),
     ],

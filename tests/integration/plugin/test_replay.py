@@ -88,7 +88,7 @@ def test_a_call_that_was_not_recorded_fails_and_does_not_run(suite):
     result.stdout.fnmatch_lines(
         [
             "*DivergenceError: *cancel_order(order_id='W2') was not recorded*",
-            "*order_id: 'W1' -> 'W2'",
+            "*arguments.order_id: W1 -> W2",
             "*played: 1 of 3*",
         ]
     )

@@ -141,7 +141,7 @@ def test_secrets_are_named_in_the_ini_file_in_the_fixture_and_in_the_marker(suit
     ("mark", "message"),
     [
         ("agent_cassette(mode='onec')", "mode must be one of none, once, new_episodes, all, rewrite, got 'onec'"),
-        ("agent_cassette(record_mode='once')", "does not know 'record_mode'; it knows mode, strict"),
+        ("agent_cassette(record_mode='once')", "does not know 'record_mode'; it knows name, path, mode, strict"),
         ("agent_cassette('a', path='b')", "takes one name or path"),
         ("replay", "takes one name or path"),
         ("agent_live", "needs a reason"),
