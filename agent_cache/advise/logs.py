@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +42,7 @@ _SPAN_TOOL: Final = ("agent_cache.tool", "gen_ai.tool.name", "tool.name")
 _SPAN_ARGUMENTS: Final = ("gen_ai.tool.call.arguments", "tool_arguments", "input.value")  # the last of OpenInference
 _SPAN_RESULT: Final = ("gen_ai.tool.call.result", "tool_response", "output.value")
 _NAMELESS: Final = "calls without the name of a tool were left out"
+_NOTHING: Final[Fields] = {}
 _BROKEN: Final = (AttributeError, TypeError, ValueError, LookupError, RecursionError)
 
 
@@ -62,7 +62,7 @@ def read_log(
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not given:
         raise ConfigurationError("read_log: no path was given")
-    files, reader, contents, done = files_of(given), _Reader(), set[bytes](), 0
+    files, reader, done = files_of(given), _Reader(), 0
     found: list[tuple[float, int, int, LoggedCall]] = []
     for number, (name, path) in enumerate(files):
         reader.open(name)
@@ -74,12 +74,7 @@ def read_log(
             reader.note(f"files that cannot be read ({reason}) were left out")
             continue
         done += len(data)
-        digest = blake2b(data, digest_size=16).digest()
-        if data and digest in contents:
-            reader.note("files that are the same as another were left out")
-        else:
-            contents.add(digest)
-            found += _placed(number, list(reader.calls(data, path)))
+        found += _placed(number, list(reader.calls(data, path)))
         if progress is not None:
             progress(done)
     calls = [call for *_, call in sorted(found, key=lambda one: one[:3])]
@@ -101,12 +96,7 @@ def files_of(paths: Iterable[str | os.PathLike[str]]) -> list[tuple[str, Path | 
         if not inside:
             raise FileNotFoundError(f"there is no file {'in the directory ' if path.is_dir() else ''}{str(path)!r}")
         found.update({os.path.realpath(one): (str(one), one) for one in inside})
-    return sorted(found.values(), key=lambda file: (_natural(file[0]), file[0]))
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """A key by which ``run-2`` stands before ``run-10``."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return sorted(found.values(), key=lambda file: file[0])
 
 
 def _placed(file: int, found: list[LoggedCall]) -> list[tuple[float, int, int, LoggedCall]]:
@@ -143,14 +133,13 @@ class _Reader:
     def __init__(self) -> None:
         self._counts: dict[str, tuple[int, str]] = {}
         self._known: dict[Any, str] = {}  # calls by their ids, and the run of each
-        self._open: dict[tuple[str, str], list[tuple[Fields, float | None, int]]] = {}
+        self._open: dict[tuple[str, str], list[tuple[tuple[str, str, Any], float | None, int]]] = {}
         self._count = 0
         self.open("")
 
     def open(self, name: str) -> None:
         """Go on with the next file."""
         self._name, self._place, self._mark, self._runs = name, "", b"\0", 0
-        self._hints: dict[str, dict[str, bool]] = {}
 
     def note(self, text: str) -> None:
         """Count a problem."""
@@ -179,14 +168,8 @@ class _Reader:
             except _BROKEN:
                 self.note("records that are not as their form says were left out")
         for waiting in self._open.values():
-            yield from (self._made(asked | self._unanswered(), at, None) for asked, at, _ in waiting)
+            yield from (self._call(*call, UNKNOWN, began=at) for call, at, _ in waiting)
             waiting.clear()
-
-    def _made(self, fields: Fields, began: float | None, ended: float | None) -> LoggedCall:
-        if began is not None and ended is not None:
-            began, ended = min(began, ended), max(began, ended)
-            fields = {"duration": round(ended - began, 6), **fields}
-        return LoggedCall(**fields, started=began, ended=ended)
 
     def _is_new(self, *identity: str) -> bool:
         """Whether no record was seen with this id, if it has one."""
@@ -243,7 +226,7 @@ class _Reader:
         self._mark = str(cassette.header.redact.get("replacement") or "\0").encode()
         base = began = self._moment(cassette.recorded_at)
         resumes = [(int(number), self._moment(at.decode())) for at, number in _RESUMED.findall(data)]
-        enclosing, last = {call.parent for call in cassette.steps}, 0.0
+        enclosing, last, hints = {call.parent for call in cassette.steps}, 0.0, dict[str, dict[str, bool]]()
         for position, call in enumerate(cassette.steps):
             self._place = f"call {call.id}"
             while base is not None and resumes and resumes[0][0] <= position:
@@ -253,18 +236,18 @@ class _Reader:
             value, error = _outcome(call.outcome)
             if call.name.startswith("mcp:") and isinstance(value, dict):  # what the server says of its tools
                 for tool in (value.get("result") or value).get("tools") or ():
-                    self._hints[tool["name"]] = _hints_of(tool.get("annotations"))
+                    hints[tool["name"]] = _hints_of(tool.get("annotations"))
             is_call = call.kind in ("tool", "write", "call") and call.name not in ("mcp:request", "mcp:tools")
             if not is_call or call.source == "blocked":
                 continue
-            answer = self._of_cache() if call.source == "hit" and error is None else self._answer(value, error=error)
-            fields: Fields = {"tool": call.name, "run": self._name} | self._arguments(call.arguments) | answer
-            fields["kind"] = "write" if "write" in (call.kind, call.source) else "read" if call.source else None
-            fields["encloses"] = call.kind == "call" and call.id in enclosing
-            fields["duration"] = duration or None
-            fields["hints"] = self._hints.get(call.name.rpartition(":")[2], {})
-            began_at = None if began is None else began + starts
-            yield self._made(fields, began_at, None if began_at is None else began_at + duration)
+            at = None if began is None else began + starts
+            yield self._call(
+                call.name, self._name, call.arguments, value,
+                error=error, is_hit=call.source == "hit", began=at, ended=None if at is None else at + duration,
+                kind="write" if "write" in (call.kind, call.source) else "read" if call.source else None,
+                encloses=call.kind == "call" and call.id in enclosing, duration=duration or None,
+                hints=hints.get(call.name.rpartition(":")[2], {}),
+            )  # fmt: skip
 
     # Spans: the GenAI conventions of OpenTelemetry, as OTLP or as the console exporter prints them
 
@@ -276,22 +259,19 @@ class _Reader:
             return
         context = span["context"] if isinstance(span.get("context"), dict) else span
         trace, own = _text(_first(context, ("trace_id", "traceId"))), _text(_first(context, ("span_id", "spanId")))
-        if not self._is_new(trace, own):
-            return
-        error = _error_of_span(span, attributes)
-        if error is None and (attributes.get("gen_ai.tool.cache.hit") is True or source == "hit"):
-            answer = self._of_cache()
-        else:
-            answer = self._answer(_of_message(_first(attributes, _SPAN_RESULT)), error=error, may_be_cut=True)
-        fields: Fields = self._arguments(_first(attributes, _SPAN_ARGUMENTS)) | answer
-        fields["tool"] = _text(_first(attributes, _SPAN_TOOL)) or name.removeprefix("execute_tool ")
-        fields["run"] = _text(_first(attributes, ("gen_ai.conversation.id", "session.id"))) or trace
-        fields["kind"] = "write" if source == "write" else "read" if source else None
-        fields["encloses"] = own in parents and source is None
-        began, ended = (
-            self._moment(_first(span, (f"{when}TimeUnixNano", f"{when}_time"))) for when in ("start", "end")
-        )
-        yield self._made(fields, began, ended)
+        if self._is_new(trace, own):
+            result = _of_message(_first(attributes, _SPAN_RESULT))
+            yield self._call(
+                _text(_first(attributes, _SPAN_TOOL)) or name.removeprefix("execute_tool "),
+                _text(_first(attributes, ("gen_ai.conversation.id", "session.id"))) or trace,
+                _first(attributes, _SPAN_ARGUMENTS), UNKNOWN if result is None else result,
+                error=_error_of_span(span, attributes), may_be_cut=True,
+                is_hit=attributes.get("gen_ai.tool.cache.hit") is True or source == "hit",
+                began=self._moment(_first(span, ("startTimeUnixNano", "start_time"))),
+                ended=self._moment(_first(span, ("endTimeUnixNano", "end_time"))),
+                kind="write" if source == "write" else "read" if source else None,
+                encloses=own in parents and source is None,
+            )  # fmt: skip
 
     # Trajectories: ATIF-v1.7 of Harbor
 
@@ -299,12 +279,10 @@ class _Reader:
         run = _text(_first(record, ("session_id", "trajectory_id"))) or self._name
         for step in record.get("steps") or ():
             results = (step.get("observation") or {}).get("results") or ()
-            answers = {one.get("source_call_id"): one for one in results}
+            answers = {one.get("source_call_id"): one.get("content") for one in results}
             for one in step.get("tool_calls") or ():
-                result = answers.get(one.get("tool_call_id"))
-                answer = self._unanswered() if result is None else self._answer(result.get("content"))
-                fields = {"tool": str(one["function_name"]), "run": run} | self._arguments(one["arguments"]) | answer
-                yield self._made(fields, None, self._moment(step.get("timestamp")))
+                answer, at = answers.get(one.get("tool_call_id"), UNKNOWN), self._moment(step.get("timestamp"))
+                yield self._call(str(one["function_name"]), run, one["arguments"], answer, ended=at)
 
     # One call a record
 
@@ -312,25 +290,23 @@ class _Reader:
         if not (tool := _text(_first(record, _NAMES))):
             self.note(_NAMELESS)
             return
-        fields: Fields = {"tool": tool, "run": _text(_first(record, _RUNS)) or run}
-        if not self._is_new(fields["run"], tool, _text(_first(record, _IDS))):
+        run = _text(_first(record, _RUNS)) or run
+        if not self._is_new(run, tool, _text(_first(record, _IDS))):
             return
         error, result = _first(record, ("error", "is_error")), _first(record, _RESULTS)
-        if error not in (None, False, ""):
-            fields |= self._answer(None, error=_error_text(result if error is True else error))
-        elif record.get("source") == "hit":
-            fields |= self._of_cache()
-        else:
-            fields |= self._answer(result) if any(name in record for name in _RESULTS) else self._unanswered()
-        began = self._moment(_first(record, ("started", "start_time")))
-        ended = self._moment(_first(record, ("ended", "end_time", *_TIMES)))
-        if (duration := _number(record.get("duration"))) is not None:
-            fields["duration"] = duration
-        asked = _first(record, _ARGUMENTS)
-        fields |= self._arguments({} if asked is None and any(name in record for name in _ARGUMENTS) else asked)
-        fields["kind"] = record["kind"] if record.get("kind") in ("read", "write") else None
-        fields["hints"] = _hints_of(_first(record, ("hints", "annotations")))
-        yield self._made(fields, began, ended)
+        is_error = error not in (None, False, "")
+        duration, asked = _number(record.get("duration")), _first(record, _ARGUMENTS)
+        yield self._call(
+            tool, run, {} if asked is None and any(name in record for name in _ARGUMENTS) else asked,
+            result if any(name in record for name in _RESULTS) else UNKNOWN,
+            error=_error_text(result if error is True else error) if is_error else None,
+            is_hit=record.get("source") == "hit",
+            began=self._moment(_first(record, ("started", "start_time"))),
+            ended=self._moment(_first(record, ("ended", "end_time", *_TIMES))),
+            kind=record["kind"] if record.get("kind") in ("read", "write") else None,
+            hints=_hints_of(_first(record, ("hints", "annotations"))),
+            **(_NOTHING if duration is None else {"duration": duration}),
+        )  # fmt: skip
 
     # Messages: Chat Completions, Responses, Messages of Anthropic
 
@@ -350,17 +326,17 @@ class _Reader:
                     continue
                 self._known[key] = run
                 if tool:
-                    fields = {"tool": tool, "run": run} | self._arguments({} if asked is None else asked)
-                    self._open.setdefault(key, []).append((fields, at, self._count))
+                    call = tool, run, {} if asked is None else asked
+                    self._open.setdefault(key, []).append((call, at, self._count))
                 else:
                     self.note(_NAMELESS)
             for call_id, output, has_failed in _answers_in(message):
                 key = _key_of(run, call_id)
                 if waiting := self._open.get(key):
-                    fields, began, in_record = waiting.pop(0)
+                    call, began, in_record = waiting.pop(0)
                     # One time of a whole record is no beginning of its calls.
                     began = began if own is not None or in_record != self._count else None
-                    yield self._made(fields | self._answer(output, failed=has_failed), began, at)
+                    yield self._call(*call, output, failed=has_failed, began=began, ended=at)
                 elif key not in self._known:
                     self.note("answers without a call were left out")
 
@@ -375,6 +351,22 @@ class _Reader:
         return f"{self._name}, run {self._runs}" if len(messages) > 1 else self._name
 
     # What the forms have in common
+
+    def _call(
+        self, tool: str, run: str, asked: Any, result: Any, *,
+        error: str | None = None, failed: bool = False, is_hit: bool = False, may_be_cut: bool = False,
+        began: float | None = None, ended: float | None = None, **fields: Any,
+    ) -> LoggedCall:  # fmt: skip
+        """A call: its arguments and its answer as they stand in a log, other fields as they are."""
+        if began is not None and ended is not None:
+            began, ended = min(began, ended), max(began, ended)
+            fields.setdefault("duration", round(ended - began, 6))
+        answer: Fields = {"is_from_cache": True}
+        if error is not None or not is_hit:
+            answer = self._answer(result, error=error, failed=failed, may_be_cut=may_be_cut)
+        else:
+            self.note("answers that came from a cache: they show nothing of the world")
+        return LoggedCall(tool=tool, run=run, started=began, ended=ended, **self._arguments(asked), **answer, **fields)
 
     def _moment(self, value: Any) -> float | None:
         """A time as Unix seconds: of a number, whose size tells its unit, or of a text of ISO 8601; else None."""
@@ -405,10 +397,11 @@ class _Reader:
         self.note("calls with redacted arguments are equal to no other")
         return {"arguments": self._cleared(named), "is_keyed": False}
 
-    def _answer(
-        self, value: Any, *, error: str | None = None, failed: bool = False, may_be_cut: bool = False
-    ) -> Fields:
+    def _answer(self, value: Any, *, error: str | None, failed: bool, may_be_cut: bool) -> Fields:
         """What a call answered: of blocks of text their text, of text that is a JSON object or list its value."""
+        if error is None and value is UNKNOWN:
+            self.note("calls without an answer")
+            return {}
         is_mcp = isinstance(value, dict) and isinstance(value.get("content"), list)
         if is_mcp and {"isError", "structuredContent"} & {*value}:
             failed, value = failed or value.get("isError") is True, value["content"]
@@ -416,8 +409,6 @@ class _Reader:
         error = _error_text(value if text is None else text) if failed else error
         if error is not None:  # of one that was cancelled, the effect is not known
             return {} if _CANCELLED.match(error) else {"error": error[:500]}
-        if value is None and may_be_cut:
-            return self._unanswered()
         fields: Fields = {"result": value}
         if text is not None:
             if may_be_cut and text[:1] == '"' and isinstance(inner := _decoded(text), str):  # a text as JSON
@@ -427,7 +418,7 @@ class _Reader:
                 self.note("answers that are cut off")
                 return {}
             if isinstance(parsed, dict) and {"tool_call_id", "content"} <= {*parsed}:  # the message of LangChain
-                return self._answer(parsed["content"])
+                return self._answer(parsed["content"], error=None, failed=False, may_be_cut=False)
             fields = {"result": text if parsed is None else parsed, "is_parsed": parsed is not None}
             if may_be_cut and parsed is None and len(text) >= 128 and len(text).bit_count() == 1:
                 fields["is_whole"] = False  # the limits of exporters are powers of two
@@ -436,14 +427,6 @@ class _Reader:
         self.note("answers with redacted parts: an equal one shows nothing")
         cleared = self._cleared(fields["result"])
         return {} if cleared is None else fields | {"result": cleared, "is_whole": False}
-
-    def _unanswered(self) -> Fields:
-        self.note("calls without an answer")
-        return {}
-
-    def _of_cache(self) -> Fields:
-        self.note("answers that came from a cache: they show nothing of the world")
-        return {"is_from_cache": True}
 
     def _is_marked(self, value: Any) -> bool:
         raw = msgspec.json.encode(value)

@@ -28,44 +28,59 @@ from run to run.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Final, Literal, NamedTuple
+from itertools import islice
+from typing import Any, Final, Literal, NamedTuple
 
-from agent_cache.advise.calls import LoggedCall
-from agent_cache.advise.intervals import ENOUGH, INTERVALS, Equal, Evidence, Harmless, Option, worlds_of
+from agent_cache.advise.calls import UNKNOWN, LoggedCall, answer_digest, is_failure, is_transient, key_of
 from agent_cache.advise.paths import (
-    Survey,
+    Candidate,
     ToolFacts,
     find_candidates,
-    is_argument,
     kind_by_name,
+    may_list,
     server_of,
-)  # fmt: skip
+    survey,
+    values_at,
+)
 from agent_cache.advise.tag_rules import Advice, Kind, Link, Origin, ToolAdvice, Why, tagged
 
 __all__ = ["mine", "unwrapped"]
 
+ENOUGH: Final = 8
+"""How many different writes have to have left answers unchanged before such writes are taken for harmless."""
 _OF_LISTS: Final = 24
-_OF_KEYS: Final = 24
-_OF_OTHERS: Final = 6
-_OF_SERVERS: Final = 100
-"""How many pairs of a write and an answer on another server have to have been harmless."""
+"""The same where an item may come into a list, and where both calls are about one thing by their arguments."""
 _OF_SEARCHES: Final = 100
-"""How many writes have to have been harmless where each may bring an item in: fewer left stale answers in a world whose
-pages of users change by one write in a hundred.
+"""The same where each write may bring an item in: fewer left stale answers in a world whose pages of users change by
+one write in a hundred. And how many pairs of a write and an answer on another server.
 """
+_OF_OTHERS: Final = 6
+_INTERVALS: Final = 3
 _ENOUGH_CHANGES: Final = 4.6
 """How many changes would have to be expected where none was seen, to conclude that there are none: ``-log(0.01)``, with
 99 % confidence if changes are independent of each other.
 """
 _ENOUGH_READS: Final = 6
 """To how many different calls of a read a write must have been harmless, if that many were repeated at all."""
+_MOST_KEPT: Final = 16
+"""How many writes of one tool in one interval are counted that did not meet the read."""
+_UNMET: Final = frozenset[int]()
+_ANY: Final = "\0"
+_ALL: Final = "\1"
+"""In the place of a text: of writes that may have named anything, and of all of them."""
 ROOT: Final = -1
+"""In the place of a candidate: the whole root."""
 
 Given = tuple[Literal["read", "write"] | None, Why]
+Signature = frozenset[int]
+"""The candidates through which one write met one read."""
+Option = tuple[str, int]
+"""A link to choose: a write tool, and the candidate that must be met, or `ROOT`."""
 
 
 def mine(
@@ -76,16 +91,16 @@ def mine(
     handlers = {call.tool for call in calls if call.encloses and call.kind is None}
     ignored = handlers | {one.tool for one in calls if any(fnmatchcase(one.tool, pattern) for pattern in ignore)}
     calls = [call for call in calls if call.tool not in ignored]
-    survey = Survey(calls)
-    servers = Counter(server_of(tool)[0] for tool in survey.tools)
-    kinds = {tool: _kind_of(tool, facts, servers) for tool, facts in survey.tools.items()}
+    tools = survey(calls)
+    servers = Counter(server_of(tool)[0] for tool in tools)
+    kinds = {tool: _kind_of(tool, facts, servers) for tool, facts in tools.items()}
     writers = {tool for tool, (kind, _) in kinds.items() if kind != "read"}
     readers = {tool for tool, (kind, _) in kinds.items() if kind != "write"}
     if progress is not None:
         progress(len(calls))
-    worlds = worlds_of(calls, writers, readers)
-    evidence = Evidence(calls, find_candidates(survey, writers, readers), writers, readers, worlds)
-    return replace(_Conclusion(survey, kinds, evidence).advice(), inner=inner, ignored=tuple(sorted(ignored)))
+    worlds = _worlds_of(calls, writers, readers)
+    evidence = _Evidence(calls, find_candidates(tools, writers, readers), writers, readers, is_shared=worlds.are_one)
+    return replace(_concluded(tools, kinds, evidence, worlds), inner=inner, ignored=tuple(sorted(ignored)))
 
 
 _TOOL_NAMES: Final = ("tool_name", "toolName", "tool", "name", "function_name", "function")
@@ -128,6 +143,210 @@ def _kind_of(tool: str, facts: ToolFacts, servers: Mapping[str, int]) -> Given:
     return by_name, "unknown" if by_name is None else "name"
 
 
+# Whether runs share one state
+
+
+class _Worlds(NamedTuple):
+    """Whether runs share one state; how many answers were as before a change of an earlier run; and the reads that
+    differ between runs which begin alike.
+    """
+
+    are_one: bool
+    resets: int = 0
+    unsteady: frozenset[str] = frozenset()
+
+
+def _worlds_of(calls: Sequence[LoggedCall], writers: set[str], readers: set[str]) -> _Worlds:
+    """Decide by what runs find that have written nothing yet: what another one has changed and seen, or what was there
+    before. A tool whose answers change within a run without a write shows nothing.
+    """
+    if len({call.run for call in calls}) < 2:
+        return _Worlds(are_one=True)
+    wrote = set[str]()
+    last: dict[Any, tuple[str, bytes, int]] = {}
+    start: dict[Any, tuple[str, bytes]] = {}
+    changed: dict[Any, tuple[str, bytes, bytes]] = {}
+    lasting, resets, same, other = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    unstable, latest = set[str](), -1
+    for at, call in enumerate(calls):
+        tool, run = call.tool, call.run
+        if tool in writers:
+            wrote.add(run)
+            latest = at
+        if tool not in readers or call.result is UNKNOWN or not call.is_whole or (own := key_of(call)) is None:
+            continue
+        key, answer = (tool, own), answer_digest(call.result)
+        former_run, former, seen = last.get(key, ("", answer, at))
+        if former_run == run and former != answer and latest <= seen:
+            unstable.add(tool)
+        last[key] = run, answer, at
+        began, before = start.get(key, (run, answer))
+        if run in wrote:
+            if before != answer:
+                changed.setdefault(key, (run, before, answer))
+            continue
+        by, old, new = changed.pop(key, (run, answer, answer))
+        lasting[tool] += by != run and answer == new
+        resets[tool] += by != run and answer == old
+        if began != run:
+            (same if before == answer else other)[tool] += 1
+        start[key] = run, answer
+    for counts in (lasting, resets, same, other):
+        for tool in unstable:
+            del counts[tool]
+    contrary = resets.total()
+    if lasting.total() > 2 * contrary:
+        return _Worlds(are_one=True)
+    # Where runs begin from one state, what differs is what changes by itself.
+    unsteady = frozenset(
+        tool
+        for tool, number in other.items()
+        if contrary and number >= max(_INTERVALS, same[tool])
+        if same.total() - same[tool] > other.total() - number
+    )
+    return _Worlds(are_one=False, resets=contrary, unsteady=unsteady)
+
+
+# Intervals
+
+
+class Interval(NamedTuple):
+    """What lies between two sights of a read: the read's key, whether the answer changed, and the writes that may have
+    changed it, or that surely have not: the number of each, its tool, and the candidates through which it met.
+    """
+
+    key: int
+    is_change: bool
+    writes: tuple[tuple[int, str, Signature], ...]
+
+
+class _Evidence:
+    """The second pass over a log: the intervals of each read."""
+
+    def __init__(
+        self, calls: Sequence[LoggedCall], candidates: list[Candidate], writers: set[str], readers: set[str], *,
+        is_shared: bool,
+    ) -> None:  # fmt: skip
+        self.candidates, self.writers, self.readers = candidates, writers, readers
+        self.of_pair: dict[tuple[str, str], dict[tuple[str, str], int]] = defaultdict(dict)
+        self.paths: dict[str, set[str]] = defaultdict(set)
+        for number, one in enumerate(candidates):
+            self.of_pair[one.write, one.read][one.write_path, one.read_path] = number
+            self.paths[one.write].add(one.write_path)
+            self.paths[one.read].add(one.read_path)
+        self.intervals: dict[str, list[Interval]] = defaultdict(list)
+        self.keys: dict[str, Counter[int]] = defaultdict(Counter)
+        """Of each read how often each of its calls was made again."""
+        self.free_changes, self.repeats = Counter[str](), Counter[str]()
+        self.calls_without, self.calls_with = Counter[str](), Counter[str]()
+        by_run: dict[str, list[LoggedCall]] = defaultdict(list)
+        for call in calls:
+            by_run["" if is_shared else call.run].append(call)
+        first = 0
+        for part in by_run.values():
+            self._look_at(part, first)
+            first += len(part)
+        # By the servers of writes and of reads: the writes that lay in equal intervals, and in how many.
+        self.elsewhere: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+        for read, intervals in self.intervals.items():
+            own = server_of(read)[0]
+            for interval in intervals:
+                for write, tool, _ in () if interval.is_change else interval.writes:
+                    self.elsewhere[server_of(tool)[0], own][write] += 1
+
+    def _look_at(self, calls: Sequence[LoggedCall], first: int) -> None:
+        """Find the intervals of one world, whose calls are numbered from `first`."""
+        writes = _Writes(calls, self)
+        sights: dict[Any, tuple[int, bytes] | None] = {}  # the last answer of each read: None if it is not known
+        for at, call in enumerate(calls):
+            if call.tool not in self.readers or (own := key_of(call)) is None:
+                continue
+            key = call.tool, own
+            former = sights.get(key)
+            self.repeats[call.tool] += key in sights
+            self.keys[call.tool][hash(key)] += former is not None
+            if is_transient(call) or (call.result is UNKNOWN and call.error is None):
+                sights.setdefault(key, None)
+                continue
+            answer = b"error" if call.error is not None else answer_digest(call.result)
+            sights[key] = None if call.error is not None else (at, answer)  # an error is not stored
+            if former is None:
+                continue
+            since, is_change = former[0], former[1] != answer
+            if is_change:  # a write that failed has an effect now and then, if no other can have
+                between = writes.between(since, at) or writes.between(since, at, failed=True)
+            elif calls[since].is_whole and call.is_whole:
+                between = writes.between(since, at, surely=True)
+            else:
+                continue
+            if between:
+                numbered = tuple((first + position, tool, met) for position, tool, met in between)
+                self.intervals[call.tool].append(Interval(hash(key), is_change, numbered))
+                self.calls_with[call.tool] += at - since
+            else:
+                self.calls_without[call.tool] += at - since
+                self.free_changes[call.tool] += is_change
+
+
+class _Writes:
+    """The writes of calls that share one state, by what they name."""
+
+    def __init__(self, calls: Sequence[LoggedCall], evidence: _Evidence) -> None:
+        self._calls, self._evidence = calls, evidence
+        latest, ends = float("-inf"), list[float]()
+        for call in calls:
+            latest = max(latest, latest if call.ended is None else call.ended)
+            ends.append(latest)
+        # The first call that had not ended when each began, so that the two overlap.
+        self._begins = [
+            at if one.started is None else min(at, bisect_right(ends, one.started)) for at, one in enumerate(calls)
+        ]
+        self._running = 64 if any(begin < at for at, begin in enumerate(self._begins)) else 0
+        self._positions: dict[tuple[str, bool], list[int]] = defaultdict(list)
+        self._naming: dict[str, dict[tuple[str, str], list[int]]] = defaultdict(lambda: defaultdict(list))
+        for at, call in enumerate(calls):
+            if call.tool in evidence.writers:
+                self._positions[call.tool, is_failure(call)].append(at)
+                for path in evidence.paths[call.tool]:
+                    values = values_at(call, path, is_write=True)
+                    for text in (_ALL, *((_ANY,) if values is None else values[:500])):
+                        self._naming[text][call.tool, path].append(at)
+
+    def between(
+        self, since: int, at: int, *, failed: bool = False, surely: bool = False
+    ) -> list[tuple[int, str, Signature]]:
+        """The writes that may lie between two sights of a read, or surely do: all that met, and some of the others."""
+        met = self._met(since, at)
+        found: list[tuple[int, str, Signature]] = []
+        for (tool, has_failed), positions in self._positions.items():
+            if has_failed is failed and (several := self._part(positions, since, at)):
+                if surely:
+                    several = [one for one in several if self._begins[one] > since and one < self._begins[at]]
+                found += [(one, tool, frozenset(met[one])) for one in several if one in met]
+                others = (one for one in several if one not in met)
+                found += [(one, tool, _UNMET) for one in islice(others, _MOST_KEPT)]
+        return found
+
+    def _part(self, positions: list[int], since: int, at: int) -> list[int]:
+        """Those of these positions that may lie between two sights: also of such as still ran at the last."""
+        low, high = bisect_left(positions, self._begins[since]), bisect_right(positions, at)
+        running = positions[high : high + self._running]
+        return positions[low:high] + [one for one in running if self._begins[one] <= at]
+
+    def _met(self, since: int, at: int) -> dict[int, set[int]]:
+        """The writes that met an answer, and the candidates: also those that may have named anything."""
+        read, found = self._calls[since], defaultdict[int, set[int]](set)
+        for path in self._evidence.paths[read.tool]:
+            values = values_at(read, path, is_write=False)
+            for text in (_ANY, *((_ALL,) if values == () else values or ())):
+                for (tool, own), positions in self._naming.get(text, {}).items():
+                    number = self._evidence.of_pair[tool, read.tool].get((own, path))
+                    if number is not None:
+                        for one in self._part(positions, since, at)[:256]:
+                            found[one].add(number)
+        return found
+
+
 # Which links explain the changes
 
 
@@ -140,18 +359,53 @@ class _Chosen(NamedTuple):
     unchanged: int
 
 
+class _Harmless:
+    """Writes that left answers unchanged which nothing else can have changed."""
+
+    def __init__(self) -> None:
+        self.intervals = 0
+        self.writes: set[int] = set()
+        self.keys: set[int] = set()
+        self.pairs: set[tuple[int, int]] = set()
+
+    def note(self, writes: Sequence[int], key: int) -> None:
+        """Add an interval, with its writes."""
+        self.intervals += 1
+        self.keys.add(key)
+        self.writes.update(writes)
+        self.pairs.update((write, key) for write in writes)
+
+    def is_enough(self, enough: int) -> bool:
+        """Whether they are so many that such writes are harmless."""
+        if len(self.writes) >= enough and self.intervals >= _INTERVALS:
+            return True
+        return len(self.writes) >= _INTERVALS and len(self.keys) >= ENOUGH // 2 and len(self.pairs) >= 2 * enough
+
+
 class _Chooser:
     """Chooses the links of one read."""
 
-    def __init__(self, read: str, evidence: Evidence, survey: Survey) -> None:
-        self.read, self.evidence, self.survey = read, evidence, survey
+    def __init__(self, read: str, evidence: _Evidence, tools: Mapping[str, ToolFacts]) -> None:
+        self.read, self.evidence, self.tools = read, evidence, tools
         self.candidates = evidence.candidates
-        self.records = list(evidence.records[read].items())
+        changes: Counter[frozenset[Option]] = Counter()
         self.suspects: Counter[str] = Counter()
-        self.intervals: dict[str, list[Equal]] = defaultdict(list)
-        for interval in evidence.equal[read]:
-            for writer in interval.writes:
-                self.intervals[writer].append(interval)
+        self.equal: dict[str, list[Interval]] = defaultdict(list)
+        self.counts: dict[Option, list[int]] = defaultdict(lambda: [0, 0])
+        self.signatures: dict[str, set[Signature]] = defaultdict(set)
+        for interval in evidence.intervals[read]:
+            options = set[Option]()
+            for _, writer, met in interval.writes:
+                self.signatures[writer].add(met)
+                for one in (ROOT, *met):
+                    options.add((writer, one))
+                    self.counts[writer, one][not interval.is_change] += 1
+            if interval.is_change:
+                changes[frozenset(options)] += 1
+            else:
+                for writer in {writer for writer, one in options if one == ROOT}:
+                    self.equal[writer].append(interval)
+        self.changes = list(changes.items())
 
     def choose(self) -> tuple[list[_Chosen], dict[str, str]]:
         """The links, and for each write that got the whole root without a change: why."""
@@ -178,16 +432,21 @@ class _Chooser:
         return chosen, why
 
     def _link(self, option: Option, origin: Origin, changes: int = 0) -> _Chosen:
-        return _Chosen(option, origin, changes, self._counts(option)[1])
+        return _Chosen(option, origin, changes, self.counts[option][1])
 
     def _cover(self) -> list[_Chosen]:
-        options = self._options()
-        quality = {option: self._quality(option) for option in sorted(options)}
-        left = set(range(len(self.records)))
+        options: dict[Option, set[int]] = defaultdict(set)
+        for index, (record, _) in enumerate(self.changes):
+            for option in record:
+                options[option].add(index)
+        quality = {
+            option: self._quality(option) for option in sorted(options) if self._is_credible(option, options[option])
+        }
+        left = set(range(len(self.changes)))
         picked: list[tuple[Option, set[int]]] = []
 
         def number(of: set[int]) -> int:
-            return sum(self.records[index][1] for index in of)
+            return sum(self.changes[index][1] for index in of)
 
         while left:
             best = max(quality, key=lambda one: number(options[one] & left) * quality[one], default=None)
@@ -195,12 +454,12 @@ class _Chooser:
                 break
             picked.append((best, options[best]))
             left -= options[best]
-        self.explained = number(set(range(len(self.records))) - left)
+        self.explained = number(set(range(len(self.changes))) - left)
         self.suspected_servers = {server_of(option[0])[0] for option, _ in picked}
         by_links = set[int]().union(*(covered for option, covered in picked if option[1] != ROOT))
-        for index, (record, count) in enumerate(self.records):
+        for index, (record, count) in enumerate(self.changes):
             if index not in by_links:
-                self.suspects.update(dict.fromkeys((writer for writer, _ in record), count))
+                self.suspects.update(dict.fromkeys({writer for writer, _ in record}, count))
         for option, covered in sorted(picked, key=lambda one: quality[one[0]]):
             better = [other for other in picked if other[0] != option and quality[other[0]] >= quality[option]]
             if covered <= set().union(*(those for _, those in better)):
@@ -210,33 +469,19 @@ class _Chooser:
             for option, covered in picked
         ]
 
-    def _options(self) -> dict[Option, set[int]]:
-        """What may explain changes: each candidate that met, and the whole roots."""
-        options: dict[Option, set[int]] = defaultdict(set)
-        for index, (record, _) in enumerate(self.records):
-            for writer, signature in record:
-                for one in (ROOT, *signature):
-                    options[writer, one].add(index)
-        return {option: covered for option, covered in options.items() if self._is_credible(option, covered)}
-
-    def _counts(self, option: Option) -> tuple[int, int]:
-        """How many writes met answers through it that changed, and that did not."""
-        writer, one = option
-        cells = [cell for met, cell in self.evidence.cells[writer, self.read].items() if one == ROOT or one in met]
-        return sum(cell[0] for cell in cells), sum(cell[1] for cell in cells)
-
     def _confidence(self, option: Option) -> float:
-        changed, unchanged = self._counts(option)
+        changed, unchanged = self.counts[option]
         return (changed + 0.5) / (changed + unchanged + 1)
 
     def _is_credible(self, option: Option, covered: set[int]) -> bool:
         """Whether a link that does not look like an entity explains more than chance would."""
         if option[1] == ROOT or self.candidates[option[1]].is_entity:
             return True
-        if sum(self.records[index][1] for index in covered) < INTERVALS:
+        if sum(self.changes[index][1] for index in covered) < _INTERVALS:
             return False
-        (changed, unchanged), (with_it, without) = self._counts((option[0], ROOT)), self._counts(option)
-        changed, unchanged = changed - with_it, unchanged - without
+        changed, unchanged = (
+            all_ - own for all_, own in zip(self.counts[option[0], ROOT], self.counts[option], strict=True)
+        )
         usual = changed / (changed + unchanged) if changed + unchanged else 0.0
         return self._confidence(option) > max(0.3, min(2 * usual, (1 + usual) / 2))
 
@@ -245,21 +490,20 @@ class _Chooser:
 
     def _by_entity(self, writer: str, own: list[_Chosen], chosen: list[_Chosen], *, keyed: bool) -> list[_Chosen]:
         """Links through ids that nothing refutes: of the entity in the read's arguments, or of those in its answer."""
-        cells = self.evidence.cells[writer, self.read]
         has, found = [one.option[1] for one in own], []
-        for number in self.evidence.of_pair[writer, self.read]:
+        for number in self.evidence.of_pair[writer, self.read].values():
             candidate = self.candidates[number]
-            if number in has or not candidate.is_entity or is_argument(candidate.read_path) is not keyed:
+            if number in has or not candidate.is_entity or candidate.is_argument is not keyed:
                 continue
-            if not keyed and not is_argument(candidate.write_path):
+            is_from_result = candidate.write_path.startswith("result")
+            if not keyed and is_from_result:
                 continue
-            seen = [signature for signature in cells if number in signature]
+            seen = [signature for signature in self.signatures[writer] if number in signature]
             if seen and all(not signature.isdisjoint(has) for signature in seen):
                 continue  # implied
-            is_one = "[]" not in candidate.write_path.partition("result")[2]
-            enough = ENOUGH if keyed and is_one else _OF_OTHERS
+            enough = ENOUGH if keyed and not (is_from_result and "[]" in candidate.write_path) else _OF_OTHERS
             if candidate.is_key and not any(candidate.parts <= self.candidates[one].parts for one in has):
-                enough = _OF_KEYS  # or a part of a key that explains changes
+                enough = _OF_LISTS  # or a part of a key that explains changes
             if not self._is_refuted(writer, number, chosen, enough):
                 found.append(self._link((writer, number), "same entity"))
         return found
@@ -271,49 +515,44 @@ class _Chooser:
 
     def _is_refuted(self, writer: str, number: int, chosen: list[_Chosen], enough: int) -> bool:
         """Whether enough such writes left answers unchanged."""
-        total = Harmless()
+        total = _Harmless()
         for interval in self._unexplained(chosen, writer):
-            if own := [position for position, tool, met in interval.met if tool == writer and number in met]:
+            if own := [write for write, tool, met in interval.writes if tool == writer and number in met]:
                 total.note(own, interval.key)
                 if total.is_enough(enough):
                     return True
         return False
 
-    def _unexplained(self, chosen: list[_Chosen], writer: str) -> Iterator[Equal]:
+    def _unexplained(self, chosen: list[_Chosen], writer: str) -> Iterator[Interval]:
         """The intervals of a writer with equal answers in which no chosen link met.
 
         Only these show that a write is harmless. In the others, an answer that it has changed would count as changed by
         the link, and be missing here.
         """
-        whole = {one.option[0] for one in chosen if one.option[1] == ROOT}
-        links = [one.option for one in chosen if one.option[1] != ROOT]
-        for interval in self.intervals.get(writer, ()):
-            if whole.isdisjoint(interval.writes) and not any(
-                tool == by and number in met for _, tool, met in interval.met for by, number in links
-            ):
+        links = {one.option for one in chosen}
+        for interval in self.equal.get(writer, ()):
+            if not any((tool, one) in links for _, tool, met in interval.writes for one in (ROOT, *met)):
                 yield interval
 
     def _lacking(self, writer: str, kept: list[_Chosen], chosen: list[_Chosen]) -> str | None:
         """What is missing before a write may leave answers alone that it does not meet; None if nothing is."""
-        evidence, survey = self.evidence, self.survey
+        evidence, facts = self.evidence, self.tools[self.read]
         linked = [self.candidates[one.option[1]] for one in kept]
         is_list = any("[]" in one.read_path for one in linked)
-        is_search = survey.may_list(self.read, writer)
-        is_of_all = not survey.arguments.get(self.read)  # a count, or a list of everything
-        enough = _OF_LISTS if is_list or is_search or is_of_all else ENOUGH
+        is_search = may_list(facts, self.tools[writer])
+        enough = _OF_LISTS if is_list or is_search or not facts.arguments else ENOUGH
         pairs = _ENOUGH_CHANGES * len(evidence.keys[self.read]) if is_search else 0
-        reads = min(len(evidence.repeated[self.read]), _ENOUGH_READS)
+        reads = min(sum(again > 0 for again in evidence.keys[self.read].values()), _ENOUGH_READS)
         # A write may be the cause of changes if it lay before them and only whole roots explain them: then it must have
         # been harmless in so many intervals that these would have changed as well if it were.
-        changed, unchanged = self.suspects[writer], len(self.intervals.get(writer, ()))
+        changed, unchanged = self.suspects[writer], len(self.equal.get(writer, ()))
         intervals = _ENOUGH_CHANGES * (changed + unchanged) / changed if changed else 0
-        total = Harmless()
+        total = _Harmless()
         for interval in self._unexplained([*chosen, *kept], writer):
-            if writes := interval.writes[writer]:
-                total.note(writes, interval.key)
-                is_wide = len(total.keys) >= reads and total.intervals >= intervals and len(total.pairs) >= pairs
-                if is_wide and (len(total.writes) >= _OF_SEARCHES if is_search else total.is_enough(enough)):
-                    return None
+            total.note([write for write, tool, _ in interval.writes if tool == writer], interval.key)
+            is_wide = len(total.keys) >= reads and total.intervals >= intervals and len(total.pairs) >= pairs
+            if is_wide and (len(total.writes) >= _OF_SEARCHES if is_search else total.is_enough(enough)):
+                return None
         if not is_list and self._is_keyed(writer, {one.write_path for one in linked if one.is_key}):
             return None
         if self._is_elsewhere(writer):
@@ -325,115 +564,97 @@ class _Chooser:
         of the server of the read, and of which none explains a change of this one.
         """
         own, server = server_of(self.read)[0], server_of(writer)[0]
-        writes, pairs = self.evidence.elsewhere[server, own]
+        writes = self.evidence.elsewhere[server, own]
         is_other = bool(server) and server != own and server not in self.suspected_servers
-        return is_other and len(writes) >= ENOUGH and sum(pairs) >= _OF_SERVERS
+        return is_other and len(writes) >= ENOUGH and writes.total() >= _OF_SEARCHES
 
     def _is_keyed(self, writer: str, linked: set[str]) -> bool:
         """Whether the arguments of both are ids of one entity, and the write has no other ids."""
-        pairs = [self.candidates[number] for number in self.evidence.of_pair[writer, self.read]]
-        alike = {one.write_path for one in pairs if is_argument(one.write_path) and is_argument(one.read_path)}
+        pairs = [self.candidates[number] for number in self.evidence.of_pair[writer, self.read].values()]
+        alike = {one.write_path for one in pairs if one.is_argument and not one.write_path.startswith("result")}
         alike = {path for path in alike if ":" not in path}
-        return bool(linked) and alike | self.survey.ids_of(writer) <= linked  # another argument may be an id, too
+        return bool(linked) and alike | self.tools[writer].ids <= linked  # another argument may be an id, too
 
 
 # All of it
 
 
-class _Conclusion:
-    """Makes the advice out of what was counted."""
+def _concluded(
+    tools: Mapping[str, ToolFacts], kinds: Mapping[str, Given], evidence: _Evidence, worlds: _Worlds
+) -> Advice:
+    """Make the advice out of what was found."""
+    links: list[Link] = []
+    lacking: dict[str, dict[str, str]] = {}
+    volatile: dict[str, str] = {}
+    changes = explained = 0
+    for read in sorted(evidence.readers):
+        free = evidence.free_changes[read]
+        changes += free + sum(one.is_change for one in evidence.intervals[read])
+        if kinds[read][0] is None:
+            continue
+        if free:
+            volatile[read] = f"its answers changed {free} time{'s' if free > 1 else ''} without a write"
+            continue
+        if read in worlds.unsteady:
+            volatile[read] = "its answers differ between runs that begin anew, before anything was written"
+            continue
+        chooser = _Chooser(read, evidence, tools)
+        chosen, why = chooser.choose()
+        if (by_itself := _change_by_itself(tools[read], evidence, chosen)) is not None:
+            volatile[read] = by_itself
+            continue
+        explained += chooser.explained
+        lacking[read] = why
+        for (writer, number), origin, changed, unchanged in chosen:
+            one = None if number == ROOT else evidence.candidates[number]
+            own, other = (one.write_path, one.read_path) if one else ("", "")
+            links.append(Link(writer, own, read, other, origin, changed, unchanged))
+    advised = {tool: _advised(tools[tool], kinds[tool], links, volatile, evidence) for tool in sorted(tools)}
+    kept = [link for link in links if advised[link.write].kind in ("write", "unknown")]
+    advised, rooted = tagged(kept, advised)
+    return Advice(
+        tools=advised, links=rooted, lacking=lacking, changes=changes, explained=explained, is_shared=worlds.are_one,
+        resets=worlds.resets,
+    )  # fmt: skip
 
-    def __init__(self, survey: Survey, kinds: Mapping[str, Given], evidence: Evidence) -> None:
-        self.survey, self.kinds, self.evidence = survey, kinds, evidence
-        self.links: list[Link] = []
-        self.volatile: dict[str, str] = {}
 
-    def advice(self) -> Advice:
-        evidence = self.evidence
-        lacking: dict[str, dict[str, str]] = {}
-        changes = explained = 0
-        for read in sorted(evidence.readers):
-            free = evidence.free_changes[read]
-            changes += free + evidence.records[read].total()
-            if self.kinds[read][0] is None:
-                continue
-            if free:
-                self.volatile[read] = f"its answers changed {free} time{'s' if free > 1 else ''} without a write"
-                continue
-            if read in evidence.worlds.unsteady:
-                self.volatile[read] = "its answers differ between runs that begin anew, before anything was written"
-                continue
-            chooser = _Chooser(read, evidence, self.survey)
-            chosen, why = chooser.choose()
-            by_itself = self._may_change_by_itself(read, chosen)
-            if by_itself is not None:
-                self.volatile[read] = by_itself
-                continue
-            explained += chooser.explained
-            self.links += [self._link(one, read) for one in chosen]
-            lacking[read] = why
-        tools = {tool: self._tool(tool) for tool in sorted(self.survey.tools)}
-        kept = [link for link in self.links if tools[link.write].kind in ("write", "unknown")]
-        tools, links = tagged(kept, tools)
-        return Advice(
-            tools=tools,
-            links=links,
-            lacking=lacking,
-            changes=changes,
-            explained=explained,
-            is_shared=evidence.worlds.are_one,
-            resets=evidence.worlds.resets,
-        )
+def _change_by_itself(read: ToolFacts, evidence: _Evidence, chosen: list[_Chosen]) -> str | None:
+    """Why a read of an id, whose changes whole roots alone explain, may change by itself: what changes slowly looks so,
+    where writes lie between all of its answers. A list of all, or their count, takes no id: it is not meant.
 
-    def _link(self, chosen: _Chosen, read: str) -> Link:
-        writer, number = chosen.option
-        candidate = None if number == ROOT else self.evidence.candidates[number]
-        return Link(
-            write=writer,
-            write_path=candidate.write_path if candidate else "",
-            read=read,
-            read_path=candidate.read_path if candidate else "",
-            origin=chosen.origin,
-            changes=chosen.changes,
-            unchanged=chosen.unchanged,
-        )
+    It does not if, at the rate at which it has changed, it would have changed between writes as well.
+    """
+    causes = [one for one in chosen if one.changes]
+    if not causes or any(one.option[1] != ROOT for one in causes) or not read.ids:
+        return None
+    changes = sum(one.is_change for one in evidence.intervals[read.name])
+    if changes * evidence.calls_without[read.name] >= _ENOUGH_CHANGES * evidence.calls_with[read.name]:
+        return None
+    writers = ", ".join(sorted(one.option[0] for one in causes))
+    return f"it may change by itself: its answers change after {writers}, and no id says which"
 
-    def _may_change_by_itself(self, read: str, chosen: list[_Chosen]) -> str | None:
-        """Why a read of an id, whose changes whole roots alone explain, may change by itself: what changes slowly looks
-        so, where writes lie between all of its answers. A list of all, or their count, takes no id: it is not meant.
 
-        It does not if, at the rate at which it has changed, it would have changed between writes as well.
-        """
-        evidence = self.evidence
-        causes = [one for one in chosen if one.changes]
-        has_link = any(one.option[1] != ROOT for one in causes)
-        if not causes or has_link or not self.survey.ids_of(read):
-            return None
-        changes = evidence.records[read].total()
-        if changes * evidence.calls_without[read] >= _ENOUGH_CHANGES * evidence.calls_with[read]:
-            return None
-        writers = ", ".join(sorted(one.option[0] for one in causes))
-        return f"it may change by itself: its answers change after {writers}, and no id says which"
-
-    def _tool(self, tool: str) -> ToolAdvice:
-        facts, (by, why) = self.survey.tools[tool], self.kinds[tool]
-        kind: Kind
-        linked = [link for link in self.links if link.write == tool]
-        changed = ", ".join(sorted({link.read for link in linked if link.changes})[:3])
-        is_shown = any(link.changes and link.origin != "same entity" for link in linked)
-        if by == "read" and tool in self.volatile:
-            kind, why, reason = "watch", "evidence", self.volatile[tool]
-        elif (by is None and is_shown) or (by == "write" and why == "name" and changed):
-            kind, why, reason = "write", "evidence", f"answers of {changed} change after it"
-        elif by is not None:
-            kind = by
-            reason = {"given": "its log says so", "hint": "its annotations say so", "name": "its name says so"}[why]
-        elif linked or not self.evidence.readers:
-            kind, why, reason = "unknown", "unknown", "neither its log nor its name says what it is"
-        else:
-            kind, why, reason = "pass", "evidence", "no answer changes after it"
-        return ToolAdvice(
-            tool, kind, why, reason,
-            calls=facts.calls, repeats=self.evidence.repeats[tool],
-            parameters=dict(facts.parameters), parse=facts.text,
-        )  # fmt: skip
+def _advised(
+    facts: ToolFacts, given: Given, links: list[Link], volatile: Mapping[str, str], evidence: _Evidence
+) -> ToolAdvice:
+    kind: Kind
+    by, why = given
+    linked = [link for link in links if link.write == facts.name]
+    changed = ", ".join(sorted({link.read for link in linked if link.changes})[:3])
+    is_shown = any(link.changes and link.origin != "same entity" for link in linked)
+    if by == "read" and facts.name in volatile:
+        kind, why, reason = "watch", "evidence", volatile[facts.name]
+    elif (by is None and is_shown) or (by == "write" and why == "name" and changed):
+        kind, why, reason = "write", "evidence", f"answers of {changed} change after it"
+    elif by is not None:
+        kind = by
+        reason = {"given": "its log says so", "hint": "its annotations say so", "name": "its name says so"}[why]
+    elif linked or not evidence.readers:
+        kind, why, reason = "unknown", "unknown", "neither its log nor its name says what it is"
+    else:
+        kind, why, reason = "pass", "evidence", "no answer changes after it"
+    return ToolAdvice(
+        facts.name, kind, why, reason,
+        calls=facts.calls, repeats=evidence.repeats[facts.name],
+        parameters=dict(facts.parameters), parse=facts.is_text,
+    )  # fmt: skip

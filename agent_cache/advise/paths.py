@@ -1,26 +1,26 @@
 """Paths of the values in calls, what their names and values say, and which pairs of them may be one entity.
 
 A path is what stands in a template (`agent_cache.core.tags`): ``order_id``, ``result[orders][][id]``; and it is
-followed as a template follows it. The first pass over a log takes a `Survey` of them. Names are a weak sign: words are
-compared without those that mean an id (``_id``, ``number``) or a role (``from_``, ``new_``), and only together with the
-values that were seen there.
+followed as a template follows it. The first pass over a log is a `survey` of its tools and their paths. Names are a
+weak sign: words are compared without those that mean an id (``_id``, ``number``) or a role (``from_``, ``new_``), and
+only together with the values that were seen there.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import combinations, pairwise, product
-from typing import Any, Final, Literal, NamedTuple, cast
+from typing import Any, Final, Literal, cast
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall, is_failure
 
 __all__ = [
-    "Candidate", "Survey", "ToolFacts", "find_candidates", "is_argument", "kind_by_name", "name_of",
-    "nouns_of", "server_of", "values_at",
+    "Candidate", "ToolFacts", "find_candidates", "kind_by_name", "may_list", "nouns_of", "path_of", "server_of",
+    "survey", "values_at",
 ]  # fmt: skip
 
 _MAX_LEAVES: Final = 2_000
@@ -31,20 +31,15 @@ _MAX_TEXT: Final = 200
 """A longer text is no value of an id."""
 _MAX_VALUES: Final = 20_000
 _MAX_CANDIDATES: Final = 40
-MIN_OVERLAP: Final = 0.3
-"""The share of their values that two arguments have in common if they may stand for the same things."""
+_MIN_OVERLAP: Final = 0.3
+"""The share of their values that two paths have in common if they may stand for the same things."""
 
 _NAME: Final = re.compile(r"[^\W\d][\w-]{0,63}")
 _STEP: Final = re.compile(r"\[([^\]]*)\]")
 
 
-def is_argument(path: str) -> bool:
-    """Whether a path begins in the arguments."""
-    return path != "result" and not path.startswith("result[")
-
-
 @lru_cache(65_536)
-def _compiled(path: str) -> tuple[str, tuple[str, ...]]:
+def _steps_of(path: str) -> tuple[str, tuple[str, ...]]:
     """The name that a path begins with, and its steps: keys, and an empty text for each item."""
     name, bracket, rest = path.partition("[")
     return name, tuple(_STEP.findall(bracket + rest))
@@ -58,7 +53,7 @@ def values_at(call: LoggedCall, path: str, *, is_write: bool) -> tuple[str, ...]
     if ":" in path:
         parts = [values_at(call, one, is_write=is_write) for one in path.split(":")]
         return None if None in parts else tuple(map(":".join, product(*cast("list[tuple[str, ...]]", parts))))
-    name, steps = _compiled(path)
+    name, steps = _steps_of(path)
     if name == "result":
         if call.error is not None or call.result is UNKNOWN:
             return None
@@ -172,40 +167,13 @@ def kind_by_name(tool: str, servers: Mapping[str, int]) -> Literal["read", "writ
     return None if joined or rest[:1] == ("replace",) or own & _WRITE_WORDS else "read"
 
 
-class _PathName(NamedTuple):
-    """What the name of a path says: its last key, the words of its entity, whether it is named as an id, and whether
-    these words are its own, and not those of its tool.
-    """
-
-    leaf: str
-    entity: frozenset[str]
-    is_id: bool
-    is_own: bool
-
-
-@lru_cache(65_536)
-def name_of(tool: str, path: str) -> _PathName:
-    """What the name of a path says, in the context of its tool."""
-    name, steps = _compiled(path)
-    keys = [name, *(step for step in steps if step)]
-    if keys[-1] == "result":
-        return _PathName("result", nouns_of(tool), bool(_ID_WORDS.intersection(server_of(tool)[1])), is_own=False)
-    entity = frozenset[str]()
-    for key in reversed(keys):
-        if entity or key == "result":
-            break
-        entity = frozenset(_words(key)) - _NO_ENTITY
-    is_id = bool((_ID_WORDS | _NATURAL_KEYS).intersection(_words(keys[-1])))
-    return _PathName(keys[-1], entity or nouns_of(tool), is_id, is_own=bool(entity))
-
-
-# The first pass: tools, paths, and their values
+# Tools and their paths
 
 _DATE: Final = re.compile(r"\d{4}-\d\d(-\d\d)?([T ].*)?|\d{1,2}:\d\d(:\d\d)?|\d{1,2}[/.]\d{1,2}[/.]\d{2,4}")
 
 
 @lru_cache(65_536)
-def _kind_of(text: str) -> str:
+def _class_of(text: str) -> str:
     """The class of a text, empty for what is no id."""
     if not text or "\n" in text:
         return ""
@@ -216,14 +184,28 @@ def _kind_of(text: str) -> str:
     return "id" if " " not in text and len(text) >= 3 and re.search(r"[\d_@/#:.-]", text) else "word"
 
 
-class _Profile:
-    """What one path of one tool has held: in how many calls, which classes of values, and the values themselves."""
+@dataclass(slots=True, eq=False)
+class Path:
+    """One path of one tool: what its name says, and what it has held.
 
-    def __init__(self) -> None:
-        self.calls = 0
-        self.last = -1
-        self.classes: Counter[str] = Counter()
-        self.values: set[str] = set()
+    Attributes:
+        leaf: its last key.
+        entity: the words of its entity; those of its tool, if it has none of its own.
+        is_id: whether it is named as an id.
+        calls: how many have it, and `last` is the position of the last one.
+        classes: of its values, and how many there are of each.
+    """
+
+    text: str
+    leaf: str
+    entity: frozenset[str]
+    is_argument: bool
+    is_id: bool
+    is_own: bool
+    calls: int = 0
+    last: int = -1
+    classes: Counter[str] = field(default_factory=Counter)
+    values: set[str] = field(default_factory=set)
 
     def add(self, value: Any, at: int) -> None:
         """Take a value of the call at a position into account."""
@@ -231,69 +213,78 @@ class _Profile:
             self.calls, self.last = self.calls + 1, at
         kind = "float" if isinstance(value, float) else ""
         if isinstance(value, str) and len(value) <= _MAX_TEXT:
-            kind = _kind_of(value)
+            kind = _class_of(value)
         elif isinstance(value, int) and not isinstance(value, bool):
             value, kind = str(value), "int"
         self.classes[kind] += 1
         if kind not in ("", "float") and len(self.values) < _MAX_VALUES:
             self.values.add(value)
 
-    @cached_property
+    @property
     def main_class(self) -> str:
-        """The most frequent class of its values, once the survey is complete."""
+        """The most frequent class of its values."""
         return self.classes.most_common(1)[0][0] if self.classes else ""
 
 
-@dataclass(slots=True)
+def path_of(tool: str, text: str) -> Path:
+    """A path that has held nothing yet, with what its name says in the context of its tool."""
+    name, steps = _steps_of(text)
+    keys = [name, *(step for step in steps if step)]
+    if keys[-1] == "result":
+        is_id = bool(_ID_WORDS.intersection(server_of(tool)[1]))
+        return Path(text, "result", nouns_of(tool), is_argument=False, is_id=is_id, is_own=False)
+    entity = frozenset[str]()
+    for key in reversed(keys):
+        if entity or key == "result":
+            break
+        entity = frozenset(_words(key)) - _NO_ENTITY
+    is_id = bool((_ID_WORDS | _NATURAL_KEYS).intersection(_words(keys[-1])))
+    is_argument = name != "result"
+    return Path(text, keys[-1], entity or nouns_of(tool), is_argument, is_id, is_own=bool(entity))
+
+
+@dataclass(slots=True, eq=False)
 class ToolFacts:
-    """What the calls of one tool have in common: how many there are, failed, were answered, and answered by a refusal;
-    what the log says of its kind, and the annotations; its parameters in the order seen, and whether every call had
-    them; and whether answers were texts that are JSON.
+    """What the calls of one tool have in common.
+
+    Attributes:
+        answered, refusals: how many calls have an answer, and how many of these refuse.
+        given, hint: what the log says of its kind; what its annotations say.
+        parameters: in the order seen, and whether every call had them.
+        listed: values of its lists, and keys of its tables.
     """
 
+    name: str
     calls: int = 0
     errors: int = 0
-    seen: int = 0
+    answered: int = 0
     refusals: int = 0
     given: Counter[str] = field(default_factory=Counter)
     hint: Literal["read", "write"] | None = None
     parameters: dict[str, bool] = field(default_factory=dict)
-    text: bool = False
+    is_text: bool = False
+    paths: dict[str, Path] = field(default_factory=dict)
+    listed: set[str] = field(default_factory=set)
 
-    def add(self, call: LoggedCall) -> None:
-        """Take a call into account."""
+    def add(self, call: LoggedCall, at: int) -> None:
+        """Take the call at a position into account."""
         for name in {**self.parameters, **call.arguments}:
             is_known = name in self.parameters or self.calls == 0
             self.parameters[name] = is_known and self.parameters.get(name, True) and name in call.arguments
         self.calls += 1
-        self.text |= call.is_parsed
+        self.is_text |= call.is_parsed
         self.errors += call.error is not None
-        self.seen += call.error is None and call.result is not UNKNOWN
+        self.answered += call.error is None and call.result is not UNKNOWN
         self.refusals += call.error is None and is_failure(call)
         if call.kind is not None:
             self.given[call.kind] += 1
         said = call.hints.get("readOnlyHint")
         if said is not None:
             self.hint = "read" if said else "write"
-
-
-class Survey:
-    """The first pass over a log."""
-
-    def __init__(self, calls: Iterable[LoggedCall]) -> None:
-        self.tools: dict[str, ToolFacts] = defaultdict(ToolFacts)
-        self.of_tool: dict[str, list[tuple[str, _Profile]]] = defaultdict(list)
-        self._listed: dict[str, set[str]] = defaultdict(set)
-        profiles: dict[tuple[str, str], _Profile] = defaultdict(_Profile)
-        for at, call in enumerate(calls):
-            self.tools[call.tool].add(call)
-            for path, value in self._leaves(call):
-                profiles[call.tool, path].add(value, at)
-        for (tool, path), profile in profiles.items():
-            self.of_tool[tool].append((path, profile))
-            if not is_argument(path) and "[]" in path:
-                self._listed[tool] |= profile.values
-        self.arguments = {tool: [one for one in paths if is_argument(one[0])] for tool, paths in self.of_tool.items()}
+        for text, value in self._leaves(call):
+            if (path := self.paths.get(text)) is None:
+                path = self.paths[text] = path_of(self.name, text)
+            path.add(value, at)
 
     def _leaves(self, call: LoggedCall) -> Iterator[tuple[str, Any]]:
         """The leaves of a call that a template can name, with their paths, arguments first."""
@@ -305,33 +296,70 @@ class Survey:
             if isinstance(value, list | tuple):
                 stack += [(path + "[]", item) for item in reversed(value[:left])]
             elif isinstance(value, Mapping) and len(value) > _MAX_CHILDREN:
-                self._listed[call.tool].update(value if not is_argument(path) else ())
+                self.listed.update(value if _steps_of(path)[0] == "result" else ())
             elif isinstance(value, Mapping):
                 stack += [(f"{path}[{key}]", inner) for key, inner in value.items() if _NAME.fullmatch(str(key))]
             else:
                 left -= 1
                 yield path, value
 
-    def ids_of(self, tool: str) -> set[str]:
-        """The arguments of a tool that are ids, by their names or by their values."""
-        arguments = self.arguments.get(tool, ())
-        return {path for path, profile in arguments if profile.main_class == "id" or name_of(tool, path).is_id}
+    @property
+    def arguments(self) -> list[Path]:
+        """The paths in its arguments."""
+        return [path for path in self.paths.values() if path.is_argument]
 
-    def may_list(self, read: str, write: str) -> bool:
-        """Whether a read without an id among its arguments lists what a write or its result names.
+    @property
+    def ids(self) -> set[str]:
+        """The arguments that are ids, by their names or by their values."""
+        return {path.text for path in self.arguments if path.main_class == "id" or path.is_id}
 
-        Then every such write may bring an item in, or take one out, whatever was in the list before. The lists in a
-        result do not count: they are of what it has to do with, and not of what it is about.
+    def usable(self) -> list[Path]:
+        """The paths that nearly every call has, without prose, and without those of a result that repeat an argument:
+        templates know it before the call.
         """
-        listed = self._listed[read]
-        if not listed or self.ids_of(read):
-            return False
-        for path, profile in self.of_tool[write]:
-            if (is_argument(path) or "[]" not in path) and profile.main_class in ("id", "int", "word"):
-                shared = len(listed & profile.values)
-                if shared >= max(3, 0.3 * min(len(listed), len(profile.values))):
-                    return True
+        found: list[Path] = []
+        for path in self.paths.values():
+            least = 0.5 * self.calls if path.is_argument else 0.8 * (self.answered - self.refusals)
+            is_prose = path.main_class == "word" and len(path.values) > 1 and any(" " in one for one in path.values)
+            is_text = path.text == "result" and (self.refusals or is_prose)  # "not found" is a tag that no write has
+            if path.values and not is_text and path.calls >= least:
+                found.append(path)
+        held = [path for path in found if path.is_argument and "[" not in path.text]
+        return [
+            path
+            for path in found
+            if path.is_argument
+            or "[]" in path.text
+            or not any(path.leaf == one.leaf and path.values <= one.values for one in held)
+        ]
+
+
+def survey(calls: Iterable[LoggedCall]) -> dict[str, ToolFacts]:
+    """The first pass over a log: its tools."""
+    tools: dict[str, ToolFacts] = {}
+    for at, call in enumerate(calls):
+        if call.tool not in tools:
+            tools[call.tool] = ToolFacts(call.tool)
+        tools[call.tool].add(call, at)
+    for tool in tools.values():
+        tool.listed.update(*(one.values for one in tool.paths.values() if not one.is_argument and "[]" in one.text))
+    return tools
+
+
+def may_list(read: ToolFacts, write: ToolFacts) -> bool:
+    """Whether a read without an id among its arguments lists what a write or its result names.
+
+    Then every such write may bring an item in, or take one out, whatever was in the list before. The lists in a
+    result do not count: they are of what it has to do with, and not of what it is about.
+    """
+    if not read.listed or read.ids:
         return False
+    for path in write.paths.values():
+        if (path.is_argument or "[]" not in path.text) and path.main_class in ("id", "int", "word"):
+            shared = len(read.listed & path.values)
+            if shared >= max(3, _MIN_OVERLAP * min(len(read.listed), len(path.values))):
+                return True
+    return False
 
 
 # Candidates
@@ -345,6 +373,7 @@ class Candidate:
         weight: how much the two look like one entity, in 0 to 1.
         is_entity: whether they do so enough to be believed without a change.
         is_key: whether both are arguments, and `is_entity`, and had a value in common.
+        is_argument: whether the path of the read is in its arguments.
         overlap: the share of their values that they have in common, of those of the path with fewer.
     """
 
@@ -355,6 +384,7 @@ class Candidate:
     weight: float
     is_entity: bool
     is_key: bool
+    is_argument: bool
     overlap: float
 
     @property
@@ -363,34 +393,22 @@ class Candidate:
         return frozenset(zip(self.write_path.split(":"), self.read_path.split(":"), strict=True))
 
 
-_Known = tuple[str, _Profile, _PathName]
-
-
-def find_candidates(survey: Survey, writers: set[str], readers: set[str]) -> list[Candidate]:
+def find_candidates(tools: Mapping[str, ToolFacts], writers: set[str], readers: set[str]) -> list[Candidate]:
     """The pairs of paths worth counting, at most `_MAX_CANDIDATES` for each pair of tools."""
-    known = {tool: _paths_of(tool, survey) for tool in writers | readers}
+    usable = {tool: tools[tool].usable() for tool in writers | readers}
     found: list[Candidate] = []
     for write in sorted(writers):
-        facts = survey.tools[write]
-        failing = (facts.errors + facts.refusals) / max(facts.calls, 1)
         for read in sorted(readers):
-            pairs = []
-            for wp, wprofile, wname in known[write]:
-                for rp, rprofile, rname in known[read]:
-                    judged = _judge(wp, wprofile, wname, rp, rprofile, rname)
-                    if judged is None:
-                        continue
-                    weight, is_entity, overlap = judged
-                    if not is_argument(rp):
-                        weight *= min(1.0, rprofile.calls / max(survey.tools[read].seen, 1))
-                    if not is_argument(wp):  # a write that fails drops the whole root then
-                        weight *= 1.0 - failing
-                    is_key = is_entity and overlap > 0 and is_argument(wp) and is_argument(rp)
-                    pairs.append(Candidate(write, wp, read, rp, weight, is_entity, is_key, overlap))
+            pairs = [
+                candidate
+                for own in usable[write]
+                for other in usable[read]
+                if (candidate := _candidate(tools[write], own, tools[read], other)) is not None
+            ]
             pairs.sort(
                 key=lambda one: (-one.weight, len(one.write_path + one.read_path), one.write_path, one.read_path)
             )
-            order = list(survey.tools[read].parameters)
+            order = list(tools[read].parameters)
             same = [one for one in pairs if one.write_path == one.read_path in order]
             same.sort(key=lambda one: order.index(one.read_path))
             found += [one for one in pairs[:_MAX_CANDIDATES] if one not in same] + _together(same, len(order))
@@ -403,7 +421,7 @@ def _together(same: list[Candidate], parameters: int) -> list[Candidate]:
     Those that have values in common are an entity together if they are at least half of those of the read: neither the
     ``floor`` nor the ``zone`` of a lamp is named as an id, and none alone tells one lamp from another.
     """
-    alike = tuple(one for one in same if one.overlap >= MIN_OVERLAP)
+    alike = tuple(one for one in same if one.overlap >= _MIN_OVERLAP)
     sets = dict.fromkeys([*((one,) for one in same), *combinations(same[:6], 2), tuple(same), alike])
     found = []
     for several in filter(None, sets):
@@ -422,55 +440,39 @@ def _together(same: list[Candidate], parameters: int) -> list[Candidate]:
     return found
 
 
-def _paths_of(tool: str, survey: Survey) -> list[_Known]:
-    """The paths of a tool that nearly every call has, without prose, and without those of a result that repeat an
-    argument: templates know it before the call.
-    """
-    facts, found = survey.tools[tool], list[_Known]()
-    for path, profile in survey.of_tool[tool]:
-        is_given, texts = is_argument(path), profile.values
-        least = 0.5 * facts.calls if is_given else 0.8 * (facts.seen - facts.refusals)
-        is_prose = profile.main_class == "word" and len(texts) > 1 and any(" " in text for text in texts)
-        is_text = path == "result" and (facts.refusals or is_prose)  # "not found" is a tag that no write has
-        if texts and not is_text and profile.calls >= least:
-            found.append((path, profile, name_of(tool, path)))
-    arguments = [(profile, name.leaf) for path, profile, name in found if is_argument(path) and "[" not in path]
-    return [
-        (path, own, name)
-        for path, own, name in found
-        if is_argument(path)
-        or "[]" in path
-        or not any(name.leaf == leaf and own.values <= held.values for held, leaf in arguments)
-    ]
-
-
-def _judge(
-    wp: str, w: _Profile, wname: _PathName, rp: str, r: _Profile, rname: _PathName
-) -> tuple[float, bool, float] | None:
-    """How much two paths look like one entity, whether that is enough, and which share of their values is common."""
-    shared, comparable = len(w.values & r.values), min(len(w.values), len(r.values)) or 1
+def _candidate(write: ToolFacts, own: Path, read: ToolFacts, other: Path) -> Candidate | None:
+    """How much two paths look like one entity; None if they have nothing in common."""
+    shared, comparable = len(own.values & other.values), min(len(own.values), len(other.values)) or 1
     overlap = shared / comparable
-    if not shared and (comparable >= 20 or not (wname.is_own and rname.is_own)):
+    if not shared and (comparable >= 20 or not (own.is_own and other.is_own)):
         return None  # so many values, and not one in common; or not even a name
-    classes = w.main_class, r.main_class
-    names = bool(wname.entity and rname.entity) and (wname.entity <= rname.entity or rname.entity <= wname.entity)
-    ids, both = wname.is_id or rname.is_id, wname.is_id and rname.is_id
-    same_leaf = wname.leaf == rname.leaf
+    classes = own.main_class, other.main_class
+    names = bool(own.entity and other.entity) and (own.entity <= other.entity or other.entity <= own.entity)
+    ids, both = own.is_id or other.is_id, own.is_id and other.is_id
+    same_leaf, arguments = own.leaf == other.leaf, own.is_argument + other.is_argument
     is_entity = False
-    places = is_argument(wp) + is_argument(rp)
     if "id" in classes and set(classes) <= {"id", "int", "word"}:
-        is_entity = (names and ids and (shared > 0 or classes == ("id", "id"))) or (shared >= 3 and overlap >= 0.3)
+        is_entity = (names and ids and (shared > 0 or classes == ("id", "id"))) or (
+            shared >= 3 and overlap >= _MIN_OVERLAP
+        )
     elif classes == ("int", "int"):
-        are_own = wname.is_own and rname.is_own
+        are_own = own.is_own and other.is_own
         is_named = (both and not are_own) or (names and are_own and ids)  # "id", "number": of whatever
-        is_entity = (names and both) or (is_named and overlap >= 0.3) or (both and same_leaf and places == 2)
+        is_entity = (
+            (names and both) or (is_named and overlap >= _MIN_OVERLAP) or (both and same_leaf and arguments == 2)
+        )
     elif classes == ("word", "word"):
-        is_known = (names and ids and shared >= 2) or (places == 2 and same_leaf and shared >= 5)
-        is_entity = is_known and overlap >= 0.3
-    if not is_entity and (not shared or not places or (places == 1 and comparable < 10)):
+        is_known = (names and ids and shared >= 2) or (arguments == 2 and same_leaf and shared >= 5)
+        is_entity = is_known and overlap >= _MIN_OVERLAP
+    if not is_entity and (not shared or not arguments or (arguments == 1 and comparable < 10)):
         return None
-    weight = (0.35, 0.65, 0.9)[places] if is_entity else (0.02, 0.08, 0.25)[places]
-    if not is_argument(rp) and is_entity and "[]" in rp:
-        weight *= 0.9
-    weight *= 1.1 if same_leaf else 1.0 if names else 0.7
-    return min(weight, 1.0), is_entity and places > 0, overlap
+    weight = (0.35, 0.65, 0.9)[arguments] if is_entity else (0.02, 0.08, 0.25)[arguments]
+    weight *= 0.9 if is_entity and "[]" in other.text and not other.is_argument else 1.0
+    weight = min(1.0, weight * (1.1 if same_leaf else 1.0 if names else 0.7))
+    if not other.is_argument:
+        weight *= min(1.0, other.calls / max(read.answered, 1))
+    if not own.is_argument:  # a write that fails drops the whole root then
+        weight *= 1.0 - (write.errors + write.refusals) / max(write.calls, 1)
+    is_entity = is_entity and arguments > 0
+    is_key = is_entity and shared > 0 and arguments == 2
+    return Candidate(write.name, own.text, read.name, other.text, weight, is_entity, is_key, other.is_argument, overlap)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from agent_cache.advise.paths import name_of, nouns_of, server_of
+from agent_cache.advise.paths import nouns_of, path_of, server_of
 from agent_cache.recording import Redaction
 from agent_cache.toolbox.rules import Pass, Read, Rule, Watch, Write
 from agent_cache.values.compare import escaped, shortened
@@ -154,7 +154,7 @@ def tagged(links: Sequence[Link], tools: Mapping[str, ToolAdvice]) -> tuple[dict
         group = frozenset(writers[read, path]) or frozenset({(read, path)})  # what nothing writes has its own root
         if group not in roots:
             nouns = "_".join(sorted(nouns_of(read)))
-            words = "_".join(sorted(name_of(read, path).entity)) if path and ":" not in path else nouns
+            words = "_".join(sorted(path_of(read, path).entity)) if path and ":" not in path else nouns
             roots[group] = _free_name([words, nouns, _as_name(read)], taken)
         return roots[group]
 

@@ -15,7 +15,7 @@ import re
 import selectors
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import signature
@@ -31,14 +31,12 @@ from agent_cache import (
     AgentCacheSession,
     AgentLoopDetectedError,
     configure,
-    tags_from,
 )
 from agent_cache.cli.output import write_file
 from agent_cache.config import CURRENT
 from agent_cache.testing import FakeClock
 
 try:
-    from rich import box
     from rich.console import Console, Group, RenderableType
     from rich.live import Live
     from rich.panel import Panel
@@ -66,7 +64,7 @@ Row = dict[str, Any]
 
 
 class Shop:
-    """A shop in memory: its rows by kind and id, and the tags and the function of each tool that reads or writes."""
+    """A shop in memory. Of each tool that reads or writes, `tools` has the tags, and the function that does it."""
 
     def __init__(self) -> None:
         people = (("mia", "Mia Lind", 120), ("noah", "Noah Berg", 310), ("zoe", "Zoe Falk", 75))
@@ -78,26 +76,25 @@ class Shop:
         products: dict[str, Row] = {one: {"id": one, "price": price, "stock": n} for one, price, n in goods}
         orders: dict[int, Row] = {}
 
-        def add_order(customer_id: str, product_id: str, paid: int) -> Row:
+        def add(customer_id: str, product_id: str, paid: int, status: str = "pending") -> Row:
+            own = {"customer_id": customer_id, "product_id": product_id, "paid": paid, "status": status}
             number = 1001 + len(orders)
-            orders[number] = {"id": number, "customer_id": customer_id, "product_id": product_id, "paid": paid}
-            return orders[number]
+            return orders.setdefault(number, {"id": number, **own})
 
         def book(order: Row, number: int, status: str) -> Row:
             """Sell a product, or take it back, with the money of its order."""
             customers[order["customer_id"]]["balance"] -= number * order["paid"]
             products[order["product_id"]]["stock"] -= number
-            return changed(order, status=status)
+            order["status"] = status
+            return order
 
-        def changed(row: Row, **fields: Any) -> Row:
-            row.update(fields)
-            return row
+        def set_price(product_id: str, price: int) -> Row:
+            products[product_id]["price"] = price
+            return products[product_id]
 
         for order in sold:
-            add_order(*order)["status"] = "pending"
+            add(*order)
         orders[1002]["status"] = "shipped"
-        of_listed = tags_from("order", lambda _, result: [order["id"] for order in result])
-        of_order = ["order:{order_id}", "customer:{result[customer_id]}", "product:{result[product_id]}"]
         self.reads: dict[str, tuple[Any, Callable[..., Any]]] = {
             "find_customer": (  # only the result shows which customer it is
                 "customer:{result[id]}",
@@ -108,57 +105,57 @@ class Shop:
             "list_products": ("product", lambda: [products[one] for one in sorted(products)]),  # of every product
             "get_order": ("order:{order_id}", lambda order_id: orders[order_id]),
             "list_orders": (
-                ["customer:{customer_id}", of_listed],
+                ["customer:{customer_id}", "order:{result[][id]}"],
                 lambda customer_id: [one for one in orders.values() if one["customer_id"] == customer_id],
             ),
         }
         self.writes: dict[str, tuple[list[str], Callable[..., Any]]] = {
-            "set_price": (
-                ["product:{product_id}"],
-                lambda product_id, price: changed(products[product_id], price=price),
-            ),
+            "set_price": (["product:{product_id}"], set_price),
             "place_order": (
                 ["customer:{customer_id}", "product:{product_id}"],
                 lambda customer_id, product_id: book(
-                    add_order(customer_id, product_id, products[product_id]["price"]), 1, "pending"
+                    add(customer_id, product_id, products[product_id]["price"]), 1, "pending"
                 ),
             ),
-            "cancel_order": (of_order, lambda order_id: book(orders[order_id], -1, "cancelled")),
-            "ship_order": (["order:{order_id}"], lambda order_id: changed(orders[order_id], status="shipped")),
+            "cancel_order": (
+                ["order:{order_id}", "customer:{result[customer_id]}", "product:{result[product_id]}"],
+                lambda order_id: book(orders[order_id], -1, "cancelled"),
+            ),
+            "ship_order": (["order:{order_id}"], lambda order_id: book(orders[order_id], 0, "shipped")),
         }
 
     def answer(self, tool: str, arguments: tuple[object, ...]) -> Any:
         """A copy of the answer to a read as it is now."""
         return copy.deepcopy(self.reads[tool][1](*arguments))
 
+    def tools(self, chance: Random, on_change: Callable[[], None], *, sabotage: bool) -> dict[str, Any]:
+        """The agents' tools: asynchronous, slow and decorated. With `sabotage`, `set_price` stays undecorated.
 
-def make_tools(shop: Shop, chance: Random, on_change: Callable[[], None], *, sabotage: bool) -> dict[str, Any]:
-    """The agents' tools: asynchronous, slow and decorated.
+        A call reaches the shop half-way, as over a network. So a write takes effect before its caller knows, which is
+        when caches go wrong.
+        """
 
-    A call reaches the shop half-way, as over a network. So a write takes effect before its caller knows, which is when
-    caches go wrong. With `sabotage`, `set_price` stays undecorated and invalidates nothing.
-    """
+        def remote(method: Callable[..., Any], latency: float, after: Callable[[], None] = lambda: None) -> Any:
+            @functools.wraps(method)
+            async def tool(*arguments: object) -> Any:
+                request, reply = (latency / 2 * chance.uniform(0.8, 1.2) for _ in range(2))
+                await asyncio.sleep(request)
+                answer = copy.deepcopy(method(*arguments))
+                after()
+                await asyncio.sleep(reply)
+                return answer
 
-    def remote(method: Callable[..., Any], latency: float, after: Callable[[], None] = lambda: None) -> Any:
-        @functools.wraps(method)
-        async def tool(*arguments: object) -> Any:
-            request, reply = (latency / 2 * chance.uniform(0.8, 1.2) for _ in range(2))
-            await asyncio.sleep(request)
-            answer = copy.deepcopy(method(*arguments))
-            after()
-            await asyncio.sleep(reply)
-            return answer
+            return tool
 
-        return tool
-
-    tools: dict[str, Any] = {}
-    for name, (tags, method) in shop.reads.items():
-        tools[name] = AgentCache(tags, name=f"demo:{name}")(remote(method, READ_SECONDS))
-    for name, (tags, method) in shop.writes.items():
-        tool = remote(method, WRITE_SECONDS, on_change)
-        is_forgotten = sabotage and name == "set_price"
-        tools[name] = tool if is_forgotten else AgentCacheInvalidator(tags, name=f"demo:{name}")(tool)
-    return tools
+        tools: dict[str, Any] = {
+            name: AgentCache(tags, name=f"demo:{name}")(remote(method, READ_SECONDS))
+            for name, (tags, method) in self.reads.items()
+        }
+        for name, (tags, method) in self.writes.items():
+            tool = remote(method, WRITE_SECONDS, on_change)
+            is_forgotten = sabotage and name == "set_price"
+            tools[name] = tool if is_forgotten else AgentCacheInvalidator(tags, name=f"demo:{name}")(tool)
+        return tools
 
 
 # The lessons
@@ -280,14 +277,13 @@ class Run:
         self.seed, self.is_simulated = seed, is_simulated
         self.calls: list[Call] = []
         self.session = AgentCacheSession(session_id="demo", loop_detection=False)
+        self.clock: Callable[[], float] = lambda: 0.0  # seconds since it began; at the end, how long it took
         self._chance = Random(seed)  # noqa: S311  # no secret: a seed is there to be repeated
         self._shop = Shop()
         self._checker = AnswerChecker(self._shop.answer)
-        self._tools = make_tools(
-            self._shop, self._chance, lambda: self._checker.record_change(CURRENT_CALL.get()), sabotage=sabotage
+        self._tools = self._shop.tools(
+            self._chance, lambda: self._checker.record_change(CURRENT_CALL.get()), sabotage=sabotage
         )
-        self.clock: Callable[[], float] = lambda: 0.0
-        """Seconds since the run began; of a finished run, how long it took."""
 
     @property
     def answers(self) -> dict[str, int]:
@@ -308,12 +304,10 @@ class Run:
             self.clock = lambda: ended
 
     async def _run_agent(self, agent: str) -> None:
-        try:
+        with suppress(AgentLoopDetectedError):  # the call that was stopped is in `calls`
             async with AgentCacheSession(session_id=agent, max_tool_repeats=5) as session:
                 for lesson in LESSONS:
                     await self._follow(agent, session, lesson.begins, lesson.steps(agent))
-        except AgentLoopDetectedError:
-            pass  # the call that was stopped is in `calls`
 
     async def _follow(self, agent: str, session: AgentCacheSession, begins: float, steps: Sequence[str]) -> None:
         for step in steps:
@@ -381,6 +375,10 @@ def play(view: View, *, seed: int, is_fast: bool, sabotage: bool = False) -> Run
 
 # The picture
 
+GREY, STALE = "bright_black", ("▲", "STALE", "bold white on red")
+LINES_AROUND_THE_LOG = 15
+FRAMES_PER_SECOND = 12
+
 
 class Outcome(NamedTuple):
     """How calls end: a mark where there are no colours, the session's metric that counts them, and what they are."""
@@ -398,19 +396,14 @@ OUTCOMES = {word: Outcome(*row) for word, row in {
     "write": ("▆", "magenta", "invalidations", "dropped the answers they made stale, and no others"),
     "stopped": ("✗", "bold red", "loop_detections", "got the same answer five times and learned nothing: {agents}"),
 }.items()}  # fmt: skip
-STALE = ("▲", "STALE", "bold white on red")
-GREY = "bright_black"
-LINES_AROUND_THE_LOG = 15
-FRAMES_PER_SECOND = 12
 
 
 def sign_of(call: Call) -> tuple[str, str, str]:
     """Mark, word and style of a call. That its answer was stale comes before anything else."""
     if call.is_right is False:
         return STALE
-    if not call.outcome:
-        return "─", "", GREY
-    return OUTCOMES[call.outcome].mark, call.outcome, OUTCOMES[call.outcome].style
+    outcome = OUTCOMES.get(call.outcome)
+    return (outcome.mark, call.outcome, outcome.style) if outcome else ("─", "", GREY)
 
 
 @contextmanager
@@ -418,8 +411,7 @@ def show_picture(console: Console, run: Run, *, is_live: bool) -> Iterator[None]
     """Draw the run, again and again in place if `is_live`, else once at its end, and a summary below it."""
 
     def picture() -> RenderableType:
-        columns, lines = console.size
-        return draw(run, width=columns, height=min(lines - 1, 30))
+        return draw(run, width=console.width, height=min(console.height - 1, 30))
 
     async def draw_frames() -> None:
         while True:
@@ -451,8 +443,7 @@ def save_svg(run: Run, path: Path) -> None:
     picture = console.export_svg(title="agent-cache demo", unique_id="agent-cache-demo")
     # The reader's own fonts, where rich names one to be fetched from a third party.
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
-    picture = picture.replace("Fira Code, monospace", "Menlo, Consolas, DejaVu Sans Mono, monospace")
-    write_file(path, [picture])
+    write_file(path, [picture.replace("Fira Code, monospace", "Menlo, Consolas, DejaVu Sans Mono, monospace")])
 
 
 def draw(run: Run, *, width: int, height: int) -> RenderableType:
@@ -522,13 +513,15 @@ def draw_log(run: Run, lines: int) -> RenderableType:
     table.add_column("", ratio=1, no_wrap=True, overflow="ellipsis")
     for call in ended[-lines:]:
         mark, word, style = sign_of(call)
-        remark = f"drops {' '.join(call.drops) or 'nothing'}"
-        if call.is_right is not None:
-            saved = f", saved {call.saved * 1000:.0f} ms" if call.saved else ""
-            remark = f"✓ true{saved}" if call.is_right else "✗ differs from the store"
-        elif call.outcome == "stopped":
-            remark = "the same answer again"
-        colour = {True: "green", False: "red", None: style}[call.is_right]
+        saved = f", saved {call.saved * 1000:.0f} ms" if call.saved else ""
+        remark, colour = {
+            True: (f"✓ true{saved}", "green"),
+            False: ("✗ differs from the store", "red"),
+            None: (
+                "the same answer again" if word == "stopped" else f"drops {' '.join(call.drops) or 'nothing'}",
+                style,
+            ),
+        }[call.is_right]
         text, took = f"{call.tool}({', '.join(map(str, call.arguments))})", ((call.ended or 0.0) - call.started) * 1000
         cells = (Text(f"{mark} {word}", style), f"{took:.0f}", Text(remark, colour))
         table.add_row(f"{call.ended:.2f}", call.agent, text, *cells)
@@ -542,9 +535,9 @@ def draw_summary(run: Run) -> RenderableType:
     grid, metrics = Table.grid(padding=(0, 1)), run.session.get_metrics()
     for _ in range(4):
         grid.add_column(no_wrap=True, overflow="ellipsis")
-    stopped = [call.agent for call in run.calls if call.outcome == "stopped"]
+    stopped = ", ".join(call.agent for call in run.calls if call.outcome == "stopped")
     for word, one in OUTCOMES.items():
-        meaning = one.meaning.format(agents=", ".join(stopped) or "nobody")
+        meaning = one.meaning.format(agents=stopped or "nobody")
         grid.add_row(Text(one.mark, one.style), f"{metrics[one.metric]:3}", Text(word, one.style), meaning)
     checked, stale = run.answers["checked"], run.answers["stale"]
     found = f"{stale} STALE, true at no moment of the call" if stale else "none was stale"
@@ -557,7 +550,7 @@ def draw_summary(run: Run) -> RenderableType:
 
 def draw_border(body: RenderableType, **titles: Any) -> RenderableType:
     """A border around a part of the picture."""
-    return Panel(body, box=box.ROUNDED, border_style=GREY, title_align="left", subtitle_align="left", **titles)
+    return Panel(body, border_style=GREY, title_align="left", subtitle_align="left", **titles)
 
 
 # The command

@@ -8,7 +8,7 @@ import pytest
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall
 from agent_cache.advise.mine import mine
-from agent_cache.advise.paths import Survey, kind_by_name
+from agent_cache.advise.paths import kind_by_name, may_list, survey
 from agent_cache.advise.replay_check import replay, replay_all, tags_of
 from agent_cache.advise.tag_rules import Advice, rules_of
 from agent_cache.testing import reset
@@ -188,13 +188,13 @@ def test_the_keys_of_a_table_are_ids_and_no_path_leads_through_it(count: int, is
     for item in list(stock)[:5]:
         log.append(call("set_stock", item=item, sizes=[[1], [2]]))
         log.append(call("ship", {"items": [{"item": item}]}, shipment="s-1"))
-    survey = Survey(log)
-    found_paths = {tool: {path for path, _ in own} for tool, own in survey.of_tool.items()}
+    tools = survey(log)
+    found_paths = {name: set(tool.paths) for name, tool in tools.items()}
     below = set() if is_table else {f"result[stock][{item}][left]" for item in stock}
     assert found_paths["get_stock"] == {"result[day]", "result[shelves][][name]", *below}
     assert found_paths["set_stock"] == {"item", "sizes[][]", "result"}
-    assert survey.may_list("get_stock", "set_stock") is is_table
-    assert not survey.may_list("get_stock", "ship")
+    assert may_list(tools["get_stock"], tools["set_stock"]) is is_table
+    assert not may_list(tools["get_stock"], tools["ship"])
 
 
 @pytest.mark.parametrize(("writes", "is_dropped"), [(60, True), (110, False)])
