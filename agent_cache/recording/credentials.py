@@ -1,4 +1,4 @@
-"""Finds credentials in texts, by the rules of `credentials.toml`.
+"""Finds credentials in texts, and says which names are those of secrets, by the rules of `credentials.toml`.
 
 **Tokens** are known by how they begin. The forms of some 190 services are Betterleaks' rules (`credentials.json`, made
 by `tests/harness/credential_rules.py`), which demand the exact length of a token. `families` in `credentials.toml` are
@@ -17,31 +17,20 @@ from __future__ import annotations
 
 import base64
 import binascii
+import enum
 import functools
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 from itertools import islice
-from typing import Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote, unquote
 
 import msgspec
 
-from agent_cache.recording.secret_names import (
-    DATA,
-    RE,
-    SQUASHED_NAMES,
-    WORDS,
-    NameKind,
-    compiled,
-    is_granted,
-    is_secret_value,
-    looks_random,
-    names_several,
-    squash,
-    stands_for_another,
-)  # fmt: skip
+from agent_cache.errors import ConfigurationError
 
 Span: TypeAlias = tuple[int, int]
 Match: TypeAlias = re.Match[str]
@@ -56,11 +45,12 @@ _SHORTEST_FORM = 14  # "basic", a blank and eight more
 # Three letters and letters after them, which is what a picture in base64 has in it now and then.
 _IN_BASE64 = frozenset({"BSA", "EXO"})
 _NAME_CHARACTERS = frozenset(f"{string.ascii_letters}{string.digits}_-.$")
-_STEMS, _OAUTH = (tuple(map(str.encode, WORDS[name])) for name in ("stems", "oauth"))
-
-
 _CONTROLS = bytes(range(9)) + bytes((11, 12)) + bytes(range(14, 32)) + b"\x7f"
 _STANDARD, _URL_SAFE = bytes.maketrans(b"-_", b"+/"), bytes.maketrans(b"+/", b"-_")
+_NOT_FIRST = dict.fromkeys(map(ord, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef"))
+
+
+# Rules
 
 
 class TokenForm(msgspec.Struct):
@@ -88,17 +78,41 @@ class _Assigned(msgspec.Struct):
     after: str
     before: str = ""
     name: str = ""
-    kind: int = NameKind.MAYBE
+    kind: int = 1
     random: bool = False
     accept: Literal["secret", "any", "number", "opened", "enclosed"] = "secret"
+
+
+_FILES = files("agent_cache.recording")
+_DATA: Final[dict[str, Any]] = tomllib.loads(_FILES.joinpath("credentials.toml").read_text("utf-8"))
+WORDS: Final = {name: tuple(words) for name, words in _DATA["words"].items()}
+_ASSIGNED = msgspec.convert(_DATA["assigned"], list[_Assigned])
+
+
+@functools.cache
+def compiled(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """A regular expression of `credentials.toml`, in which ``<<x>>`` stands for another one."""
+    while "<<" in pattern:
+        pattern = re.sub("<<(\\w+)>>", lambda match: _DATA["patterns"][match[1]], pattern)
+    return re.compile(pattern, flags)
+
+
+class _Patterns:
+    """The regular expressions of `credentials.toml`, each compiled when it is used first."""
+
+    def __getattr__(self, name: str) -> re.Pattern[str]:
+        setattr(self, name, pattern := compiled(_DATA["patterns"][name]))
+        return pattern
+
+
+RE: Final = _Patterns()
 
 
 @functools.cache
 def token_forms() -> list[TokenForm]:
     """All forms of tokens, the commonest families first."""
-    raw = files("agent_cache.recording").joinpath("credentials.json").read_bytes()
-    services = msgspec.convert(msgspec.json.decode(raw)["forms"], dict[str, TokenForm])
-    return [*msgspec.convert(DATA["families"], list[TokenForm]), *services.values()]
+    services = msgspec.json.decode(_FILES.joinpath("credentials.json").read_bytes())["forms"]
+    return msgspec.convert([*_DATA["families"], *services.values()], list[TokenForm])
 
 
 @functools.cache
@@ -114,47 +128,173 @@ def _patterns_by_start() -> dict[str, list[str]]:
 @functools.cache
 def _forms() -> list[tuple[bytes, _Form]]:
     """The other forms, each with each of its marks."""
-    forms = [form for form in token_forms() if form.is_mixed]
-    mixed = [_Form(tuple(one.starts), rf"(?a:(?<![\w-]){one.pattern})", any=True) for one in forms]
-    every = msgspec.convert(DATA["forms"], list[_Form]) + mixed
-    return [(mark.encode(), form) for form in every for mark in form.marks]
+    mixed = [
+        _Form(tuple(one.starts), rf"(?a:(?<![\w-]){one.pattern})", any=True) for one in token_forms() if one.is_mixed
+    ]
+    return [
+        (mark.encode(), form) for form in msgspec.convert(_DATA["forms"], list[_Form]) + mixed for mark in form.marks
+    ]
 
 
-_ASSIGNED = msgspec.convert(DATA["assigned"], list[_Assigned])
+# Names, and values that may be secrets: what the name of a value says about it
 
 
-class TextSearch:
-    """Replaces the credentials in texts.
+class NameKind(enum.IntEnum):
+    """How much a name says about its value."""
 
-    Args:
-        replacement: the text that stands for a secret.
-        kind_of: what a name says about its value.
-        inner: searches a text that was found in another, with all rules.
-        parts: substrings of squashed names, one of which each of the user's own names has in it.
-        has_forms: whether the known forms of credentials are searched.
+    NONE = 0
+    MAYBE = 1  # the value is a secret if it looks like one, such as that of `bot_token` or `auth`
+    ENDING = 2  # a word is a secret and a number too, a sentence is none: `smtp_password`
+    SECRET = 3  # any value is one
+
+
+_SQUASHED = str.maketrans("", "", "-_ .")
+
+
+def squash(name: str) -> str:
+    """A name without case, dashes, underscores, dots and blanks."""
+    return name.lower().translate(_SQUASHED)
+
+
+_PLURALS = tuple(f"{ending}s" for ending in WORDS["endings"])
+_SQUASHED_NAMES = frozenset(map(squash, WORDS["secret_names"]))
+_STEMS, _OAUTH = (tuple(map(str.encode, WORDS[name])) for name in ("stems", "oauth"))
+
+
+def kind_of_name(name: str) -> NameKind:
+    """What a name of a value says about it, apart from what the user has named.
+
+    Case, dashes, underscores, dots and blanks divide it into words or do not count: `apiKey`, `Api-Key` and `API key`
+    are names of secrets. So are names that end in one, such as `DB_PASSWORD`; `input_tokens` and `next_page_token` do
+    not.
+    """
+    return _kind_with_stem(name) if len(name) <= 80 and RE.stem.search(squash(name)) is not None else NameKind.NONE
+
+
+@functools.lru_cache(4096)
+def _kind_with_stem(name: str) -> NameKind:
+    squashed = squash(name)
+    if squashed in _SQUASHED_NAMES:
+        return NameKind.SECRET
+    words = [word.lower() for word in RE.word.findall(name)]
+    # A number at the end counts names of one kind (API_KEY_2). What counts them, such as `max_passwords`, stays.
+    if squashed.rstrip("0123456789").endswith((*WORDS["endings"], *_PLURALS)) or words[-1:] == ["secret"]:
+        return NameKind.ENDING
+    is_one = bool(words) and words[-1] in WORDS["maybe_last"] and set(WORDS["harmless"]).isdisjoint(words[:-1])
+    return NameKind.MAYBE if is_one or names_code(name) else NameKind.NONE
+
+
+def names_code(name: str) -> bool:
+    """Whether a name is that of a code that is typed in once, or of a card: ``otp``, ``cvv``, ``backup_codes``."""
+    words = RE.word.findall(name)
+    return bool(words) and (words[-1].lower() in WORDS["code_words"] or squash(name).endswith(WORDS["code_endings"]))
+
+
+def names_several(name: str) -> bool:
+    """Whether a name is that of several secrets, whose number is none: ``passwords``, ``api_keys``, ``tokens``."""
+    return squash(name).endswith((*_PLURALS, "secrets", "tokens", "codes"))
+
+
+def names_command(word: str) -> bool:
+    """Whether this is a command that takes a secret as the value of an option without a name, such as ``-p``."""
+    return word.rpartition("/")[2] in WORDS["command_names"]
+
+
+def stands_for_another(value: str) -> bool:
+    """Whether a value is written in the place of another: ``${TOKEN}``, ``<your key>``, ``YOUR_API_KEY``."""
+    return RE.placeholder.match(value) is not None or RE.documentation.match(squash(value)) is not None
+
+
+def is_secret_value(kind: NameKind, name: str, value: str) -> bool:
+    """Whether this text under a name of this kind is a secret."""
+    low = name.lower()
+    if kind is NameKind.SECRET:
+        return bool(value) and not (low in ("pwd", "oldpwd") and RE.path.match(value))
+    if kind is NameKind.MAYBE and names_code(name):
+        digits = sum(map(str.isdigit, value))
+        is_one = digits >= (3 if "cv" in low else 4) or (digits > 0 and len(value) >= 8 and " " not in value)
+        return len(value) <= 64 and is_one and RE.code.match(value) is not None
+    is_placeholder = not value or stands_for_another(value) or squash(value) in WORDS["no_values"]
+    if kind is NameKind.NONE or is_placeholder or any(map(str.isspace, value)):
+        return False
+    if kind is NameKind.ENDING:
+        return True
+    if RE.path.match(value):
+        return False
+    if low.endswith("tokens"):  # of a text, or several of these
+        return len(value) >= 10 and RE.mixed.match(value) is not None
+    if low.endswith(("pass", "pwd")) and low != "pass":
+        return True
+    return len(value) >= 6 and (low.endswith("token") or (looks_random(value) and not value[0].isdigit()))
+
+
+def is_granted(value: str, *, is_certain: bool) -> bool:
+    """Whether a value of ``code`` may be one that an authorization server has granted, and not a word or a status."""
+    is_long = len(value) >= (6 if is_certain else 10)
+    is_word = stands_for_another(value) or not RE.granted.match(value) or not looks_random(value)
+    return is_long and not is_word and (is_certain or not RE.screaming.match(value))
+
+
+def looks_random(value: str) -> bool:
+    """Whether a word may be a token rather than a word of a language or a name in a program."""
+    return RE.random.search(value) is not None
+
+
+# Texts
+
+
+class TextRules:
+    """Replaces the secrets in texts. `Redaction` is the same for plain data, which a text may be, too.
+
+    Raises:
+        ConfigurationError: if a pattern is no regular expression.
     """
 
-    def __init__(
-        self,
-        replacement: str,
-        kind_of: Callable[[str], NameKind],
-        inner: Callable[[str, int], str],
-        parts: tuple[str, ...],
-        *,
-        has_forms: bool,
-    ) -> None:
-        self._replacement = replacement
-        self._kind_of = kind_of
-        self._inner = inner
-        self._parts = parts
-        self._has_forms = has_forms
+    def __init__(self, names: Iterable[str], patterns: Iterable[str], replacement: str, *, defaults: bool) -> None:
+        self.names = tuple(dict.fromkeys(names))
+        self.patterns = tuple(dict.fromkeys(patterns))
+        self.replacement = replacement
+        self.defaults = defaults
+        self._own_names = frozenset(map(squash, self.names))
+        try:
+            self._own_patterns = list(map(re.compile, self.patterns))
+        except re.error as error:
+            raise ConfigurationError(f"redact: {error.pattern!r} is no regular expression: {error}") from error
 
-    def without_credentials(self, text: str, depth: int) -> str:
+    def kind_of(self, name: str) -> NameKind:
+        """What this name says about its value."""
+        if self._own_names and squash(name) in self._own_names:
+            return NameKind.SECRET
+        return kind_of_name(name) if self.defaults else NameKind.NONE
+
+    def text(self, text: str) -> str:
+        """The same text without secrets."""
+        return self._inside(text, 0)
+
+    def _inside(self, text: str, depth: int) -> str:
+        """The same for a text that was found in this many others. It may be JSON."""
+        if text[:1] in ("{", "[") and text[-1:] in ("}", "]"):
+            try:
+                data = msgspec.json.decode(text)
+                cleaned = self.clean(data)
+                return text if cleaned == data else msgspec.json.encode(cleaned).decode()
+            except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+                pass
+        for pattern in self._own_patterns:
+            text = pattern.sub(self.replacement, text)
+        return self._without_credentials(text, depth)
+
+    def clean(self, data: Any) -> Any:
+        """The same plain data without secrets."""
+        raise NotImplementedError
+
+    def _without_credentials(self, text: str, depth: int) -> str:
         """The same text without known forms of credentials, values of names of secrets, and encoded ones of both."""
-        low = _lowered(text)
+        # In lower case, each character has its place, and those that are not ASCII do not count.
+        low = text.encode("ascii", "replace").lower()
         if RE.assigning.search(text):
             text = self._cut(text, self._assigned(text, low))
-        if self._has_forms and (len(text) >= _SHORTEST_FORM or "@" in text):
+        if self.defaults and (len(text) >= _SHORTEST_FORM or "@" in text):
             for form in dict.fromkeys([form for mark, form in _forms() if mark in low]):
                 text = self._cut(text, [_span_of_form(form, match) for match in compiled(form.pattern).finditer(text)])
             if b"code" in low or b"assertion" in low:
@@ -167,12 +307,12 @@ class TextSearch:
                 text = self._without_base64(text, depth)
         return text
 
-    def without_arguments(self, words: list[str]) -> list[str]:
+    def _without_arguments(self, words: list[str]) -> list[str]:
         """The same command, given as the list of its arguments, without the values of options that have secrets."""
         if not any(word[:1] == "-" for word in words):
             return words
         listed = [word.translate({34: "\x00", 39: "\x00", 92: "\x00"}) for word in words]
-        found = self.without_credentials("'" + "', '".join(listed) + "'", _MAX_DEPTH)[1:-1].split("', '")
+        found = self._without_credentials("'" + "', '".join(listed) + "'", _MAX_DEPTH)[1:-1].split("', '")
         if len(found) != len(words):
             return words
         return [
@@ -185,7 +325,7 @@ class TextSearch:
         done = 0
         for span in spans:
             if span is not None and span[0] >= done:
-                parts += (text[done : span[0]], self._replacement)
+                parts += (text[done : span[0]], self.replacement)
                 done = span[1]
         return "".join((*parts, text[done:])) if parts else text
 
@@ -196,8 +336,7 @@ class TextSearch:
 
         These are parameters of a query or a form, entries of a dict, or arguments of a call.
         """
-        has_state = b"state=" in low or b"client_id=" in low
-        if not has_state and not any(mark in low for mark in _OAUTH):
+        if not any(mark in low for mark in (b"state=", b"client_id=", *_OAUTH)):
             return
         for match in RE.code_of_oauth.finditer(text):
             begin, end = match.span("value")
@@ -207,7 +346,7 @@ class TextSearch:
             if not is_one and match["sign"] == "=" and not match["quote"]:
                 beside = re.split(r"[\s\"'`<>]", before)[-1] + re.split(r"[\s\"'`<>]", after)[0]
                 is_one = RE.state_around.search(beside) is not None and is_granted(value, is_certain=False)
-            if is_one and match["value"] != self._replacement:
+            if is_one and match["value"] != self.replacement:
                 yield begin, end
 
     def _tokens(self, text: str) -> Iterator[Span]:
@@ -247,11 +386,12 @@ class TextSearch:
 
     def _names(self, text: str, low: bytes) -> Iterator[Span]:
         """Where names stand that may be names of secrets, from left to right. ``API key`` is one of two words."""
-        squashed = squash(text) if self._parts else ""
-        if any(part in squashed for part in self._parts):
+        squashed = squash(text) if self._own_names else ""
+        # The lower case of another letter may depend on its neighbours: then names are looked for in every text.
+        if any(name in squashed or not name.isascii() for name in self._own_names):
             found: Iterable[Span] = (match.span() for match in RE.name.finditer(text))
         else:
-            found = _names_with_stem(text, low) if self._has_forms else ()
+            found = _names_with_stem(text, low) if self.defaults else ()
         for begin, end in found:
             two = RE.two_words.search(text, max(0, begin - 10), begin)
             yield (two.start() if two else begin), end
@@ -264,12 +404,12 @@ class TextSearch:
             before, name = "&", name[5:]
         if before in ("?", "&", ";") and name.lower() in ("sig", "signature"):
             return NameKind.SECRET
-        return self._kind_of(name) or self._kind_of(name.rstrip(".0123456789").rpartition(".")[2])
+        return self.kind_of(name) or self.kind_of(name.rstrip(".0123456789").rpartition(".")[2])
 
     def _values(self, text: str, begin: int, end: int, name: str, kind: NameKind) -> Sequence[Span] | Iterator[Span]:
         """What is assigned to a name: by the first row that fits, or the strings of a list."""
         for row in _ASSIGNED:
-            if kind < row.kind or (row.kind == NameKind.SECRET and not self._has_forms):
+            if kind < row.kind or (row.kind == NameKind.SECRET and not self.defaults):
                 continue
             match = compiled(row.after).match(text, end)
             if match is None or (row.name and not compiled(row.name).fullmatch(name)):
@@ -288,29 +428,22 @@ class TextSearch:
             return not stands_for_another(RE.authorization.sub("", value))
         if row.accept == "number":
             return not names_several(name) and (kind is not NameKind.MAYBE or is_secret_value(kind, name, value))
-        if (
-            row.accept == "opened"
-            and (match["sign"] == ":" or before == match["quote"])
-            and _closes(text, match.start() - len(name), match["quote"])
-        ):
-            return False  # of a text that ends with a colon, such as a prompt
-        if (
-            row.accept == "enclosed"
-            and before in ("'", '"')
-            and text[match.end() : match.end() + 1] not in (before, "\\")
-        ):
-            return False
-        return self._is_secret(kind, name, value)
+        is_other = False
+        if row.accept == "opened" and (match["sign"] == ":" or before == match["quote"]):
+            is_other = _closes(text, match.start() - len(name), match["quote"])  # a prompt may end with a colon
+        elif row.accept == "enclosed" and before in ("'", '"'):
+            is_other = text[match.end() : match.end() + 1] not in (before, "\\")
+        return not is_other and self._is_secret(kind, name, value)
 
     def _is_secret(self, kind: NameKind, name: str, value: str) -> bool:
         """Whether this value that is assigned in a text is a secret, and nothing that stands for one."""
-        if value == self._replacement:
+        if value == self.replacement:
             return True
         bare = RE.authorization.sub("", value)
         is_other = stands_for_another(value) or stands_for_another(bare)
         if is_other or squash(bare.strip("-,;)]")) in WORDS["nothing"] or squash(bare) == squash(name):
             return False
-        if RE.dotted.match(bare) or (RE.alphabetic.match(bare) and squash(bare) in SQUASHED_NAMES):
+        if RE.dotted.match(bare) or (RE.alphabetic.match(bare) and squash(bare) in _SQUASHED_NAMES):
             return False  # a name in a program, or that of another secret
         return is_secret_value(kind, name, bare)
 
@@ -348,12 +481,12 @@ class TextSearch:
 
     def _percent_encoded(self, word: str, depth: int) -> str:
         plain = unquote(word, errors="surrogateescape")
-        cleaned = self._inner(plain, depth + 1) if plain != word else plain
+        cleaned = self._inside(plain, depth + 1) if plain != word else plain
         if cleaned == plain:
             return word
         as_is = word.replace("%", "")
-        pieces = (quote(one, safe=as_is, errors="surrogateescape") for one in cleaned.split(self._replacement))
-        return self._replacement.join(pieces)
+        pieces = (quote(one, safe=as_is, errors="surrogateescape") for one in cleaned.split(self.replacement))
+        return self.replacement.join(pieces)
 
     def _without_base64(self, text: str, depth: int) -> str:
         if len(text) % 4 == 0 and RE.whole_base64.match(text):
@@ -380,7 +513,7 @@ class TextSearch:
         except ValueError:
             return encoded
         is_text = encoding != "utf-8" or len(plain.translate(None, _CONTROLS)) == len(plain)
-        cleaned = self._inner(text, depth + 1) if is_text else text
+        cleaned = self._inside(text, depth + 1) if is_text else text
         if cleaned == text:
             return encoded
         again = base64.b64encode(cleaned.encode(encoding, "replace"))
@@ -389,13 +522,10 @@ class TextSearch:
         return (again if encoded.endswith("=") or len(encoded) % 4 == 0 else again.rstrip(b"=")).decode()
 
 
-_NOT_FIRST = dict.fromkeys(map(ord, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef"))
-
-
 def _names_with_stem(text: str, low: bytes) -> Iterator[Span]:
     """The same without the user's own names. Looking for stems and not for names is four times as fast."""
     last = -1
-    for at in sorted([at for stem in _STEMS if stem in low for at in _places(low, stem)]):
+    for at in sorted([match.start() for stem in _STEMS if stem in low for match in re.finditer(stem, low)]):
         if at < last:
             continue
         begin, least = at, max(0, at - _LONGEST_PATH)
@@ -416,19 +546,5 @@ def _span_of_form(form: _Form, match: Match) -> Span | None:
 def _closes(text: str, at: int, quote: str) -> bool:
     """Whether a quote after this place ends a text that begins before it on the same line."""
     line = text[max(text.rfind("\n", 0, at) + 1, at - 300) : at]
-    return (
-        len(re.findall(rf"(?<![^\W\d_]){quote}|{quote}(?![^\W\d_])" if quote == "'" else re.escape(quote), line)) % 2
-        == 1
-    )
-
-
-def _lowered(text: str) -> bytes:
-    """The text in lower case, in which each character has its place, and those that are not ASCII do not count."""
-    return text.encode("ascii", "replace").lower()
-
-
-def _places(low: bytes, mark: bytes) -> Iterator[int]:
-    at = low.find(mark)
-    while at >= 0:
-        yield at
-        at = low.find(mark, at + len(mark))
+    mark = rf"(?<![^\W\d_]){quote}|{quote}(?![^\W\d_])" if quote == "'" else re.escape(quote)
+    return len(re.findall(mark, line)) % 2 == 1

@@ -26,9 +26,8 @@ from agent_cache.recording import (
     record,
     replay,
 )
-from agent_cache.recording.credentials import token_forms
+from agent_cache.recording.credentials import looks_random, token_forms
 from agent_cache.recording.outcomes import encode
-from agent_cache.recording.secret_names import looks_random
 from tests.harness.searches import searched
 from tests.harness.slow import slow
 
