@@ -1,8 +1,9 @@
 """`AsyncCache`: async-cache's interface, over this library's store.
 
 It derives from async-cache's class of that name, so that it goes wherever one is expected. None of the inherited code
-runs. `set`, `delete` and `clear` take the loads of their keys out of the table, and a value is stored only if its load
-is still there. When the caller that leads a load is interrupted, those that wait for it begin again.
+runs. `set`, `delete` and `clear` take the loads of their keys out of the table, as does a load in another event loop,
+and a value is stored only if its load is still there. When the caller that leads a load is interrupted, those that wait
+for it begin again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
-from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from agent_cache.core.store import NEVER, Entry, Store
 from agent_cache.core.versions import Versions
 from agent_cache.engine.blocking import running_loop
 from agent_cache.engine.flight import Failure
-from agent_cache.errors import AgentLoopDetectedError, ConfigurationError, NoEventLoopError
+from agent_cache.errors import AgentLoopDetectedError, NoEventLoopError
 from agent_cache.values.canonical import MISSING
 
 __all__ = ["AsyncCache"]
@@ -43,12 +44,8 @@ was interrupted.
 """
 
 
-class NoUpstream:
-    """Base class of `AsyncCache` where ``import cache`` does not mean async-cache."""
-
-
 def upstream_class() -> type:
-    """Import async-cache's class, or return `NoUpstream`.
+    """Import async-cache's class; `object` without it.
 
     Its top-level module is called ``cache``, a name that many projects give to a file of their own, which is not to be
     run. So it is imported only from a folder that has the metadata of async-cache.
@@ -56,9 +53,9 @@ def upstream_class() -> type:
     module: Any = sys.modules["cache"] if "cache" in sys.modules else PathFinder.find_spec("cache")
     path = getattr(module, "__file__", None) or getattr(module, "origin", None)
     if path is None or not any(Path(path).parent.parent.glob("async_cache-*.dist-info")):
-        return NoUpstream
-    found = getattr(importlib.import_module("cache"), "AsyncCache", None)
-    return found if isinstance(found, type) else NoUpstream
+        return object
+    found: type = importlib.import_module("cache").AsyncCache
+    return found
 
 
 if TYPE_CHECKING:
@@ -115,8 +112,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         max_batch_size: int = 100,
     ) -> None:
         # Not super().__init__(): it would set up the storage and the locks that this class replaces.
-        if not 0 <= batch_window_ms < NEVER:
-            raise ConfigurationError(f"AsyncCache: batch_window_ms must be 0 or more, got {batch_window_ms!r}")
+        seconds(batch_window_ms, "AsyncCache: batch_window_ms", zero=True)
         _lifetime(default_ttl, "default_ttl")
         self.maxsize = maxsize if maxsize is None else count(0, maxsize, "AsyncCache: maxsize")
         self.max_batch_size = count(1, max_batch_size, "AsyncCache: max_batch_size")
@@ -124,7 +120,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         self.hits = self.misses = 0
         versions = Versions()  # of its own: no write of a tool reaches it
         self._store, self._lock = Store(maxsize, None, versions=versions), versions.lock
-        self._loads: dict[Part, dict[asyncio.AbstractEventLoop, Load]] = {}
+        self._loads: dict[Part, Load] = {}
         self._batches: list[Batch] = []
 
     @property
@@ -192,7 +188,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         part = _identity(key)
         with self._lock:
             self._delete(part)
-            self._insert(part, key, value, lifetime)
+            self._insert(part, (key, value), lifetime)
         return Done()
 
     def delete(self, key: Hashable) -> Awaitable[None]:
@@ -249,10 +245,10 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         pair: tuple[Hashable, Any] = entry.value
         return pair
 
-    def _insert(self, part: Part, key: Hashable, value: Any, lifetime: float) -> None:
+    def _insert(self, part: Part, pair: tuple[Hashable, Any], lifetime: float) -> None:
         now = CLOCK.now()
         if lifetime > 0:
-            entry = Entry((key, value), now + lifetime, 0.0)
+            entry = Entry(pair, now + lifetime, 0.0)
             entry.checked = self._store.versions.now
             self._store.insert(part, entry, now)
 
@@ -268,11 +264,10 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         if loop is None:
             raise NoEventLoopError("AsyncCache")
         with self._lock:
-            loads = self._loads.setdefault(part, {})
-            load = loads.get(loop)
-            if load is not None and load not in _RUNNING.get():
+            load = self._loads.get(part)
+            if load is not None and load.get_loop() is loop and load not in _RUNNING.get():
                 return load, False
-            loads[loop] = load = loop.create_future()
+            self._loads[part] = load = loop.create_future()
             return load, True
 
     async def _run(self, load: Load, part: Part, key: Hashable, loader: Loader, lifetime: float) -> Any:
@@ -292,13 +287,10 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
             with suppress(ValueError):  # closed by the garbage collector, in another context than it ran in
                 _RUNNING.reset(token)
             with self._lock:
-                loads, loop = self._loads.get(part, {}), load.get_loop()
-                if loads.get(loop) is load:
-                    del loads[loop]
+                if self._loads.get(part) is load:
+                    del self._loads[part]
                     if value is not MISSING:
-                        self._insert(part, key, value, lifetime)
-                    if not loads:
-                        self._loads.pop(part, None)
+                        self._insert(part, (key, value), lifetime)
             load.set_result(outcome)
 
     async def _run_in_batch(self, load: Load, part: Part, key: Hashable, loader: Any) -> Any:
@@ -339,16 +331,12 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         if isinstance(found, Mapping):
             return {key: found[key] for key in keys if key in found}
         name = f"batch loader {getattr(loader, '__qualname__', type(loader).__qualname__)}()"
-        if isinstance(found, str | bytes | bytearray | set | frozenset) or not hasattr(found, "__iter__"):
+        if isinstance(found, str | bytes) or not isinstance(found, Sequence):
             wanted = "a mapping from key to value, or a list of values in the order of the keys"
             raise TypeError(f"{name} must return {wanted}; it returned {type(found).__name__}")
-        values = list(found)
-        if len(values) != len(keys):
-            raise ValueError(
-                f"{name} returned {len(values)} values for {len(keys)} keys, so none can be matched; return one value "
-                "for each key, None where there is none, or a mapping from key to value"
-            )
-        return dict(zip(keys, values, strict=True))
+        if len(found) != len(keys):
+            raise ValueError(f"{name} returned {len(found)} values for {len(keys)} keys, so none can be matched")
+        return dict(zip(keys, found, strict=True))
 
 
 def _lifetime(ttl: Seconds | None, option: str) -> float:
@@ -357,14 +345,12 @@ def _lifetime(ttl: Seconds | None, option: str) -> float:
 
 def _identity(key: Hashable) -> Part:
     """What a key is stored and compared by: itself and its class, at any depth of tuples and frozensets."""
-    kind = type(key)
+    kind: Any = type(key)
     if kind in PLAIN:
         return key
-    if isinstance(key, tuple) and kind is tuple:
-        return (tuple, *map(_identity, key))
-    if isinstance(key, frozenset) and kind is frozenset:
-        return (frozenset, frozenset(map(_identity, key)))
-    return (kind, key)
+    if kind is tuple or kind is frozenset:
+        return kind, kind(map(_identity, key))  # type: ignore[call-overload]  # it is iterable
+    return kind, key
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Literal
 
@@ -21,9 +20,7 @@ from agent_cache.engine.scope import PLACE, Call, LocalTool, Replacement, Scope
 from agent_cache.engine.state import warn_once
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
-from agent_cache.session.loop_detector import ToolHistory, Verdict, digest_of
-from agent_cache.session.loop_policy import ANY_NUMBER
-from agent_cache.session.unkeyed import UnkeyedArguments
+from agent_cache.session.loop_detector import ToolHistory, digest_of
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import fingerprint, signature_of
 
@@ -37,15 +34,10 @@ OnNotice = Callable[[AgentLoopDetectedError], object]
 
 _DECISIONS: Final = ("raise", "warn", "short_circuit", "notice")
 
-_MAX_SPENT: Final = 1_000
-"""How many spent budgets are remembered, to log each once. Each tool has one of its own."""
-
 _RECENT: Final = 10
 """How many calls the report on a spent budget names."""
 
-_NOT_COUNTED: Final = [0, ANY_NUMBER]
-"""How many calls the tools without a budget of their own have made, and may make, in place of a list for each."""
-
+_NOT_CHECKED: Final = "the loop detector failed, so the call was not checked"
 _TEXTS: Final = frozenset({str, bytes})
 
 _LONG_KEY: Final = 1_000
@@ -77,8 +69,7 @@ class LoopGuard:
     _on_loop: OnLoop = "raise"
     _on_notice: OnNotice | None = None
     _is_raised = False
-    _raised: weakref.WeakSet[Exception] | None = None
-    _spent: set[tuple[str, str]] | None = None
+    _spent: frozenset[tuple[str, str]] = frozenset()  # the budgets that were reported, by kind and tool
 
     def _notice(self, loop: AgentLoopDetectedError) -> None:
         """React at the notice level: log, count, call ``on_notice``. The call is not changed."""
@@ -87,53 +78,7 @@ class LoopGuard:
             metrics.noticed_loop(loop.kind)
         note_loop("notice", loop.kind, self.metrics)
         if self._on_notice is not None:
-            try:
-                self._on_notice(loop)
-            except Exception as error:  # noqa: BLE001 - the user's function; a notice changes nothing
-                self._count_failure("on_notice raised", loop.tool, error)
-
-    def _act(
-        self,
-        loop: AgentLoopDetectedError,
-        notice: Callable[[AgentLoopDetectedError], Any],
-        cached: Any,
-        *,
-        is_first: bool,
-        is_inside: bool = False,
-    ) -> Replacement | None:
-        """React at the action level, to a read or to a call that has not run.
-
-        Args:
-            notice: `Operation.notice` of the tool.
-            cached: the cached result of exactly this call, or `MISSING`.
-            is_first: whether this streak has not met the action level before; ``"warn"`` logs once a streak.
-            is_inside: whether a tool makes the call: it never gets a text instead of a result.
-
-        Returns:
-            What the caller gets instead of an answer; None if the call goes on.
-        """
-        loop = self.loop_error or loop
-        decision = self._decide(loop)
-        self._count_loop(loop)
-        if decision == "raise":
-            self._latch(loop)
-            self._is_raised = True
-            raise self._own(loop)
-        if is_first:
-            self._log(logging.WARNING, "loop detected", loop)
-        if (decision == "notice" and is_inside) or (decision == "short_circuit" and cached is MISSING):
-            raise self._own(loop)
-        if decision == "short_circuit":
-            return Replacement(cached, decision, loop.kind)
-        if decision == "notice":
-            try:
-                answer = notice(loop)
-            except Exception as error:  # noqa: BLE001 - the user's function; the text says the same
-                self._count_failure("refused raised", loop.tool, error)
-                answer = str(loop)
-            return Replacement(answer, decision, loop.kind)
-        note_loop("loop", loop.kind, self.metrics)
-        return None
+            self._ask_user("on_notice", loop.tool, self._on_notice, loop)
 
     def _act_later(self, loop: AgentLoopDetectedError, *, is_first: bool) -> None:
         """React at the action level to a write that has run: its answer is returned, and the next call is refused."""
@@ -145,15 +90,6 @@ class LoopGuard:
         elif is_first:
             self._log(logging.WARNING, "loop detected", loop)
 
-    def _is_first_report(self, spent: AgentLoopDetectedError) -> bool:
-        """Whether this budget was not reported as spent before, so that ``"warn"`` logs it once."""
-        budget = spent.kind, spent.tool if spent.kind == "tool_calls" else ""
-        if self._spent is None or len(self._spent) >= _MAX_SPENT:
-            self._spent = set()
-        is_first = budget not in self._spent
-        self._spent.add(budget)
-        return is_first
-
     def _latch(self, loop: AgentLoopDetectedError) -> None:
         """Stop the run: every later call is refused with this error, unless an earlier one has stopped it."""
         if self.loop_error is None:
@@ -163,42 +99,44 @@ class LoopGuard:
 
     def stop(self, loop: AgentLoopDetectedError) -> None:
         """Stop the run for a loop that was raised when it was recorded, and has just been raised again."""
-        self._own(loop)
+        loop.refused_by = self.session_id
         if self._decide(loop) == "raise":
             self._latch(loop)
             self._is_raised = True
 
-    def _own(self, loop: AgentLoopDetectedError) -> AgentLoopDetectedError:
-        """Note that this session raises an error, to refuse a call."""
-        if self._raised is None:
-            self._raised = weakref.WeakSet()
-        self._raised.add(loop)
-        return loop.with_traceback(None)  # the same error may be raised a thousand times
+    def _decide(self, loop: AgentLoopDetectedError) -> Decision | None:
+        on_loop = self._on_loop
+        if self.loop_error is not None:
+            return "raise"
+        if not callable(on_loop):
+            return on_loop
 
-    def _count_failure(self, what: str, tool: str, error: BaseException, effect: str = "the default was used") -> None:
-        """Count a failure of a user's function, or of the loop detector, and log it once with its effect."""
+        def decide() -> Decision | None:
+            decision = on_loop(loop)
+            return decision if decision is None else checked_choice(decision, _DECISIONS, "what on_loop returns")
+
+        decided: Decision | None = self._ask_user("on_loop", loop.tool, decide, default="raise")
+        return decided
+
+    def _ask_user(
+        self, what: str, tool: str, function: Callable[..., Any], *arguments: Any, default: Any = None
+    ) -> Any:
+        """What a function of the user's returns; if it raises, the default: a broken guard is not a broken agent."""
+        try:
+            return function(*arguments)
+        except Exception as error:  # noqa: BLE001 - the user's function
+            self._count_failure(f"{what} raised, so the default was used", tool, error)
+            return default
+
+    def _count_failure(self, what: str, tool: str, error: Exception) -> None:
+        """Count a failure of a user's function, or of the loop detector, and log it once."""
         for metrics in (METRICS, self.metrics):
             metrics.callback_failed()
-        warn_once(f"{what}, so {effect}", tool, error)
+        warn_once(what, tool, error)
 
     def _count_loop(self, loop: AgentLoopDetectedError) -> None:
         for metrics in (METRICS, self.metrics):
             metrics.acted_on_loop(loop.kind)
-
-    def _decide(self, loop: AgentLoopDetectedError) -> Decision | None:
-        if self.loop_error is not None:
-            return "raise"
-        if not callable(self._on_loop):
-            return self._on_loop
-        try:
-            decision = self._on_loop(loop)
-        except Exception as error:  # noqa: BLE001 - the user's function; the safe decision is to stop
-            self._count_failure("on_loop raised", loop.tool, error)
-            return "raise"
-        if decision is not None and decision not in _DECISIONS:
-            self._count_failure("on_loop returned no decision", loop.tool, ValueError(f"on_loop returned {decision!r}"))
-            return "raise"
-        return decision
 
     def _log(self, level: int, what: str, loop: AgentLoopDetectedError) -> None:
         extra = {
@@ -255,9 +193,7 @@ class ToolInSession(LocalTool, ToolHistory):
             self.detector = detector = session._detector or session.make_detector()
             calls = detector.tools.get(operation)
             self.calls = detector.calls_of(operation) if calls is None else calls  # it outlives this object
-        self._used: list[int] = _NOT_COUNTED
-        if session.limits_tools:
-            self._used = session.used_by(operation.name) or _NOT_COUNTED
+        self._used: list[int] | None = session.used_by(operation.name) if session.limits_tools else None
 
     # Hits
 
@@ -272,13 +208,11 @@ class ToolInSession(LocalTool, ToolHistory):
         is_asked: bool = False,  # noqa: FBT001, FBT002 - positional: a scope with several sessions alone gives it
     ) -> Any:
         session = self._session
-        if is_asked or session.calls >= session.limit or session.is_bounded:
-            instead = None if is_asked else self.ask(key, now, cached=value)
+        if not is_asked and (session.calls >= session.limit or session.is_bounded):
+            instead = self.ask(key, now, cached=value)
             if instead is not None:
                 self.own.hits += 1
                 return instead.answer
-            is_asked = True
-            self._used[0] += 1  # taken back below, if it is refused or replaced
         inside = None if parent is None else parent.number_in(session)
         detector = self.detector
         if detector is not None and inside is None:
@@ -291,18 +225,19 @@ class ToolInSession(LocalTool, ToolHistory):
                 loop_key = self._by_loop_key(arguments or {}, key) if self._has_loop_key else key
                 verdict = self.record(loop_key, digest, value)
             except Exception as error:  # noqa: BLE001 - a broken guard is not a broken agent
-                verdict = self._detector_failed(error)
+                session._count_failure(_NOT_CHECKED, self.name, error)
+                verdict = None
             if verdict is not None:
                 report, is_first = verdict
                 if report.level == "notice":
                     session._notice(report)
                 else:
-                    self._used[0] -= is_asked  # unless it goes on
                     instead = self._act(report, key, now, value, is_first=is_first)
                     if instead is not None:
                         self.own.hits += 1
                         return instead.answer
-                    self._used[0] += is_asked
+        if self._used is not None:
+            self._used[0] += 1
         # In one step, which no other thread interrupts: as in `metrics.Stats`.
         session.calls = number = session.calls + 1
         stats = self.own
@@ -311,68 +246,63 @@ class ToolInSession(LocalTool, ToolHistory):
         self._add((self.name, key, now, inside, number))
         return value
 
-    def _detector_failed(self, error: Exception) -> Verdict | None:
-        """Go on without a verdict on a call: its answer is what matters."""
-        self._session._count_failure("the loop detector failed", self.name, error, "the call was not checked")
-        return None
-
     # Calls that run
 
     def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None:
-        session = self._session
+        """Whether a call may be made, by the budgets and by what is blocked: as `admit`, without counting it."""
+        session, used = self._session, self._used
         is_inside = self._enclosing_number() is not None
         detector = None if is_inside or not self._is_judged else self.detector
         if call is not None:
-            if self.is_write and call.key is None:
-                self._set_key(call)
-            key = call.key
+            if call.key is None and self.is_write:
+                call.key = self._key_of_arguments(call)
+            key, cached = call.key, _cached_for(call, now)
         if detector is not None:
             detector.note_activity(now)
-            if call is not None:
-                call.loop_key = self._key_of(call)
         spent: tuple[str, int] | None = None
         # A run that was stopped lets the tools that are running end: half of their work is worse than all of it.
         if session.calls >= (session.most_calls if is_inside else session.limit):
             spent = "depth", session.calls
         elif now >= session.deadline:
             spent = "time", session.calls
-        elif self._used[0] >= self._used[1]:
-            spent = "tool_calls", self._used[0]
+        elif used is not None and used[0] >= used[1]:
+            spent = "tool_calls", used[0]
         elif call is not None and call.depth > session.most_nested:
             spent = "nesting", call.depth
         if spent is not None:
             report = AgentLoopDetectedError(self.name, *spent, 0, session.trace.recent_tools(_RECENT))
-            is_first = session._is_first_report(report)
-            cached = cached if call is None else _cached_for(call, now)
+            budget = spent[0], self.name if spent[0] == "tool_calls" else ""
+            is_first = budget not in session._spent
+            session._spent |= {budget}
             instead = self._act(report, key, now, cached, is_first=is_first, is_inside=is_inside)
             if instead is not None:
                 return instead
         if call is not None and detector is not None and detector.blocked and session._on_loop != "warn":
-            refusal = self.refusal_of(call.loop_key)
+            refusal = self.refusal_of(self._key_of(call))
             if refusal is not None:
-                return self._act(refusal, key, now, _cached_for(call, now), is_first=False)
+                return self._act(refusal, key, now, cached, is_first=False)
         return None
 
     def admit(self, call: Call, now: float, is_asked: bool = False) -> Replacement | None:  # noqa: FBT001, FBT002 - as in hit()
         session, detector, parent = self._session, self.detector, call.parent
-        if call.key is None and self.is_write:
-            self._set_key(call)
         if (parent is not None and parent.number_in(session) is not None) or not self._is_judged:
             detector = None
-        if not is_asked:
-            if detector is not None and detector.pause is not None:
+        if call.key is None and self.is_write:
+            call.key = self._key_of_arguments(call)
+        if detector is not None:
+            if detector.pause is not None:
                 detector.note_activity(now)
-            if (
-                session.calls >= session.limit
-                or session.is_bounded
-                or call.depth > session.most_nested
-                or (detector is not None and detector.blocked)
-            ):
-                is_asked = True
-                instead = self.ask(call.key, now, call)
-                if instead is not None:
-                    return instead
-        if session.is_bounded:
+            call.loop_key = self._key_of(call) if call.key is None or self._has_loop_key else call.key
+        if not is_asked and (
+            session.calls >= session.limit
+            or session.is_bounded
+            or call.depth > session.most_nested
+            or (detector is not None and detector.blocked)
+        ):
+            instead = self.ask(call.key, now, call)
+            if instead is not None:
+                return instead
+        if self._used is not None:
             self._used[0] += 1
         session.calls = number = session.calls + 1
         if call.numbers is None:
@@ -381,8 +311,6 @@ class ToolInSession(LocalTool, ToolHistory):
             call.numbers[session] = number
         if detector is not None:
             call.began = detector.position + detector.unchanged
-            if not is_asked:
-                call.loop_key = self._key_of(call) if call.key is None or self._has_loop_key else call.key
         return None
 
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:
@@ -425,7 +353,8 @@ class ToolInSession(LocalTool, ToolHistory):
                     return None
             verdict = self.record(call.loop_key, digest, value, failed=has_failed, began=call.began)
         except Exception as failure:  # noqa: BLE001 - a broken guard is not a broken agent
-            verdict = self._detector_failed(failure)
+            session._count_failure(_NOT_CHECKED, self.name, failure)
+            verdict = None
         if verdict is None:
             return None
         report, is_first = verdict
@@ -435,39 +364,57 @@ class ToolInSession(LocalTool, ToolHistory):
             session._act_later(report, is_first=is_first)
         else:  # without an entry there is no answer that a later call could be given again
             cached = MISSING if entry is None else value
-            instead: Replacement | None = session._act(report, self._operation.notice, cached, is_first=is_first)
-            return instead
+            return self._act(report, call.key, now, cached, is_first=is_first, has_run=True)
         return None
 
     # Refusals
 
     def has_refused(self, error: Exception) -> bool:
-        raised = self._session._raised
-        return raised is not None and error in raised
+        return isinstance(error, AgentLoopDetectedError) and error.refused_by == self._session.session_id
 
     def blocked(self, key: Hashable, now: float, outcome: str, kind: str) -> None:
+        """Record that a session has refused a call, or replaced its answer."""
         self._record_refusal(key, now, outcome)
         self._session.metrics.acted_on_loop(kind)
 
     def _act(
-        self,
-        report: AgentLoopDetectedError,
-        key: Hashable,
-        now: float,
-        cached: Any,
-        *,
-        is_first: bool,
-        is_inside: bool = False,
-    ) -> Replacement | None:
-        """React to a call that has not run, and record it if it is refused or its answer is replaced."""
-        instead: Replacement | None
-        try:
-            instead = self._session._act(report, self._operation.notice, cached, is_first=is_first, is_inside=is_inside)
-        except AgentLoopDetectedError as error:
-            self._record_refusal(key, now, type(error).__name__)
-            raise
-        if instead is not None:
-            self._record_refusal(key, now, instead.outcome)
+        self, loop: AgentLoopDetectedError, key: Hashable, now: float, cached: Any, *, is_first: bool,
+        is_inside: bool = False, has_run: bool = False,
+    ) -> Replacement | None:  # fmt: skip
+        """React at the action level, to a call that has not run, which is recorded if it is refused or its answer is
+        replaced, or to a read that has run.
+
+        Args:
+            cached: the cached result of exactly this call, or `MISSING`.
+            is_first: whether this streak has not met the action level before; ``"warn"`` logs once a streak.
+            is_inside: whether a tool makes the call: it never gets a text instead of a result.
+
+        Returns:
+            What the caller gets instead of an answer; None if the call goes on.
+        """
+        session = self._session
+        loop = session.loop_error or loop
+        decision = session._decide(loop)
+        session._count_loop(loop)
+        if decision == "raise":
+            session._latch(loop)
+            session._is_raised = True
+        elif is_first:
+            session._log(logging.WARNING, "loop detected", loop)
+        is_refused = (decision == "notice" and is_inside) or (decision == "short_circuit" and cached is MISSING)
+        if decision == "raise" or is_refused:
+            if not has_run:
+                self._record_refusal(key, now, type(loop).__name__)
+            loop.refused_by = session.session_id
+            raise loop.with_traceback(None)  # the same error may be raised a thousand times
+        if decision not in ("short_circuit", "notice"):
+            note_loop("loop", loop.kind, session.metrics)
+            return None
+        if decision == "notice":
+            cached = session._ask_user("refused", loop.tool, self._operation.notice, loop, default=str(loop))
+        instead = Replacement(cached, decision, loop.kind)
+        if not has_run:
+            self._record_refusal(key, now, decision)
             note_answer(self._operation, instead)
         return instead
 
@@ -483,58 +430,44 @@ class ToolInSession(LocalTool, ToolHistory):
 
     # What identifies calls and results for the loop detector: the functions of `LoopHints` first
 
-    def _set_key(self, call: Call) -> None:
-        """Give a write the key of its arguments, for the trace and the loop detector. It has none for the cache."""
+    def _key_of_arguments(self, call: Call) -> Hashable:
+        """The key of the arguments of a write, which has none for the cache; None if they have no identity."""
         parameters, parts, length = self._operation.parameters, list[Hashable](), 0
         try:
             if not parameters.is_plain:
-                call.key = _shortened(parameters.key(call.arguments))
-                return
+                return _shortened(parameters.key(call.arguments))
             for value in call.args:  # as `Parameters.key` and `_shortened`, without their frames
                 part: Any = value if type(value) in PLAIN else key_part(value)
                 if type(part) in _TEXTS:
                     length += len(part)
                 parts.append(part)
         except Uncacheable:
-            return
+            return None
         key = parts[0] if len(parts) == 1 else tuple(parts)
-        call.key = key if length <= _LONG_KEY else fingerprint(key) or key
+        return key if length <= _LONG_KEY else fingerprint(key) or key
 
     def _key_of(self, call: Call) -> Hashable:
         """The identity of a miss or a write."""
         key = self._by_loop_key(call.arguments, call.key) if self._has_loop_key else call.key
         if key is not None:
             return key
-        parameters = self._operation.parameters
-        try:
-            return _shortened(parameters.key(call.arguments))
-        except Uncacheable:
-            pass
-        if self.detector.unkeyed is None:
-            self.detector.unkeyed = UnkeyedArguments()
-        return _shortened(tuple(map(self.detector.unkeyed.part, dict(parameters.identities(call.arguments)).values())))
+        given = dict(self._operation.parameters.identities(call.arguments))
+        return _shortened(tuple(map(self.detector.part_of_unkeyed, given.values())))
 
     def _by_loop_key(self, arguments: Mapping[str, Any], default: Hashable) -> Hashable:
-        assert self.hints.loop_key is not None
-        try:
-            return _shortened(key_part(self.hints.loop_key(dict(arguments))))
-        except Exception as error:  # noqa: BLE001 - the user's function; the arguments are the default
-            self._session._count_failure("loop_key failed", self.name, error)
-            return default
+        loop_key: Any = self.hints.loop_key
+
+        def identify() -> Hashable:
+            return _shortened(key_part(loop_key(dict(arguments))))
+
+        found: Hashable = self._session._ask_user("loop_key", self.name, identify, default=default)
+        return found
 
     def _digest(self, value: Any) -> Hashable:
         """What identifies a result of a tool with an ``outcome_key``."""
-        assert self.hints.outcome_key is not None
-        try:
-            outcome = self.hints.outcome_key(value)
-        except Exception as error:  # noqa: BLE001 - the user's function; the whole result is the default
-            self._session._count_failure("outcome_key raised", self.name, error)
-            return digest_of(value)
-        found = fingerprint(outcome)
-        if found is None:
-            reason = TypeError(f"a {type(outcome).__name__} cannot be compared")
-            self._session._count_failure("outcome_key returned a value without identity", self.name, reason)
-        return found or digest_of(value)
+        return digest_of(
+            self._session._ask_user("outcome_key", self.name, self.hints.outcome_key, value, default=value)
+        )
 
 
 def _cached_for(call: Call, now: float) -> Any:

@@ -19,16 +19,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
+import weakref
 from collections.abc import Callable, Hashable
 from contextvars import Context
+from itertools import islice
 from threading import get_ident
 from typing import Any, Final
 
+from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import LoopHints
 from agent_cache.engine.state import forget_oldest
 from agent_cache.errors import AgentLoopDetectedError
-from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy, seconds_of
-from agent_cache.session.unkeyed import UnkeyedArguments
+from agent_cache.session.loop_policy import ANY_NUMBER, CHECKS, LoopPolicy, Threshold, seconds_of
+from agent_cache.values.canonical import full_name
 from agent_cache.values.compare import fingerprint, shown
 from agent_cache.values.copies import packed
 
@@ -42,6 +45,8 @@ _MAX_OUTCOMES: Final = 16
 
 _MAX_TOOLS: Final = 1_000
 _MAX_BLOCKED: Final = 1_000
+_MAX_OBJECTS: Final = 256  # without identity, known by themselves
+_MAX_PARTS: Final = 64  # of a container or an object without identity
 
 _MAX_STREAK: Final = 128
 """How many calls of a streak are remembered in order, to report a cycle."""
@@ -104,30 +109,79 @@ def _text_of(value: Any) -> str:
     return shown(value)
 
 
+# Arguments without identity
+
+
+class UnkeyedArguments:
+    """The objects without identity that the calls of one session were given, such as clients, callbacks and images.
+
+    A call with one is compared all the same, or one such call in each round would hide every loop. An object is known
+    by itself; or by its look, and by which of the living ones that look so it is: if that one is gone, as a callback
+    that is made anew for each call, the two count as the same. Objects are referred to weakly.
+    """
+
+    __slots__ = ("_known", "_latest")
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, Hashable]] = {}  # by address, each with its part
+        self._latest: dict[Hashable, tuple[Any, int]] = {}  # by look, the last object, and how many were alive before
+
+    def part(self, value: Any, depth: int = 0) -> Hashable:
+        """The part of a key for an argument."""
+        try:
+            return key_part(value)
+        except Uncacheable:
+            kind = type(value)
+        if kind in (dict, list, tuple) and depth < 4:
+            members = islice(value.items() if kind is dict else value, _MAX_PARTS)
+            return kind.__name__, len(value), *[self.part(each, depth + 1) for each in members]
+        reference, part = self._known.get(id(value), (None, None))
+        if reference is not None and reference() is value:
+            return part
+        look = self._look_of(value)
+        try:
+            reference = weakref.ref(value)
+        except TypeError:
+            return look
+        latest, number = self._latest.get(look, (None, -1))
+        number += latest is None or latest() is not None
+        self._latest[look], self._known[id(value)] = (reference, number), (reference, (look, number))
+        forget_oldest(self._latest, _MAX_OBJECTS)
+        forget_oldest(self._known, _MAX_OBJECTS)
+        return look, number
+
+    def _look_of(self, value: Any) -> Hashable:
+        """The type of an object, its name, and its attributes that have keys. None of them is computed."""
+        look = full_name(type(value))
+        try:
+            name = str(object.__getattribute__(value, "__qualname__")) if callable(value) else ""
+            attributes = sorted(getattr(value, "__dict__", {}).items())[:_MAX_PARTS]
+            return look, name, fingerprint([(name, one) for name, one in attributes if fingerprint(one)])
+        except Exception:  # noqa: BLE001 - attribute access of any class
+            return look
+
+
 # Signatures
 
 
 class Signature:
-    """One call with one outcome, and what was counted of it. Changed in place, by every hit.
-
-    Attributes:
-        tool, key: the call.
-        digest: identifies the outcome.
-        text: the outcome as short text, for reports, once it may be needed; empty before.
-        count: how often it was seen in `epoch`.
-        balance: how far its repetitions without progress outweigh those with it.
-        in_a_row: how often the call had this outcome in a row.
-        met: the levels that it has met in `epoch`.
-        judge_at: the count from which it must be judged.
-        step: the `LoopDetector.step` in which it was last counted.
-        ended: the `LoopDetector.clock` when it was last counted.
-        others: earlier outcomes of the call, by digest. All signatures of a call share them.
-    """
+    """One call with one outcome, and what was counted of it. Changed in place, by every hit."""
 
     __slots__ = (
-        "balance", "count", "digest", "ended", "epoch", "in_a_row", "judge_at", "key", "met", "others", "step", "text",
+        "balance",  # how far its repetitions without progress outweigh those with it
+        "count",  # how often it was seen in `epoch`
+        "digest",  # identifies the outcome
+        "ended",  # the `LoopDetector.clock` when it was last counted
+        "epoch",
+        "in_a_row",  # how often the call had this outcome in a row
+        "judge_at",  # the count from which it must be judged
+        "key",
+        "met",  # the levels that it has met in `epoch`
+        "others",  # earlier outcomes of the call, by digest: all signatures of a call share them
+        "step",  # the `LoopDetector.step` in which it was last counted
+        "text",  # the outcome as short text, once it may be needed
         "tool",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -138,14 +192,12 @@ class Signature:
         epoch: int = -1,
         judge_at: int = 0,
     ) -> None:
-        self.tool = tool
-        self.key = key
-        self.digest = digest
-        self.others = others
-        self.text = ""
-        self.epoch = epoch
-        self.judge_at = judge_at
+        self.tool, self.key, self.digest, self.others, self.text = tool, key, digest, others, ""
         self.step = self.ended = -1
+        self.begin_epoch(epoch, judge_at)
+
+    def begin_epoch(self, epoch: int, judge_at: int) -> None:
+        self.epoch, self.judge_at = epoch, judge_at
         self.count = self.balance = self.in_a_row = self.met = 0
 
     def reaches(self, level: int) -> bool:
@@ -177,6 +229,7 @@ task_in: Callable[[Any], Any] = (
 )
 """The running task of an event loop."""
 
+_OFF: Final = Threshold(ANY_NUMBER, ANY_NUMBER)
 _NO_CALL: Final = Signature("", None, None)
 
 _ITERATIONS: Final[dict[asyncio.AbstractEventLoop | None, int]] = {None: 0}
@@ -196,29 +249,7 @@ def _begin_iteration(loop: asyncio.AbstractEventLoop) -> int:
 
 
 class LoopDetector:
-    """The state that all tools of a session share, from entering the session to its end.
-
-    Attributes:
-        levels: the two levels of each check.
-        epoch: the number of epochs that have ended.
-        position: the number of calls counted.
-        unchanged: the number of polls that returned nothing new. They are not counted.
-        pause: seconds without a call after which a new turn begins; None if none does.
-        active: the clock reading at the last call, where that matters.
-        last: the last counted call of this epoch.
-        streak: the last calls since the last new signature; `length` of them in all.
-        is_mixed: whether they have several signatures.
-        noticed_cycle, acted_cycle: whether the streak has met these levels of a cycle.
-        task, iteration: the id of the task that made the last call, or of the thread, without an event loop; and the
-            iteration of the loop that it was made in. A task that takes the id of another one runs in a later one.
-        step: a number for that task in that iteration. Each task and each iteration gets another one, and so do the
-            calls after a new signature.
-        first_step: the first step of the iteration.
-        newest: the step of the last new signature. Since a call of a later step, nothing new was seen.
-        progress: likewise of the last one of a call that did not fail.
-        blocked: the calls to refuse before they run, by tool and key, and why.
-        tools: the calls of each tool.
-    """
+    """The state that all tools of a session share, from its first call to its end."""
 
     __slots__ = (
         "_error", "_error_at", "_error_clock", "_error_step", "_errors", "acted_cycle", "active", "blocked", "epoch",
@@ -227,31 +258,46 @@ class LoopDetector:
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy, now: float) -> None:
-        self.levels = policy.thresholds
-        self.pause = seconds_of(policy.new_turn_after, "new_turn_after")
-        self.active = now
-        self.epoch = self.position = self.unchanged = self.step = self.first_step = self.length = self.iteration = 0
-        self.newest = self.progress = self.task = self._error_at = self._error_clock = self._error_step = -1
-        self._errors = 0
-        self.is_mixed = self.noticed_cycle = self.acted_cycle = False
-        self.last: Signature | _Once = _NO_CALL
+        self.levels: dict[str, Threshold] = {check: getattr(policy, check) or _OFF for check in CHECKS}
+        self.pause = seconds_of(policy.new_turn_after, "new_turn_after")  # without a call, after which a turn begins
+        self.active = now  # the clock reading at the last call, where that matters
+        self.epoch = 0  # how many have ended
+        self.position = 0  # how many calls were counted
+        self.unchanged = 0  # how many polls returned nothing new, which are not counted
+        self.last: Signature | _Once = _NO_CALL  # the last counted call of this epoch
+        self.streak: list[Signature] = []  # the last calls since the last new signature,
+        self.length = 0  # so many of them in all;
+        self.is_mixed = False  # whether they have several signatures,
+        self.noticed_cycle = self.acted_cycle = False  # and have met these levels of a cycle
+        # Who made the last call: the id of a task and the iteration of its loop, or of a thread. A task that takes the
+        # id of another one runs in a later iteration. Each has a `step` of its own, and so do the calls after a new
+        # signature.
+        self.task = -1
+        self.iteration = self.step = self.first_step = 0  # the first step of the iteration
+        self.newest = self.progress = -1  # the step of the last new signature; of that of a call that did not fail
         self._error: tuple[str, Hashable] | None = None
+        self._error_at = self._error_clock = self._error_step = -1
+        self._errors = 0
+        self.blocked: dict[tuple[str, Hashable], AgentLoopDetectedError] = {}  # the calls to refuse, and why
+        self.tools: dict[Hashable, dict[Hashable, Signature | _Once]] = {}  # the calls of each tool
         self.unkeyed: UnkeyedArguments | None = None  # made for the first call without a key
-        self.streak: list[Signature] = []
-        self.blocked: dict[tuple[str, Hashable], AgentLoopDetectedError] = {}
-        self.tools: dict[Hashable, dict[Hashable, Signature | _Once]] = {}
 
     def calls_of(self, operation: Hashable) -> dict[Hashable, Signature | _Once]:
         """The last signature of each call of a tool."""
         found = self.tools.setdefault(operation, {})
-        if len(self.tools) > _MAX_TOOLS:
-            forget_oldest(self.tools, _MAX_TOOLS)
+        forget_oldest(self.tools, _MAX_TOOLS)
         return found
 
     @property
     def clock(self) -> int:
         """The logical time. Read it when a call begins, and pass it to `ToolHistory.record` as `began`."""
         return self.position + self.unchanged
+
+    def part_of_unkeyed(self, argument: Any) -> Hashable:
+        """The part of a key for an argument of a call without a key."""
+        if self.unkeyed is None:
+            self.unkeyed = UnkeyedArguments()
+        return self.unkeyed.part(argument)
 
     # Tasks and iterations
 
@@ -331,23 +377,16 @@ class LoopDetector:
 
 
 class ToolHistory:
-    """Records the calls of one tool in one session, and judges them.
-
-    Attributes:
-        detector: that of the session; None if it detects no loops.
-        calls: the last signature of each call that is remembered, by key.
-        name: the name of the tool.
-        repeat: the check of `LoopPolicy` that its repeated results meet.
-    """
+    """Records the calls of one tool in one session, and judges them."""
 
     __slots__ = ()
 
-    detector: Any
-    calls: dict[Hashable, Signature | _Once]
+    detector: Any  # that of the session; None if it detects no loops
+    calls: dict[Hashable, Signature | _Once]  # the last signature of each call that is remembered, by key
     hints: LoopHints
     is_write: bool
     name: str
-    repeat: str
+    repeat: str  # the check of `LoopPolicy` that its repeated results meet
 
     def record(
         self, key: Hashable, digest: Hashable, value: object, *, failed: bool = False, began: int = ANY_NUMBER
@@ -475,8 +514,7 @@ class ToolHistory:
             others = None if former is None else former.others
             found = Signature(self.name, key, digest, others, state.epoch, judge_at)
         elif found.epoch != state.epoch:
-            found.epoch, found.judge_at = state.epoch, judge_at
-            found.count = found.balance = found.in_a_row = found.met = 0
+            found.begin_epoch(state.epoch, judge_at)
         self.calls[key] = found
         return found
 

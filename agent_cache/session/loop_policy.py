@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import lru_cache, partial
-from types import MappingProxyType
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from agent_cache.core.options import Value, checked_text, configures, count, seconds
 from agent_cache.errors import ConfigurationError
 
-__all__ = ["ANY_NUMBER", "LoopPolicy", "policy_of", "seconds_of"]
+__all__ = ["ANY_NUMBER", "CHECKS", "LoopPolicy", "Threshold", "policy_of", "seconds_of"]
 
 ANY_NUMBER: Final = 1_000_000_000
 """More calls than a run makes. Below 2 ** 30, so that it is one digit of CPython's integers and compares fast."""
 
 
-class _Threshold(NamedTuple):
+class Threshold(NamedTuple):
     """How often a check must be met for a notice, and for the action."""
 
     notice: int
     action: int
 
 
-_DEFAULTS: Final = {
-    "repeat": _Threshold(3, 5),
-    "error": _Threshold(2, 4),
-    "cycle": _Threshold(3, 5),
-    "any_error": _Threshold(4, 6),
-    "write_repeat": _Threshold(5, 10),
+CHECKS: Final = {
+    "repeat": Threshold(3, 5),
+    "error": Threshold(2, 4),
+    "cycle": Threshold(3, 5),
+    "any_error": Threshold(4, 6),
+    "write_repeat": Threshold(5, 10),
 }
+"""The checks and their defaults."""
+
 _Level = int | tuple[int, int] | None
 _Seconds = float | timedelta | None
 
@@ -73,11 +74,11 @@ class LoopPolicy(Value):
         ConfigurationError: for a threshold below 2, a notice above its action, or a budget below 1.
     """
 
-    repeat: _Level = _DEFAULTS["repeat"]
-    error: _Level = _DEFAULTS["error"]
-    cycle: _Level = _DEFAULTS["cycle"]
-    any_error: _Level = _DEFAULTS["any_error"]
-    write_repeat: _Level = _DEFAULTS["write_repeat"]
+    repeat: _Level = CHECKS["repeat"]
+    error: _Level = CHECKS["error"]
+    cycle: _Level = CHECKS["cycle"]
+    any_error: _Level = CHECKS["any_error"]
+    write_repeat: _Level = CHECKS["write_repeat"]
     max_execution_depth: int | None = 200
     max_nesting: int | None = 25
     max_duration: _Seconds = None
@@ -85,11 +86,8 @@ class LoopPolicy(Value):
     new_turn_after: _Seconds = None
 
     def __post_init__(self) -> None:
-        for check in _DEFAULTS:
-            level = getattr(self, check)
-            _threshold(check, level)
-            if isinstance(level, list):
-                object.__setattr__(self, check, tuple(level))
+        for check in CHECKS:
+            object.__setattr__(self, check, _threshold(check, getattr(self, check)))
         for name in ("max_execution_depth", "max_nesting"):
             if getattr(self, name) is not None:
                 count(1, getattr(self, name), f"LoopPolicy: {name}")
@@ -99,25 +97,9 @@ class LoopPolicy(Value):
             for tool, limit in self.max_tool_calls.items():
                 checked_text(tool, "LoopPolicy: max_tool_calls: a tool's name")
                 count(1, limit, f"LoopPolicy: max_tool_calls[{tool!r}]")
-            object.__setattr__(self, "max_tool_calls", MappingProxyType(dict(self.max_tool_calls)))
+            object.__setattr__(self, "max_tool_calls", dict(self.max_tool_calls))
         elif self.max_tool_calls is not None:
             count(1, self.max_tool_calls, "LoopPolicy: max_tool_calls")
-
-    def __hash__(self) -> int:
-        limits = self.max_tool_calls
-        named = frozenset(limits.items()) if isinstance(limits, Mapping) else limits
-        return hash((named, *(getattr(self, one.name) for one in fields(self) if one.name != "max_tool_calls")))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        if isinstance(self.max_tool_calls, Mapping):
-            given["max_tool_calls"] = dict(self.max_tool_calls)
-        return partial(type(self), **given), ()
-
-    @property
-    def thresholds(self) -> Mapping[str, _Threshold]:
-        """The two levels of each check."""
-        return _thresholds(self.repeat, self.error, self.cycle, self.any_error, self.write_repeat)
 
     def calls_of(self, tool: str) -> int | None:
         """How many calls a tool may make, None for any number."""
@@ -125,34 +107,19 @@ class LoopPolicy(Value):
         return limit.get(tool) if isinstance(limit, Mapping) else limit
 
 
-def policy_of(given: object, max_tool_repeats: int | None, max_execution_depth: int | None) -> LoopPolicy:
-    """The policy of a session: the ``loop_policy=`` option, changed by its two short forms.
-
-    Raises:
-        ConfigurationError: if a value cannot work, or a mapping has an unknown name.
-    """
-    if isinstance(given, Mapping):
-        known = [one.name for one in fields(LoopPolicy)]
-        if unknown := [name for name in given if name not in known]:
-            raise ConfigurationError(f"loop_policy has no argument {unknown[0]!r}; use one of {', '.join(known)}")
-        given = LoopPolicy(**given)
-    policy = _DEFAULT if given is None else given
-    if not isinstance(policy, LoopPolicy):
-        raise ConfigurationError(f"AgentCacheSession: loop_policy must be a LoopPolicy, got {given!r}")
-    if max_tool_repeats is not None:
-        count(2, max_tool_repeats, "AgentCacheSession: max_tool_repeats")
-    if max_execution_depth is not None:
-        count(1, max_execution_depth, "AgentCacheSession: max_execution_depth")
-    return _changed(None if policy is _DEFAULT else policy, max_tool_repeats, max_execution_depth)
-
-
-@lru_cache(maxsize=256)
-def _changed(policy: LoopPolicy | None, max_tool_repeats: int | None, max_execution_depth: int | None) -> LoopPolicy:
-    """Sessions with the same options share a policy: to make and check one takes 8 us."""
-    policy = policy or _DEFAULT
-    if max_tool_repeats is not None:
-        policy = replace(policy, repeat=max_tool_repeats)
-    return policy if max_execution_depth is None else replace(policy, max_execution_depth=max_execution_depth)
+def _threshold(check: str, level: Any) -> Threshold | None:
+    what = f"LoopPolicy: {check}"
+    if level is None:
+        return None
+    if isinstance(level, int):
+        # 2 leaves no room for a notice before the action: a notice at 1 would be one for every call.
+        return Threshold(max(2, min(CHECKS[check].notice, level - 1)), count(2, level, what))
+    if not isinstance(level, tuple | list) or len(level) != 2:  # settings files have lists
+        raise ConfigurationError(f"{what} must be (notice, action), or a number, or None for off, got {level!r}")
+    notice, action = count(2, level[0], f"{what}'s notice"), count(2, level[1], f"{what}'s action")
+    if notice > action:
+        raise ConfigurationError(f"{what}: the notice at {notice} must not come after the action at {action}")
+    return Threshold(notice, action)
 
 
 def seconds_of(given: _Seconds, name: str) -> float | None:
@@ -160,25 +127,27 @@ def seconds_of(given: _Seconds, name: str) -> float | None:
     return None if given is None else seconds(given, f"LoopPolicy: {name}")
 
 
-def _threshold(check: str, level: Any) -> _Threshold:
-    what = f"LoopPolicy: {check}"
-    if level is None:
-        return _Threshold(ANY_NUMBER, ANY_NUMBER)
-    if isinstance(level, int):
-        # 2 leaves no room for a notice before the action: a notice at 1 would be one for every call.
-        return _Threshold(max(2, min(_DEFAULTS[check].notice, level - 1)), count(2, level, what))
-    if not isinstance(level, tuple | list) or len(level) != 2:  # settings files have lists
-        raise ConfigurationError(f"{what} must be (notice, action), or a number, or None for off, got {level!r}")
-    notice, action = count(2, level[0], f"{what}'s notice"), count(2, level[1], f"{what}'s action")
-    if notice > action:
-        raise ConfigurationError(f"{what}: the notice at {notice} must not come after the action at {action}")
-    return _Threshold(notice, action)
+def policy_of(given: object, max_tool_repeats: int | None, max_execution_depth: int | None) -> LoopPolicy:
+    """The policy of a session: the ``loop_policy=`` option, changed by its two short forms.
+
+    Raises:
+        ConfigurationError: if a value cannot work.
+    """
+    policy = LoopPolicy(**given) if isinstance(given, Mapping) else given
+    if policy is not None and not isinstance(policy, LoopPolicy):
+        raise ConfigurationError(f"AgentCacheSession: loop_policy must be a LoopPolicy, got {given!r}")
+    changes = {}
+    if max_tool_repeats is not None:
+        changes["repeat"] = count(2, max_tool_repeats, "AgentCacheSession: max_tool_repeats")
+    if max_execution_depth is not None:
+        depth = count(1, max_execution_depth, "AgentCacheSession: max_execution_depth")
+        changes["max_execution_depth"] = depth
+    if policy is None:
+        return _default_with(tuple(changes.items()))
+    return replace(policy, **changes) if changes else policy
 
 
 @lru_cache(maxsize=256)
-def _thresholds(*levels: _Level) -> Mapping[str, _Threshold]:
-    """The levels of the checks, in the order of `_DEFAULTS`. Sessions share them: to make them anew takes 4 us."""
-    return MappingProxyType({check: _threshold(check, level) for check, level in zip(_DEFAULTS, levels, strict=True)})
-
-
-_DEFAULT: Final = LoopPolicy()
+def _default_with(changes: tuple[tuple[str, int], ...]) -> LoopPolicy:
+    """Sessions with the same short forms share a policy: to make and check one takes 8 us."""
+    return LoopPolicy(**dict(changes))

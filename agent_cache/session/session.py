@@ -98,8 +98,7 @@ class AgentCacheSession(LoopGuard):
             async generator.
     """
 
-    # A value of the class takes no time to set, and most sessions need few of their own. It is read in ten times the
-    # time of one of the object: what each call reads is set.
+    # A value of the class takes no time to set, and most sessions need few of their own.
     _detects_loops = True
     _policy = policy_of(None, None, None)
     _trace_size = 10_000
@@ -107,20 +106,17 @@ class AgentCacheSession(LoopGuard):
     most_nested: int = _policy.max_nesting or ANY_NUMBER
     limits_tools = False  # whether tools have budgets of their own
     is_bounded: bool  # whether they have, or the run has a longest time
+    deadline = NEVER  # the clock reading after which no call is admitted
     _longest: float | None = None
     _metrics: Metrics | None = None
     _trace: Trace | None = None
-    deadline = NEVER  # the clock reading after which no call is admitted
     _journal: Attachment | None = None
     _drift: Attachment | None = None
     _tenant: Hashable | None = None
     _attached: ExitStack | None = None
     _journal_block: Any = None
     _entered: tuple[Scope, Scope, Token[Any]] | None = None  # its place, the one around it, and how to go back there
-    _blocks: dict[Scope, Scope] | None = None  # those of `attach`, each with the place that it was entered in
     _detector: LoopDetector | None = None
-    _used: dict[str, list[int]] | None = None
-    _stores: dict[ReadOperation, Store] | None = None
 
     def __init__(
         self,
@@ -139,25 +135,22 @@ class AgentCacheSession(LoopGuard):
     ) -> None:
         if session_id is not None:
             checked_text(session_id, "AgentCacheSession: session_id")
-        self.session_id = session_id or _random_id()
+        self.session_id = session_id or os.urandom(16).hex()
         self.calls = 0  # so far, without the refused ones
+        # What each call reads is set: a value of the class is read in ten times the time.
         self.limit, self.most_nested, self.is_bounded = ANY_NUMBER, AgentCacheSession.most_nested, False
-        if loop_detection is not True:
-            self._detects_loops = checked_flag(loop_detection, "AgentCacheSession: loop_detection")
+        self._blocks: dict[Scope, Scope] = {}  # those of `attach`, each with the place that it was entered in
+        self._stores: dict[ReadOperation, Store] = {}
+        self._used: dict[str, list[int]] = {}
         if on_loop != "raise" or on_notice is not None:
             checked_reactions(on_loop, on_notice)
             self._on_loop, self._on_notice = on_loop, on_notice
         if loop_policy is not None or max_tool_repeats is not None or max_execution_depth is not None:
-            self._policy = policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
-            self.most_calls = policy.max_execution_depth or ANY_NUMBER
-            self.most_nested = policy.max_nesting or ANY_NUMBER
-            self.limits_tools = policy.max_tool_calls is not None
-            self._longest = seconds_of(policy.max_duration, "max_duration")
-            self.is_bounded = self.limits_tools or self._longest is not None
-        if not self._detects_loops:
-            self.most_calls = self.most_nested = ANY_NUMBER
-            self.limits_tools = self.is_bounded = False
-            self._longest = None
+            self._policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
+            self._set_budgets(self._policy)
+        if not checked_flag(loop_detection, "AgentCacheSession: loop_detection"):
+            self._detects_loops = False
+            self._set_budgets(LoopPolicy(max_execution_depth=None, max_nesting=None))
         if trace_size != 10_000:
             self._trace_size = count(1, trace_size, "AgentCacheSession: trace_size")
         if tenant is not None:
@@ -170,6 +163,13 @@ class AgentCacheSession(LoopGuard):
                 )
         if drift is not None:
             self._drift = _checked_attachment(drift, "drift", "an agent_cache.recording.DriftDetector")
+
+    def _set_budgets(self, policy: LoopPolicy) -> None:
+        self.most_calls = policy.max_execution_depth or ANY_NUMBER
+        self.most_nested = policy.max_nesting or ANY_NUMBER
+        self.limits_tools = policy.max_tool_calls is not None
+        self._longest = seconds_of(policy.max_duration, "max_duration")
+        self.is_bounded = self.limits_tools or self._longest is not None
 
     @property
     def metrics(self) -> Metrics:  # type: ignore[override]  # made when it is needed: it takes as long as all the rest
@@ -200,11 +200,15 @@ class AgentCacheSession(LoopGuard):
         self.__exit__(kind, error, trace)
 
     def __enter__(self) -> Self:
-        if self._journal is None and self._drift is None and not WATCHERS:
-            self._enter()
-            return self
         with _LOCK:
-            self._check_not_entered()
+            if self._entered is not None:
+                raise ConfigurationError(
+                    f"session {self.session_id!r} is already entered; use another AgentCacheSession inside it, or join "
+                    "it from other tasks, requests and threads by `with session.attach():`"
+                )
+            if self._journal is None and self._drift is None and not WATCHERS:
+                self._enter()
+                return self
             with ExitStack() as blocks:
                 for watcher in tuple(WATCHERS):
                     blocks.enter_context(watcher(self))
@@ -213,82 +217,56 @@ class AgentCacheSession(LoopGuard):
                 if self._drift is not None:
                     blocks.enter_context(self._drift.attach(self.session_id))
                 self._enter()
+                blocks.push(self._leave)
                 self._attached = blocks.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._attached is not None:
-            blocks, self._attached, self._journal_block = self._attached, None, None
-            with blocks:
-                self.__exit__(kind, error, trace)
-                if error is not None:
-                    blocks.pop_all().__exit__(kind, error, trace)
-            return
-        self._leave(error)
-        if error is None and self._is_raised and self.loop_error is not None:  # and something has swallowed it
-            raise self.loop_error.with_traceback(None)
-
-    def _check_not_entered(self) -> None:
-        if self._entered is not None:
-            raise ConfigurationError(
-                f"session {self.session_id!r} is already entered; use another AgentCacheSession inside it, or join it "
-                "from other tasks, requests and threads by `with session.attach():`"
-            )
+        blocks, self._attached, self._journal_block = self._attached, None, None
+        leave = self._leave if blocks is None else blocks.__exit__
+        leave(kind, error, trace)
 
     def _enter(self) -> None:
-        with _LOCK:
-            self._check_not_entered()
-            outer = PLACE.get().scope
-            if self.loop_error is not None:
-                self.loop_error, self._is_raised = None, False
-            if self._spent is not None:
-                self._spent = None
-            self.limit = self.most_calls
-            if self._longest is not None:
-                self.deadline = CLOCK.now() + self._longest
-            scope = outer.within(self, outer.tenant if self._tenant is None else self._tenant)
-            self._entered = scope, outer, scope.enter()
+        outer = PLACE.get().scope
+        self.loop_error, self._is_raised, self._spent = None, False, frozenset()
+        self.limit = self.most_calls
+        if self._longest is not None:
+            self.deadline = CLOCK.now() + self._longest
+        scope = outer.within(self, outer.tenant if self._tenant is None else self._tenant)
+        self._entered = scope, outer, scope.enter()
 
-    def _leave(self, error: BaseException | None) -> None:
+    def _leave(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
         with _LOCK:
-            entered, self._entered = self._entered, None
-            blocks, stores = self._blocks, self._stores
-            if self._detector is not None:
-                self._detector = None
-            if blocks is not None or stores is not None:
-                self._blocks = self._stores = None
+            entered, self._entered, self._detector = self._entered, None, None
+            blocks, stores, self._blocks, self._stores = self._blocks, self._stores, {}, {}
         if entered is None:
             raise ConfigurationError(f"session {self.session_id!r} is not entered")
         scope, outer, token = entered
-        for store in (stores or {}).values():
+        for store in stores.values():
             _close(store)
         is_closing = error is not None and closes_generator(error)
         place = PLACE.get()
-        is_inside = place is not scope and not place.scope.is_at(scope)
-        for block, place in (blocks or {}).items():
-            block.become(place)
-        if not leave_scope(scope, outer, token, is_closing=is_closing) and not is_closing:
-            raise ConfigurationError(
-                f"session {self.session_id!r} was entered in one context and left in another, so calls in between "
-                "may have been outside of it; enter and leave it in the same task, as one `async with` does"
-            ) from error
-        if is_inside and not is_closing:
-            raise ConfigurationError(
-                f"session {self.session_id!r} was left before a session that was entered inside it; leave the "
-                "inner one first, as nested `async with` blocks do"
-            ) from error
+        is_innermost = place is scope or place.scope.is_at(scope)
+        for block, around in blocks.items():
+            block.become(around)
+        is_here = leave_scope(scope, outer, token, is_closing=is_closing)
+        if not (is_here and is_innermost) and not is_closing:
+            raise ConfigurationError(_misplaced(f"session {self.session_id!r}")) from error
+        if error is None and self._is_raised and self.loop_error is not None:  # and something has swallowed it
+            raise self.loop_error.with_traceback(None)
 
     def attach(self) -> AttachedBlock:
         """Make this session, which is entered already, the current one inside a block: ``with session.attach(): ...``
 
-        Any number of tasks, requests, threads and event loops may be in such blocks at once, each by a call of its own
-        or by one object that they share. ``async with`` does the same. Inside, calls are made as inside of the session
-        itself: in its cache, its trace, its budgets and its loop guard, and in the recordings and sessions that it was
-        entered in. Inside of another session, which sees the calls as well, it is the innermost one. Leaving the block
-        ends and empties nothing. If the session ends meanwhile, the calls of the block are made where the block was
-        entered.
+        Any number of tasks, requests, threads and event loops may be in such blocks at once, each by a call of its own.
+        ``async with`` does the same. Inside, calls are made as inside of the session itself: in its cache, its trace,
+        its budgets and its loop guard, and in the recordings and sessions that it was entered in. Inside of another
+        session, which sees the calls as well, it is the innermost one. Leaving the block ends and empties nothing. If
+        the session ends meanwhile, the calls of the block are made where the block was entered.
 
         The session's tenant is the tenant of the calls. A session without one cannot be joined from inside of a tenant.
 
@@ -325,8 +303,6 @@ class AgentCacheSession(LoopGuard):
                 around = [*beside, *(one for one in around if one not in beside)]
             for interceptor in reversed(around):
                 scope = scope.intercepted(interceptor)
-            if self._blocks is None:
-                self._blocks = {}
             self._blocks[scope] = here
         return scope
 
@@ -393,71 +369,60 @@ class AgentCacheSession(LoopGuard):
 
     def used_by(self, tool: str) -> list[int] | None:
         """How many calls a tool with a budget of its own has made, and may make: a list. None for any other tool."""
-        most = self._policy.calls_of(tool)
+        most = self._policy.calls_of(tool) if self.limits_tools else None
         if most is None:
             return None
         with _LOCK:
-            if self._used is None:
-                self._used = {}
             found = self._used.setdefault(tool, [0, most])
             forget_oldest(self._used, MAX_TOOLS)
             return found
 
     def store_of(self, operation: ReadOperation) -> Store:
         """The store of the results of a session-scoped tool. It is closed when the session ends."""
-        oldest: Store | None = None
         with _LOCK:
-            stores = self._stores or {}
-            store = stores.pop(operation, None)
+            store = self._stores.pop(operation, None)
             if store is None:
                 store = operation.new_store(self)
+            self._stores[operation] = superfluous = store  # it is the newest, as its `LocalTool`
             if self._entered is None:  # called by a task that has outlived the session
-                oldest = store
+                self._stores = {}
+            elif len(self._stores) > MAX_TOOLS:
+                superfluous = self._stores.pop(next(iter(self._stores)))
             else:
-                stores[operation] = store  # it is the newest, as its `LocalTool`
-                if len(stores) > MAX_TOOLS:
-                    oldest = stores.pop(next(iter(stores)))
-                self._stores = stores
-        if oldest is not None:
-            _close(oldest)
+                return store
+        _close(superfluous)
         return store
 
 
 class AttachedBlock:
-    """A block of `AgentCacheSession.attach`. Several tasks and threads may be inside of one at once."""
+    """A block of `AgentCacheSession.attach`."""
 
     __slots__ = ("_entered", "_session")
 
     def __init__(self, session: AgentCacheSession) -> None:
         self._session = session
-        self._entered: dict[Scope, tuple[Scope, Token[Any]]] = {}
+        self._entered: tuple[Scope, Scope, Token[Any]] | None = None
 
     def __enter__(self) -> AgentCacheSession:
+        if self._entered is not None:
+            raise ConfigurationError("this block is already entered; call session.attach() for each `with`")
         outer = PLACE.get().scope
         scope = self._session._join(outer)
-        self._entered[scope] = outer, scope.enter()
+        self._entered = scope, outer, scope.enter()
         return self._session
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        scope, all_entered = PLACE.get().scope, list(self._entered)
-        is_closing = closes_generator(error)
-        is_here = scope in self._entered
-        if not is_here and len(all_entered) == 1:
-            (scope,) = all_entered
-        entered = self._entered.pop(scope, None)
-        if entered is not None:
-            outer, token = entered
-            with _LOCK:
-                (self._session._blocks or {}).pop(scope, None)
-            leave_scope(scope, outer, token, is_closing=is_closing)
+        entered, self._entered = self._entered, None
+        if entered is None:
+            raise ConfigurationError("this block is not entered")
+        is_here, is_closing = PLACE.get().scope is entered[0], closes_generator(error)
+        with _LOCK:
+            self._session._blocks.pop(entered[0], None)
+        leave_scope(*entered, is_closing=is_closing)
         if not is_here and not is_closing:
-            raise ConfigurationError(
-                f"a block attached to session {self._session.session_id!r} was left in another context than it was "
-                "entered in, or before what was entered inside it; enter and leave it in the same task, as one `with` "
-                "does"
-            ) from error
+            raise ConfigurationError(_misplaced(f"a block of session {self._session.session_id!r}")) from error
 
     async def __aenter__(self) -> AgentCacheSession:
         return self.__enter__()
@@ -466,6 +431,13 @@ class AttachedBlock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.__exit__(kind, error, trace)
+
+
+def _misplaced(what: str) -> str:
+    return (
+        f"{what} was left in another context than it was entered in, or before what was entered inside it, so calls in "
+        "between may have been outside of it; enter and leave it in the same task, as one `async with` does"
+    )
 
 
 def _close(store: Store) -> None:
@@ -479,21 +451,6 @@ def _interceptors(scope: Scope) -> Iterator[Interceptor]:
         if scope.interceptor is not None:
             yield scope.interceptor
         scope = scope.outside
-
-
-_IDS: list[str] = []
-"""Random ids for the next sessions. To ask the operating system for each takes 0.4 us."""
-
-os.register_at_fork(after_in_child=_IDS.clear)  # or the sessions of all workers of a server would have the same ones
-
-
-def _random_id() -> str:
-    while True:
-        try:
-            return _IDS.pop()
-        except IndexError:
-            digits = os.urandom(16 * 100).hex()
-            _IDS.extend([digits[at : at + 32] for at in range(0, len(digits), 32)])
 
 
 def _checked_attachment(given: Attachment, name: str, wanted: str) -> Attachment:

@@ -72,12 +72,5 @@ class Trace:
         return [TraceRecord(*(_of_hit(*fields) if len(fields) < 7 else fields)) for fields in list(self._calls)]
 
 
-def _of_hit(
-    tool: str,
-    key: Hashable,
-    started: float,
-    parent: int | None,
-    number: int,
-    is_inner: bool = False,  # noqa: FBT001, FBT002 - the last field of the tuple
-) -> tuple[Any, ...]:
-    return tool, key, "read", "hit", "ok", started, 0.0, parent, number, is_inner
+def _of_hit(tool: str, key: Hashable, started: float, parent: int | None, number: int, *inner: bool) -> tuple[Any, ...]:
+    return tool, key, "read", "hit", "ok", started, 0.0, parent, number, *inner

@@ -22,22 +22,6 @@ async def test_one_key_is_loaded_once_in_a_window_and_while_its_batch_runs():
     assert gate.calls == [["a", "b"]]
 
 
-async def test_a_batch_that_runs_does_not_hold_up_the_next():
-    cache, slow, quick = AsyncCache(batch_window_ms=0), HeldLoader("slow"), HeldLoader("quick")
-    gates = iter([slow, quick])
-
-    async def load(keys):
-        return await next(gates).load_batch(keys)
-
-    (first,) = await begun(cache.get("a", batch_loader=load))
-    await calls_of(slow, 1)
-    quick.open()
-    assert await cache.get("b", batch_loader=load) == ("quick", "b")
-    assert not first.done()
-    slow.open()
-    assert await first == ("slow", "a")
-
-
 async def test_a_cancelled_caller_disturbs_no_other_one():
     cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
     gone, *others = await begun(*(in_batches(cache, gate, key) for key in "abc"))

@@ -9,13 +9,11 @@ import threading
 import pytest
 
 from agent_cache import AgentLoopDetectedError, AsyncCache
-from tests.harness.gates import until
 from tests.harness.loads import (
     Get,
     HeldLoader,
     begun,
     calls_of,
-    in_batches,
     nothing_is_left,
     one_by_one,
     single_and_batched,
@@ -38,26 +36,6 @@ async def test_a_waiter_takes_over_from_a_leader_that_is_cancelled(get: Get):
     assert len(gate.calls) == 2
     assert cache.get_metrics()["size"] == 1
     assert nothing_is_left(cache)
-
-
-@single_and_batched
-async def test_random_cancellations_leave_nothing_behind(get: Get):
-    for seed in range(150):
-        chance = random.Random(seed)
-        cache, gate = AsyncCache(batch_window_ms=0, max_batch_size=3), HeldLoader()
-        tasks = [asyncio.create_task(get(cache, gate, chance.randrange(3))) for _ in range(12)]
-        victims = chance.sample(tasks, chance.randrange(len(tasks)))
-        for victim in victims:
-            for _ in range(chance.randrange(3)):
-                await turn()
-            victim.cancel()
-        gate.open()
-        async with asyncio.timeout(100):
-            await asyncio.wait(tasks)
-        for task in tasks:
-            assert task.cancelled() or task.result() == "loaded"
-            assert task in victims or not task.cancelled()
-        await until(lambda cache=cache: nothing_is_left(cache))
 
 
 # Re-entrance
@@ -106,17 +84,6 @@ async def test_a_load_does_not_undo_what_was_done_while_it_ran(get: Get, change,
     assert await asyncio.gather(*gets) == ["loaded"] * 2
     assert await cache.get("k") == after
     assert nothing_is_left(cache)
-
-
-async def test_a_delete_before_a_batch_starts_lets_later_gets_be_kept():
-    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
-    gate.open()
-    (early,) = await begun(in_batches(cache, gate))
-    cache.delete("k")
-    (late,) = await begun(in_batches(cache, gate))
-    assert await asyncio.gather(early, late) == ["loaded"] * 2
-    assert gate.calls == [["k"]]
-    assert await cache.get("k") == ("loaded", "k")
 
 
 # Event loops and threads

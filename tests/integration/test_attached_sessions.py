@@ -58,14 +58,12 @@ async def test_requests_that_attach_share_the_cache_and_the_trace_of_one_session
     assert tools_of(session) == [("read", "miss"), ("read", "hit"), ("read", "hit")]
 
 
-@pytest.mark.parametrize("is_one_object", [False, True])
-async def test_many_are_inside_at_once_and_leaving_ends_nothing(is_one_object: bool):
+async def test_many_are_inside_at_once_and_leaving_ends_nothing():
     runs, gate = Runs("session"), Gate()
     session = AgentCacheSession(loop_detection=False)
-    block = session.attach()
 
     async def request(number: int) -> Any:
-        async with block if is_one_object else session.attach():
+        async with session.attach():
             await runs.read(number % 2)
             await gate(number)
             return await runs.read(number % 2)
@@ -192,21 +190,6 @@ async def test_inside_of_another_session_it_is_the_innermost():
     assert marks == [[True, True, True, True], [False, True, False, True], [False, True, False]]
 
 
-async def test_a_session_that_is_attached_from_elsewhere_still_counts_in_the_one_around_it():
-    runs = Runs()
-
-    async def request() -> None:
-        async with AgentCacheSession() as own:
-            with inner.attach():
-                await runs.read()
-        seen.append(own)
-
-    seen: list[AgentCacheSession] = []
-    async with AgentCacheSession() as outer, AgentCacheSession() as inner:
-        await elsewhere(request)
-    assert [len(one.get_execution_trace()) for one in (outer, inner, *seen)] == [1, 1, 1]
-
-
 async def test_the_tenant_is_that_of_the_session():
     runs = Runs()
 
@@ -316,7 +299,7 @@ async def test_a_block_is_left_where_it_was_entered():
         await inner.__aenter__()
         with pytest.raises(ConfigurationError, match="before what was entered inside it"):
             outer.__exit__(None, None, None)
-        with pytest.raises(ConfigurationError, match=r"entered in one context|was left before"):
+        with pytest.raises(ConfigurationError, match="left in another context"):
             await inner.__aexit__(None, None, None)
 
     async with AgentCacheSession("s7") as session:
@@ -324,18 +307,9 @@ async def test_a_block_is_left_where_it_was_entered():
         await asyncio.create_task(block.__aenter__())
         with pytest.raises(ConfigurationError, match="'s7' was left in another context"):
             block.__exit__(None, None, None)
-        with pytest.raises(ConfigurationError, match="s7"):
+        with pytest.raises(ConfigurationError, match="this block is not entered"):
             block.__exit__(None, None, None)
         await elsewhere(crossed)
-
-
-async def test_what_a_block_raises_is_not_changed():
-    error = LookupError()
-    async with AgentCacheSession() as session:
-        with pytest.raises(LookupError) as caught:
-            async with session.attach():
-                raise error
-    assert caught.value is error
 
 
 async def test_a_generator_with_a_block_may_be_left_by_break():
@@ -390,18 +364,6 @@ async def test_what_a_block_leaves_is_freed_without_the_garbage_collector():
         gc.enable()
 
 
-async def test_each_tool_is_prepared_once_for_all_blocks_of_a_session():
-    runs = Runs()
-
-    async def request() -> Any:
-        with session.attach():
-            await runs.read()
-            return PLACE.get().scope.local(runs.read.__agent_cache__)
-
-    async with AgentCacheSession() as session:
-        assert await elsewhere(request) is await elsewhere(request)
-
-
 # -- Recordings ----------------------------------------------------------------------------------------------
 
 
@@ -424,21 +386,6 @@ async def test_calls_of_a_block_are_recorded_with_the_session(tmp_path: Path):
             assert await run() == answers
     assert runs.count == 2
     assert len(session.get_execution_trace()) == 3
-
-
-async def test_calls_of_a_thread_that_has_joined_are_recorded(tmp_path: Path):
-    runs = Runs()
-
-    async def in_thread() -> None:
-        async with session.attach():
-            await runs.write()
-
-    with record(tmp_path / "run.jsonl") as recorder:
-        async with AgentCacheSession() as session:
-            thread = threading.Thread(target=lambda: asyncio.run(in_thread()))
-            thread.start()
-            await asyncio.to_thread(thread.join)
-    assert [step.name for step in recorder.steps] == ["write"]
 
 
 async def test_a_recording_around_the_block_alone_has_its_calls(tmp_path: Path):

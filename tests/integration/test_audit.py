@@ -299,46 +299,6 @@ async def test_a_write_that_the_tool_makes_is_refused(caplog: pytest.LogCaptureF
     assert caplog.text.count("the tool writes, so its hits cannot be audited") == 2
 
 
-async def test_reads_that_the_tool_makes_run_uncached_and_uncounted(shop: Shop):
-    @AgentCache("sum", name="audited_sum", audit=1.0)
-    async def total() -> Any:
-        return await shop.get("7") + shop.get_now("8")
-
-    await total()
-    shop.runs.clear()
-    before = get_metrics()["tools"]
-    async with AgentCacheSession() as session:
-        await total()
-        await idle()
-    after = get_metrics()["tools"]
-    assert shop.runs == ["7", "8"]
-    assert len(session.get_execution_trace()) == 1
-    for name in ("get_price", "get_price_now"):
-        assert before[name] == after[name]
-    await shop.spoil("7", 4)
-    await total()
-    await idle()
-    assert counts() == (2, 1)
-
-
-async def test_the_caller_may_change_its_arguments_and_the_tool_cannot_change_them_behind_its_back():
-    seen = []
-
-    @AgentCache("orders", audit=1.0, name="find_orders")
-    async def find(filters: dict[str, Any]) -> int:
-        seen.append(dict(filters))
-        filters["seen"] = True
-        return 1
-
-    await find({"status": "new"})
-    mine = {"status": "new"}
-    await find(mine)
-    mine["status"] = "old"
-    await idle()
-    assert seen == [{"status": "new"}] * 2
-    assert mine == {"status": "old"}
-
-
 async def test_nothing_is_audited_while_a_run_is_recorded_or_replayed(shop: Shop, tmp_path: Any):
     await shop.get("7")
     with record(tmp_path / "run.jsonl"):

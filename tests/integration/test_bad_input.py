@@ -350,7 +350,7 @@ SESSIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SESSIONS)
 def test_a_session_that_cannot_work(name: str):
     option = next(iter(SESSIONS[name]))
-    where = "Loop" if "a threshold" in name or "a notice" in name else "loop_policy" if "unknown" in name else "Session"
+    where = "Loop" if "threshold" in name or "a notice" in name or "unknown" in name else "Session"
     refused(lambda: AgentCacheSession(**SESSIONS[name]), where, option if where == "Session" else "")
 
 

@@ -79,11 +79,6 @@ async def test_key_sees_the_canonical_arguments_with_defaults():
     assert seen == [((1, 0), {"z": 0}), ((1, 2), {"z": 3})]
 
 
-async def test_key_may_return_anything_with_an_identity():
-    runs = Runs(key=lambda x, y, *, z: [x, {"y": y}])
-    assert await runs.keeps((1, 2), (1, 2), (1, 3)) == [False, True, False]
-
-
 @pytest.mark.parametrize("option", ["key", "vary"])
 @pytest.mark.parametrize("failure", ["raises", "gives no identity", "raises unprintably"])
 async def test_an_identity_that_cannot_be_made_runs_the_call_uncached_and_counts_it(option: str, failure: str):
@@ -129,14 +124,6 @@ async def test_vary_may_look_at_the_arguments():
     assert seen[0] == {"x": 1, "y": 0, "z": 0}
 
 
-async def test_vary_is_told_apart_type_exactly():
-    values = [1, True, 1.0, "1", None, (), []]
-    runs = Runs(vary=lambda: values[0])
-    for _ in values[:]:
-        assert await runs.keeps(7, 7) == [False, True], values[0]
-        values.pop(0)
-
-
 async def test_skip_args_leaves_leading_arguments_out_of_the_key():
     runs = Runs(skip_args=1)
     assert await runs.keeps((1, 2), (object(), 2), (1, 3)) == [False, True, False]
@@ -173,13 +160,6 @@ async def test_cache_if_keeps_answers_that_say_error_out():
     assert get_metrics()["uncached"] == 0
 
 
-async def test_a_cache_if_that_raises_keeps_nothing_and_is_counted(caplog: pytest.LogCaptureFixture):
-    runs = Runs(cache_if=lambda result: result.nothing)
-    assert await runs.keeps(1, 1) == [False, False]
-    assert get_metrics()["uncached"] == 2
-    assert len([record for record in caplog.records if "cache_if" in record.getMessage()]) == 1
-
-
 async def test_copy_says_how_a_hit_is_protected():
     def of(**options: Any) -> Any:
         @AgentCache("r", **options)
@@ -204,25 +184,6 @@ async def test_a_result_that_cannot_be_copied_is_returned_and_not_kept():
 
     assert await tool() is not await tool()
     assert get_metrics()["uncached"] == 2
-    assert get_metrics()["misses"] == 2
-
-
-async def test_a_copier_that_fails_at_a_hit_costs_the_hit_and_not_the_agent():
-    """It worked when the answer was kept; later it does not."""
-    works = [True]
-
-    def copier(value: list[int]) -> list[int]:
-        if not works[0]:
-            raise LookupError("no copy")
-        return list(value)
-
-    @AgentCache("r", copy=copier)
-    async def tool() -> list[int]:
-        return [1]
-
-    assert await tool() == await tool() == [1]
-    works[0] = False
-    assert await tool() == [1]
     assert get_metrics()["misses"] == 2
 
 
@@ -267,13 +228,6 @@ async def test_the_ttl_counts_from_the_start_of_the_load(clock: library.Clock):
     assert len(gate.calls) == 2
 
 
-async def test_without_a_ttl_an_answer_lives_for_ever(clock: library.Clock):
-    runs = Runs()
-    await runs.tool(1)
-    clock.advance(1e12)
-    assert await runs.keeps(1) == [True]
-
-
 @pytest.mark.parametrize("scope", ["global", "session"])
 async def test_the_least_recently_used_answer_makes_room_in_both_scopes(scope: str):
     runs = Runs(maxsize=2, scope=scope)
@@ -286,17 +240,6 @@ async def test_the_least_recently_used_answer_makes_room_in_both_scopes(scope: s
     assert get_metrics()["evictions"] == 3
 
 
-async def test_each_session_has_its_own_bound():
-    runs = Runs(maxsize=1, scope="session")
-    async with AgentCacheSession():
-        await runs.tool("a")
-        async with AgentCacheSession():
-            await runs.tool("b")
-            assert await runs.keeps("b") == [True]
-        assert await runs.keeps("a") == [True]
-    assert get_metrics()["evictions"] == 0
-
-
 async def test_without_a_maxsize_everything_is_kept():
     runs = Runs(maxsize=None)
     await runs.keeps(*range(1_000))
@@ -304,17 +247,6 @@ async def test_without_a_maxsize_everything_is_kept():
     default = Runs()
     await default.keeps(*range(129))
     assert await default.keeps(128, 1, 0) == [True, True, False]
-
-
-async def test_two_tools_of_one_resource_have_each_their_own_maxsize():
-    small, large = Runs("order", maxsize=1), Runs("order", maxsize=10)
-    await small.keeps(1, 2)
-    await large.keeps(1, 2)
-    assert await large.keeps(1, 2) == [True, True]
-    assert await small.keeps(2) == [True]
-    assert await small.keeps(1) == [False]
-    await invalidate("order")
-    assert await large.keeps(1) == [False]
 
 
 # -- What a decorated tool has -------------------------------------------------------------------------------
@@ -391,12 +323,6 @@ async def test_a_fresh_call_joins_nobody_and_later_readers_join_it():
     assert await tool() == "new"
 
 
-async def test_a_fresh_answer_of_a_call_without_identity_is_just_run():
-    runs = Runs()
-    assert await runs.tool.fresh(object()) == 1
-    assert get_metrics()["uncached"] == 1
-
-
 # -- Writes --------------------------------------------------------------------------------------------------
 
 
@@ -405,13 +331,6 @@ def forgetting(key_fn: Callable[..., Any]) -> Any:
     async def write(x: int, y: int = 5, *, z: int = 6) -> None: ...
 
     return write
-
-
-async def test_a_write_drops_the_one_call_that_its_key_fn_names():
-    runs = Runs()
-    await runs.keeps(1, 2, 3)
-    await forgetting(lambda args, kwargs: runs.tool.cache_key(args[0]))(1)
-    assert await runs.keeps(1, 2, 3) == [False, True, True]
 
 
 @pytest.mark.parametrize("several", [list, tuple, set, iter])
@@ -439,13 +358,6 @@ async def test_key_fn_sees_the_canonical_arguments_before_the_side_effect():
 
     await write(y=2, x=1)
     assert happened == [((1, 2), {"z": 6}), "effect"]
-
-
-async def test_a_write_without_keys_to_name_drops_nothing_else():
-    runs = Runs()
-    await runs.tool(1)
-    await forgetting(lambda args, kwargs: [])(1)
-    assert await runs.keeps(1) == [True]
 
 
 # -- Switches of the process ---------------------------------------------------------------------------------
@@ -478,44 +390,6 @@ async def test_while_caching_is_off_writes_still_invalidate():
         await write(1)
         await invalidate("r:2")
     assert await runs.keeps(1, 2, 3) == [False, False, True]
-
-
-async def test_a_load_from_while_caching_was_off_is_not_kept_and_one_from_before_may_be():
-    gate = Gate()
-
-    @AgentCache("r")
-    async def tool() -> Any:
-        return await gate()
-
-    with configure(enabled=False):
-        off = await started(tool())
-    gate.last.returns("off")
-    assert await off == "off"
-    on = await started(tool())
-    with configure(enabled=False):
-        gate.last.returns("on")
-        assert await on == "on"
-    again = await started(tool())
-    assert len(gate.calls) == 3, "an answer that comes while caching is off is not kept"
-    gate.last.returns("again")
-    assert await again == await tool() == "again"
-
-
-async def test_configurations_nest_and_are_restored_whatever_happens():
-    runs = Runs()
-    await runs.tool(1)
-    with pytest.raises(LookupError), configure(enabled=False):
-        with configure(enabled=True):
-            assert await runs.keeps(1) == [True]
-        assert await runs.keeps(1) == [False]
-        raise LookupError
-    assert await runs.keeps(1) == [True]
-    configure(enabled=False)
-    assert await runs.keeps(1) == [False]
-    configure()
-    assert await runs.keeps(1) == [False]
-    configure(enabled=True)
-    assert await runs.keeps(1) == [True]
 
 
 def in_a_process(source: str, **environment: str) -> str:
@@ -614,39 +488,6 @@ async def test_an_answer_larger_than_all_the_room_is_not_kept_and_evicts_nothing
     assert get_metrics()["evictions"] == 0
 
 
-async def test_an_answer_whose_size_cannot_be_read_is_kept_all_the_same():
-    class Unreadable:
-        __slots__ = ("field",)
-
-        def __getattr__(self, name: str) -> Any:
-            raise RuntimeError(name)
-
-        def __sizeof__(self) -> int:
-            raise RuntimeError
-
-    with configure(max_bytes=5_000):
-
-        @AgentCache("r", copy="never")
-        async def tool() -> Any:
-            return Unreadable()
-
-        assert await tool() is await tool()
-
-
-async def test_room_that_was_made_is_room_again_when_answers_go():
-    texts = Texts()
-    with configure(max_bytes=12_000):
-        for _ in range(5):
-            await texts.keeps((3_000, 0), (3_000, 1))
-            await invalidate("text")
-        for number in range(5):
-            await texts.tool.fresh(3_000, 0)
-            await texts.tool(100, number)
-        texts.tool.clear()
-        await texts.keeps((3_000, 0), (3_000, 1))
-    assert get_metrics()["evictions"] == 0
-
-
 async def test_the_bound_holds_across_scopes_and_counts_where_the_calls_are_counted():
     texts = Texts(scope="session")
     with configure(max_bytes=5_000):
@@ -659,55 +500,6 @@ async def test_the_bound_holds_across_scopes_and_counts_where_the_calls_are_coun
 
 
 # -- What users' functions may do to a call ------------------------------------------------------------------
-
-
-class Unprintable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-    __repr__ = __str__
-
-
-def raising(*_: Any) -> Any:
-    raise Unprintable
-
-
-def early(arguments: Any) -> Any:
-    raise Unprintable
-
-
-def late(arguments: Any, result: Any) -> Any:
-    raise Unprintable
-
-
-@pytest.mark.parametrize("function", [early, late])
-async def test_tags_whose_error_has_no_text_cost_the_entry_and_not_the_call(function: Any):
-    from agent_cache import tags_from
-
-    runs = Runs(tags_from("r", function))
-    assert await runs.keeps(1, 1) == [False, False]
-    assert get_metrics()["uncached"] == 2
-    assert library.nothing_in_flight()
-
-
-async def test_a_cache_if_whose_error_has_no_text_costs_the_entry_and_not_the_call():
-    runs = Runs(cache_if=raising)
-    assert await runs.keeps(1, 1) == [False, False]
-
-
-@pytest.mark.parametrize("function", [early, late])
-async def test_a_write_whose_tags_have_an_error_without_text_is_done_and_drops_the_root(function: Any):
-    from agent_cache import tags_from
-
-    runs = Runs("r:{x}")
-    await runs.tool(1)
-
-    @AgentCacheInvalidator(tags_from("r", function))
-    async def write() -> str:
-        return "done"
-
-    assert await write() == "done"
-    assert await runs.keeps(1, 1) == [False, True], "dropped, and no hold is left behind"
 
 
 @pytest.mark.parametrize("ending", ["fails", "names no id", "gives what no tag can be made of"])
@@ -725,34 +517,6 @@ async def test_a_write_that_names_no_id_in_one_place_and_anything_in_another_dro
     with pytest.raises(LookupError) if ending == "fails" else contextlib.nullcontext():
         await write()
     assert await runs.keeps(1) == [ending == "names no id"]
-
-
-async def test_an_ok_whose_error_has_no_text_changes_nothing():
-    @AgentCacheInvalidator("r", ok=raising, settle=1)
-    async def write() -> str:
-        return "done"
-
-    assert await write() == "done"
-
-
-async def test_a_proxy_of_nothing_is_an_answer_like_any_other():
-    """It does not say its class, but it has a type: it is copied like any object, and as an argument it has no key."""
-
-    class Unbound:
-        @property
-        def __class__(self) -> Any:  # type: ignore[override]
-            raise RuntimeError("nothing bound")
-
-    @AgentCache("r")
-    async def tool(x: Any = 0) -> Any:
-        return Unbound()
-
-    assert type(await tool()) is Unbound
-    assert type(await tool(Unbound())) is Unbound
-    assert type(await tool([Unbound()])) is Unbound
-    assert get_metrics()["uncached"] == 2
-    assert type(await tool()) is Unbound
-    assert get_metrics()["hits"] == 1
 
 
 async def test_async_functions_stand_nowhere_where_an_answer_is_needed_at_once():
@@ -802,23 +566,6 @@ async def test_a_burst_runs_the_tool_once_whatever_becomes_of_the_tier_behind_it
     assert await asyncio.gather(*tasks) == [value] * 10
     assert len(gate.calls) == 1
     assert (get_metrics()["misses"], get_metrics()["shared"]) == (1, 9)
-
-
-async def test_a_gathered_burst_runs_the_tool_once_and_everyone_has_an_answer_of_his_own():
-    gate = Gate()
-
-    @AgentCache("r")
-    async def tool() -> Any:
-        return await gate()
-
-    tasks = [asyncio.ensure_future(tool()) for _ in range(50)]
-    await idle()
-    gate.last.returns([1])
-    answers = await asyncio.gather(*tasks)
-    assert len(gate.calls) == 1
-    assert len({id(answer) for answer in answers}) == 50
-    metrics = get_metrics()
-    assert (metrics["misses"], metrics["shared"]) == (1, 49)
 
 
 async def test_a_fresh_answer_that_is_not_to_be_kept_does_not_leave_an_older_one_behind():

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import strategies as st
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, LoopHints, LoopPolicy
+from agent_cache.session.loop_policy import CHECKS
 from tests.harness.searches import searched
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -399,7 +400,7 @@ class Model:
         errors = next((n for n, one in enumerate(tail) if one != tail[0]), len(tail))
         balance = self._balance_of(step)
         goes_round = len(streak) if seen[step] >= 3 and len(set(streak)) >= 2 and balance > 0 else 0
-        levels = self.policy.thresholds
+        levels = {check: getattr(self.policy, check) for check in CHECKS}
 
         def is_repeated(level: int) -> bool:
             return seen[step] >= level and balance >= min(5, level)

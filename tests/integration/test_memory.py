@@ -7,7 +7,6 @@ import gc
 import inspect
 import linecache
 import logging
-import random
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
@@ -28,7 +27,6 @@ from agent_cache import (
     invalidate,
     metrics,
 )
-from agent_cache.core.keys import ALIASES, key_part
 from agent_cache.core.store import NEVER, Entry, Sizes, Store
 from agent_cache.core.versions import VERSIONS, Versions
 from agent_cache.engine import state
@@ -106,21 +104,6 @@ async def replaced_by_a_fresh_one() -> None:
     await thing.fresh(1)
 
 
-async def replaced_while_it_was_not_the_last_one_used() -> None:
-    thing = reader()
-    await thing(1)
-    await thing(2)
-    await thing.fresh(1)
-
-
-async def refused_by_cache_if_in_place_of_an_older_one() -> None:
-    accepted = True
-    thing = reader(cache_if=lambda _: accepted)
-    await thing(1)
-    accepted = False
-    await thing.fresh(1)
-
-
 async def evicted_by_maxsize() -> None:
     thing = reader(maxsize=1)
     await thing(1)
@@ -135,33 +118,12 @@ async def evicted_by_max_bytes() -> None:
             await thing(number)
 
 
-async def evicted_by_one_large_answer() -> None:
-    thing = reader(maxsize=None)
-
-    @AgentCache("text")
-    async def text() -> str:
-        return "x" * 1_990_000
-
-    with configure(max_bytes=2_000_000):
-        for number in range(1_000):
-            await thing(number)
-        await text()
-
-
 async def expired_in_a_store_without_a_bound() -> None:
     with FakeClock() as clock:
         thing = reader(maxsize=None, ttl=10)
         await thing(1)
         clock.advance(11)
         await thing(2)
-
-
-async def loaded_again_when_it_had_expired() -> None:
-    with FakeClock() as clock:
-        thing = reader(ttl=10)
-        await thing(1)
-        clock.advance(11)
-        await thing(1)
 
 
 async def found_stale_by_a_call() -> None:
@@ -171,41 +133,11 @@ async def found_stale_by_a_call() -> None:
     await thing(1)
 
 
-async def found_stale_by_a_question() -> None:
-    thing = reader()
-    await thing(1)
-    await thing.invalidate(1)
-    assert not thing.contains(1)
-
-
-async def found_stale_when_its_time_in_doubt_is_over() -> None:
-    with FakeClock() as clock:
-        thing = reader()
-
-        @AgentCacheInvalidator("thing:{number}", doubt=5)
-        async def change(number: int) -> None:
-            raise TimeoutError
-
-        await thing(1)
-        with pytest.raises(TimeoutError):
-            await change(1)
-        clock.advance(6)
-        await thing(1)
-
-
 async def stale_when_another_is_stored_without_a_bound() -> None:
     thing = reader(maxsize=None)
     await thing(1)
     await invalidate("thing:1")
     await thing(2)
-
-
-async def stale_when_room_is_made_in_a_full_store() -> None:
-    thing = reader(maxsize=2)
-    await thing(1)
-    await thing(2)
-    await invalidate("thing:2")
-    await thing(3)
 
 
 async def stale_when_room_is_made_in_all_stores() -> None:
@@ -224,64 +156,22 @@ async def cleared() -> None:
     thing.clear()
 
 
-async def noted_by_a_hit_just_as_it_was_dropped(then: Callable[[Any], object]) -> None:
-    thing = reader()
-    await thing(1)
-    store = store_of(thing)
-    entry = store.peek(1)
-    thing.clear()
-    store.newest = entry  # the last step of a hit in another thread
-    del entry
-    then(thing)
-    await thing(2)
-
-
-async def noted_just_as_it_was_dropped_and_then_another_is_loaded() -> None:
-    await noted_by_a_hit_just_as_it_was_dropped(lambda thing: None)
-
-
-async def noted_just_as_it_was_dropped_and_then_all_are() -> None:
-    await noted_by_a_hit_just_as_it_was_dropped(lambda thing: thing.clear())
-
-
 async def a_session_ends() -> None:
     thing = reader(scope="session")
     async with AgentCacheSession(loop_detection=False):
         await thing(1)
 
 
-async def cached_by_async_cache(change: Callable[[AsyncCache], Any]) -> None:
-    cache = AsyncCache(maxsize=2, default_ttl=10)
-    cache.set(1, Watched())
-    change(cache)
-
-
 async def set_again_in_async_cache() -> None:
-    await cached_by_async_cache(lambda cache: cache.set(1, None))
-
-
-async def set_to_nothing_in_async_cache() -> None:
-    await cached_by_async_cache(lambda cache: cache.set(1, None, ttl=0))
-
-
-async def deleted_from_async_cache() -> None:
-    await cached_by_async_cache(lambda cache: cache.delete(1))
-
-
-async def evicted_from_async_cache() -> None:
-    await cached_by_async_cache(lambda cache: [cache.set(number, None) for number in (2, 3)])
+    cache = AsyncCache()
+    cache.set(1, Watched())
+    cache.set(1, None)
 
 
 async def cleared_from_async_cache() -> None:
-    await cached_by_async_cache(lambda cache: cache.clear())
-
-
-async def expired_in_async_cache() -> None:
-    with FakeClock() as clock:
-        cache = AsyncCache(default_ttl=10)
-        cache.set(1, Watched())
-        clock.advance(11)
-        await cache.get(1)
+    cache = AsyncCache()
+    cache.set(1, Watched())
+    cache.clear()
 
 
 async def evicted_by_a_load_of_async_cache() -> None:
@@ -294,43 +184,19 @@ async def evicted_by_a_load_of_async_cache() -> None:
     await cache.get(2, load)
 
 
-async def evicted_by_a_batch_of_async_cache() -> None:
-    cache = AsyncCache(maxsize=1, batch_window_ms=0)
-    cache.set(1, Watched())
-
-    async def load(keys: list[Any]) -> list[Any]:
-        return [None] * len(keys)
-
-    await cache.get(2, batch_loader=load)
-
-
 WAYS = [
     replaced_by_a_fresh_one,
-    replaced_while_it_was_not_the_last_one_used,
-    refused_by_cache_if_in_place_of_an_older_one,
     evicted_by_maxsize,
     evicted_by_max_bytes,
-    evicted_by_one_large_answer,
     expired_in_a_store_without_a_bound,
-    loaded_again_when_it_had_expired,
     found_stale_by_a_call,
-    found_stale_by_a_question,
-    found_stale_when_its_time_in_doubt_is_over,
     stale_when_another_is_stored_without_a_bound,
-    stale_when_room_is_made_in_a_full_store,
     stale_when_room_is_made_in_all_stores,
     cleared,
-    noted_just_as_it_was_dropped_and_then_another_is_loaded,
-    noted_just_as_it_was_dropped_and_then_all_are,
     a_session_ends,
     set_again_in_async_cache,
-    set_to_nothing_in_async_cache,
-    deleted_from_async_cache,
-    evicted_from_async_cache,
     cleared_from_async_cache,
-    expired_in_async_cache,
     evicted_by_a_load_of_async_cache,
-    evicted_by_a_batch_of_async_cache,
 ]
 
 
@@ -379,52 +245,6 @@ async def test_nothing_is_logged_under_the_lock():
     assert free == [True]
 
 
-@pytest.mark.usefixtures("no_collection")
-async def test_no_key_is_compared_or_hashed_under_the_lock():
-    """The keys of `AsyncCache` may be any objects."""
-    free: list[bool] = []
-
-    class Key:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        def __hash__(self) -> int:
-            free.append(lock_is_free())
-            return 7
-
-        def __eq__(self, other: object) -> bool:
-            free.append(lock_is_free())
-            return isinstance(other, Key) and self.number == other.number
-
-        def __del__(self) -> None:
-            free.append(lock_is_free())
-
-    async def load() -> str:
-        return "loaded"
-
-    async def load_all(keys: list[Key]) -> list[str]:
-        return ["loaded"] * len(keys)
-
-    cache = AsyncCache(maxsize=3, default_ttl=60, batch_window_ms=0)
-    for number in range(5):
-        cache.set(Key(number), number)
-        cache.set((Key(number),), number)
-    assert len(cache.cache) == 3
-    assert await cache.get(Key(4)) == 4
-    assert await asyncio.gather(*(cache.get(Key(number), load) for number in (5, 5, 6))) == ["loaded"] * 3
-    assert (
-        await asyncio.gather(*(cache.get(Key(number), batch_loader=load_all) for number in (7, 7, 8))) == ["loaded"] * 3
-    )
-    assert list(map(type, cache.cache)) == [Key] * 3
-    cache.delete(Key(8))
-    assert Key(8) not in cache.cache
-    cache.clear()
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert len(free) > 100
-    assert all(free)
-
-
 # -- What grows ----------------------------------------------------------------------------------------------
 
 
@@ -456,23 +276,6 @@ async def test_tools_with_names_of_their_own_leave_nothing_behind():
     assert len(functions) == 0
     assert len(state.TOOLS.readers()) <= before
     assert not [name for name in linecache.cache if "of many" in str(name)]
-
-
-def test_the_source_of_a_tool_stays_while_another_of_its_name_lives():
-    def make() -> Any:
-        @AgentCache("r", name="tool with a twin")
-        async def tool() -> None: ...
-
-        return tool
-
-    first, second = make(), make()
-    name = second.__code__.co_filename
-    del first
-    gc.collect()
-    assert linecache.getlines(name)
-    del second
-    gc.collect()
-    assert not linecache.getlines(name)
 
 
 def test_counters_of_tools_that_are_gone_are_summed_up(monkeypatch):
@@ -532,21 +335,6 @@ async def test_expired_answers_leave_a_store_without_a_bound(clock, maxsize):
         assert largest == 5_000  # its bound is its own
 
 
-async def test_expired_values_leave_an_async_cache_without_a_bound(clock):
-    cache = AsyncCache(maxsize=None, default_ttl=100)
-
-    async def load() -> int:
-        return 1
-
-    largest = 0
-    for number in range(3_000):
-        await cache.get(number, load)
-        cache.set(str(number), 1)
-        clock.advance(1)
-        largest = max(largest, cache.get_metrics()["size"])
-    assert 200 <= largest <= 600
-
-
 @pytest.mark.parametrize("what", ["thing", "thing:{number}"])
 async def test_stale_answers_leave_a_store_without_a_bound(what):
     """A write touches none of them; each answer that is stored later lets go of up to two."""
@@ -588,29 +376,6 @@ async def test_a_stale_answer_makes_room_before_one_in_use_is_evicted():
     assert evicted <= 25
 
 
-async def test_answers_that_never_expire_are_not_swept(clock):
-    @AgentCache("thing:{number}", maxsize=None)
-    async def thing(number: int) -> int:
-        return number
-
-    for number in range(1_000):
-        await thing(number)
-    clock.advance(1e9)
-    hits = get_metrics()["hits"]
-    for number in range(1_000):
-        await thing(number)
-    assert get_metrics()["hits"] == hits + 1_000
-
-
-def test_an_entry_may_be_kept_longer_than_it_is_served():
-    """`kept_until` decides, not `expires`."""
-
-    store = Store(None, SimpleNamespace(number=0, is_named=False), versions=Versions())
-    store.insert("a", Entry("value", 100.0, 0.0, kept_for=10.0), 0.0)
-    assert store.sweep(105.0) == []
-    assert [entry.value for entry in store.sweep(110.0)] == ["value"]
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_tasks_of_closed_loops_are_let_go(caplog):
     """A loop that is closed without ending its tasks leaves them pending for ever."""
@@ -644,32 +409,6 @@ def test_what_a_nearer_tier_has_not_received_is_bounded():
     assert not any(str(name).startswith("user") for name in known.pending)
 
 
-def test_large_arguments_are_not_remembered():
-    """A small `marshal` image may stand for hundreds of megabytes."""
-    text = "x" * 3_000
-    key_part([text] * 100)
-    key_part(["y" * 10_000])
-    assert all(len(image) + len(encoded) <= 8_192 for image, encoded in ALIASES.items())
-
-
-async def test_entries_from_before_max_bytes_was_set_are_evicted_like_others():
-    """Their sizes are not known."""
-
-    @AgentCache("text", maxsize=None)
-    async def text(number: int, length: int) -> str:
-        return "x" * length
-
-    async with AgentCacheSession():
-        for number in range(5):
-            await text(number, 10)
-            await text(number, 10)
-        with configure(max_bytes=10_000):
-            for number in range(5, 9):
-                await text(number, 4_000)
-            assert not text.contains(0, 10)
-            assert text.contains(8, 4_000)
-
-
 # -- max_bytes -----------------------------------------------------------------------------------------------
 
 
@@ -684,41 +423,6 @@ async def test_keys_and_tags_count():
         for number in range(1_000):
             await answer(f"{number:05}" + "x" * 10_000)
     assert 40 <= len(store_of(answer)) <= 100
-
-
-async def test_a_large_store_is_found_without_a_look_at_all_of_them(monkeypatch):
-    """5,000 sessions with a store each: an insertion looks at a few of them."""
-    looks = 0
-
-    class Counted(Store):
-        __slots__ = ("_size",)
-
-        @property
-        def bytes(self) -> int:
-            nonlocal looks
-            looks += 1
-            return self._size
-
-        @bytes.setter
-        def bytes(self, size: int) -> None:
-            self._size = size
-
-    sizes = Sizes()
-    stores = []
-    for number in range(5_000):
-        store = Counted(None, SimpleNamespace(number=0, is_named=False), versions=Versions())
-        store.sizes = sizes
-        store.insert("a", Entry(None, NEVER, 0.0, size=100 + number), 0.0)
-        stores.append(store)
-    looks = 0
-    randomly = random.Random(1)
-    for number in range(2_000):
-        randomly.choice(stores).insert(number, Entry(None, NEVER, 0.0, size=50), 0.0)
-        largest = sizes.largest()
-        assert largest is not None
-        largest.evict()
-    assert looks < 2_000 * 40
-    assert sizes.total == sum(store.bytes for store in stores)
 
 
 STORES = st.integers(0, 100)
@@ -773,41 +477,3 @@ class SizesModel(RuleBasedStateMachine):
 
 class TestSizes(SizesModel.TestCase):
     settings = settings(max_examples=30)
-
-
-@pytest.mark.slow
-class TestSizesLonger(SizesModel.TestCase):
-    settings = settings(max_examples=100)
-
-
-async def test_one_insertion_evicts_at_most_500_entries_one_by_one(monkeypatch):
-    """Beyond that the largest store is emptied, in constant time."""
-    evicted = 0
-
-    def evict(store: Store) -> Any:
-        nonlocal evicted
-        evicted += 1
-        return former(store)
-
-    former = Store.evict
-    monkeypatch.setattr(Store, "evict", evict)
-
-    @AgentCache("r", maxsize=None)
-    async def small(number: int) -> int:
-        return number
-
-    @AgentCache("r")
-    async def large() -> str:
-        return "x" * 1_990_000
-
-    with configure(max_bytes=2_000_000):
-        for number in range(3_000):
-            await small(number)
-        assert evicted == 0
-        before = get_metrics()["evictions"]
-        await large()
-        assert evicted == 500
-        assert get_metrics()["evictions"] == before + 3_000
-        runs = get_metrics()["misses"]
-        assert await large()
-        assert get_metrics()["misses"] == runs

@@ -212,16 +212,6 @@ async def test_answers_that_could_not_be_kept(counts: Any, why: str):
         agree(metrics)
 
 
-@pytest.mark.parametrize("function", [failing_early, failing])
-async def test_a_write_whose_tags_cannot_be_made_is_counted_where_it_was_made(counts: Any, function: Any):
-    @AgentCacheInvalidator(tags_from("order", function), name="put")
-    async def put() -> None: ...
-
-    for metrics in await counts(put):
-        counted(metrics, calls=1, invalidations=1, writes=1, uncached=1)
-        agree(metrics)
-
-
 async def test_every_way_to_invalidate_counts_once(clock: library.Clock, counts: Any):
     get, put = tools(clock)
 
@@ -257,25 +247,6 @@ async def test_metrics_of_a_session_are_its_own_and_stay_readable():
     counted(first.get_metrics(), calls=3, hits=2, misses=1)
     assert first.metrics.hits == 2
     assert first.metrics.hit_rate == 2 / 3
-
-
-async def test_a_blocked_call_is_a_loop_detection_and_no_call():
-    from agent_cache import AgentLoopDetectedError
-
-    @AgentCache("order", name="get")
-    async def get() -> int:
-        return 1
-
-    with pytest.raises(AgentLoopDetectedError):
-        async with AgentCacheSession(max_tool_repeats=3) as session:
-            for _ in range(5):
-                try:
-                    await get()
-                except AgentLoopDetectedError:
-                    pass
-    for metrics in (get_metrics(), session.get_metrics()):
-        counted(metrics, calls=2, hits=1, misses=1)
-        assert metrics["loop_detections"] == 3
 
 
 # -- Concurrency ---------------------------------------------------------------------------------------------

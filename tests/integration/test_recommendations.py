@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import agent_cache
-from agent_cache import AgentCache, AgentCacheInvalidator, Recommendation, recommendations, set_ttl, testing
+from agent_cache import AgentCache, Recommendation, recommendations, set_ttl, testing
 from tests.harness.slow import slow
 
 LOAD = 0.05
@@ -243,19 +243,6 @@ def test_nothing_is_said_before_twenty_reloads(clock: testing.FakeClock, name: s
     assert [(each.action, each.evidence, each.changed) for each in found] == [("shorten_ttl", 20, 20)] * is_said
 
 
-def test_a_change_that_no_write_explains_is_a_missing_tag(clock: testing.FakeClock, name: str):
-    """Writes have the tag, and yet results change without one."""
-
-    @AgentCacheInvalidator(name, name=f"{name}write")
-    async def write() -> None: ...
-
-    tool = changing_tool(clock, name, ttl=60)
-    asyncio.run(load_again(clock, tool, 30))
-    (found,) = of(name)
-    assert (found.action, found.changed, found.compared) == ("shorten_ttl", 29, 29)
-    assert "name the writes" in found.reason
-
-
 @pytest.mark.parametrize(
     ("options", "wanted"), [({}, ["shorten_ttl"]), ({"loop": agent_cache.LoopHints(outcome_key=len)}, [])]
 )
@@ -267,46 +254,6 @@ def test_what_differs_each_time_is_left_out_by_the_outcome_key(
     found = of(name)
     assert [each.action for each in found] == wanted
     assert all("outcome_key" in each.reason for each in found)
-
-
-@pytest.mark.parametrize(
-    ("make", "changed"),
-    [
-        (lambda n: [n] * 500, 29),
-        (lambda n: [n] * 501, 0),
-        (lambda n: {"nested": [n, [n]]}, 29),
-        (lambda n: {"nested": [n, ["x" * 70_000]]}, 29),
-        (lambda n: f"{n}{'x' * 70_000}", 29),
-    ],
-    ids=["flat", "too many members", "nested", "a large copy", "a long text"],
-)
-def test_any_result_is_compared_but_flat_ones_of_many_members(
-    clock: testing.FakeClock, name: str, make: Callable[[int], Any], changed: int
-):
-    numbers = itertools.count()
-
-    @AgentCache(name, name=name, ttl=60)
-    async def tool(_key: int) -> Any:
-        clock.advance(LOAD)
-        return make(next(numbers))
-
-    asyncio.run(load_again(clock, tool, 30))
-    assert [each.changed for each in of(name)] == [changed] * bool(changed)
-
-
-@pytest.mark.parametrize("options", [{"grace": 30}, {"stale_if_error": 30}, {"jitter": 0.2}])
-def test_options_around_the_end_of_a_ttl(clock: testing.FakeClock, name: str, options: dict[str, Any]):
-    tool = changing_tool(clock, name, ttl=60, **options)
-
-    async def main() -> None:
-        for _ in range(30):
-            await tool(1)
-            await asyncio.sleep(0)  # a reload in the background
-            await asyncio.sleep(0)
-            clock.advance(61)
-
-    asyncio.run(main())
-    assert actions(name) == ["shorten_ttl"]
 
 
 def test_what_was_loaded_under_a_former_ttl_is_not_counted(clock: testing.FakeClock, name: str):

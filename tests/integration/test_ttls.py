@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 
 from agent_cache import (
     AgentCache,
-    AgentCacheInvalidator,
     ConfigurationError,
     Read,
     Toolbox,
@@ -105,18 +103,6 @@ async def test_a_longer_ttl_prolongs_nothing_that_is_stored(clock: FakeClock, na
     assert loads.count == 2
 
 
-async def test_none_goes_back_to_what_the_code_declares(clock: FakeClock, name: str, loads: Loads):
-    tool = tool_of(loads, name, ttl=10)
-    set_ttl(tool, 1000)
-    assert get_ttl(tool) == 1000
-    set_ttl(tool, None)
-    assert get_ttl(tool) == 10
-    await tool()
-    clock.advance(10)
-    await tool()
-    assert loads.count == 2
-
-
 async def test_what_was_made_of_the_results_is_dropped_with_a_shorter_ttl(clock: FakeClock, name: str):
     inner_loads, outer_loads = Loads(), Loads()
     inner = tool_of(inner_loads, name, ttl=100)
@@ -176,12 +162,6 @@ async def test_it_is_found_by_its_name(clock: FakeClock, name: str):
     assert get_ttl(name) == 100
 
 
-async def test_a_tool_that_is_decorated_later_gets_it(name: str):
-    former = tool_of(Loads(), name, ttl=100)
-    set_ttl(former, 10)
-    assert get_ttl(tool_of(Loads(), name, ttl=500)) == 10
-
-
 # Bad input
 
 
@@ -197,60 +177,7 @@ async def test_a_ttl_that_is_none_changes_nothing(name: str, ttl: Any):
     assert tool.contains()
 
 
-async def test_what_is_no_read_tool_is_refused(name: str):
-    @AgentCacheInvalidator(name, name=f"{name}write")
-    async def write() -> None: ...
-
-    async def plain() -> None: ...
-
-    tool_of(Loads(), name)
-    for bad in (write, f"{name}write"):
-        with pytest.raises(ConfigurationError, match="is no read tool"):
-            set_ttl(bad, 10)
-    bad_ones: list[Any] = [plain, 7, None, "", "nobody:knows", MemoryTier()]
-    for each in bad_ones:
-        for function in (get_ttl, lambda tool: set_ttl(tool, 10)):
-            with pytest.raises(ConfigurationError):
-                function(each)
-
-
 # Threads and forks
-
-
-def test_nothing_outlives_a_ttl_that_another_thread_shortens(clock: FakeClock, name: str):
-    """Loads of many threads while it is shortened and lengthened: what is there in the end has the last ttl."""
-    tools = []
-    for number in range(3):
-
-        @AgentCache(name, name=f"{name}{number}", ttl=1000, maxsize=None)
-        def tool(key: int) -> int:
-            return key
-
-        tools.append(tool)
-    ends = threading.Event()
-
-    def call(tool: Any) -> None:
-        for key in itertools.count():
-            tool(key % 5_000)
-            if ends.is_set():
-                return
-
-    threads = [threading.Thread(target=call, args=(tool,)) for tool in tools]
-    for thread in threads:
-        thread.start()
-    for number in range(60):
-        for tool in tools:
-            set_ttl(tool, 1000 if number % 2 else 10)
-    for tool in tools:
-        set_ttl(tool, 5)
-    clock.advance(5)
-    ends.set()
-    for thread in threads:
-        thread.join()
-    for tool in tools:
-        store = tool.__agent_cache__.store
-        entries = list(map(store.peek, store.keys()))
-        assert all(entry.expires <= clock.time + 5 for entry in entries)
 
 
 # In a fleet
@@ -299,14 +226,6 @@ async def test_what_another_process_sets_counts_here(clock: FakeClock, name: str
     assert loads.count == 2
     other.publish_ttl(name, None)
     assert get_ttl(tool) == 100
-
-
-async def test_a_configured_tier_passes_it_on_for_tools_without_one_of_their_own(name: str):
-    server = MemoryServer()
-    tool = tool_of(Loads(), name, ttl=100)
-    with configure(remote=MemoryTier(server)):
-        set_ttl(tool, 10)
-    assert await server.ttls() == {name: 10}
 
 
 async def test_every_tier_of_a_tool_gets_it_and_gives_it_up(name: str):

@@ -21,7 +21,6 @@ from agent_cache.config import CURRENT
 from agent_cache.engine import write
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.contract.workbench import writing as writing_in
-from tests.harness.gates import Gate, started
 from tests.pipeline.fleet import Process, Truth, WatchedTier
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -91,25 +90,12 @@ def test_a_block_is_entered_once_at_a_time_and_may_be_left_twice():
     assert in_force() == {"max_bytes": 2}
 
 
-def test_a_call_that_was_never_entered_may_be_left():
-    change = configure(max_bytes=1)
-    change.__exit__(None, None, None)
-    assert in_force() == {}
-
-
 def test_the_environment_wins_over_every_layer(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AGENT_CACHE_ENABLED", "0")
     with configure(enabled=True):
         assert not CURRENT.value.enabled
         configure(enabled=True)
         assert not CURRENT.value.enabled
-
-
-def test_the_configuration_is_another_object_only_if_a_setting_is_another():
-    value = CURRENT.value
-    configure()
-    with configure(enabled=True):
-        assert CURRENT.value is value
 
 
 # Writes reach every tier
@@ -177,26 +163,6 @@ async def test_nothing_that_another_process_writes_during_a_block_is_stale_after
         assert await process.get_order("7") == f"new {number}"
 
 
-async def test_a_write_that_runs_while_a_tier_is_configured_ends_in_it_as_well(
-    truth: Truth, here: WatchedTier, elsewhere: MemoryTier
-):
-    process, other, gate = Process(truth, None), Process(truth, elsewhere), Gate()
-
-    @AgentCacheInvalidator("order:{id}")
-    async def set_order(id: str) -> None:
-        await gate()
-        truth.save(id)
-
-    await other.get_order("7")
-    write = await started(set_order("7"))
-    with configure(remote=here):
-        gate.last.returns(None)
-        await write
-        assert here.orders == ["commit"]
-        assert await process.get_order("7") == "new"
-    assert await other.get_order("7") == "new"
-
-
 @pytest.mark.parametrize("use", ["block", "call", "call that is kept"])
 async def test_a_tier_that_nothing_uses_any_more_is_freed(use: str, truth: Truth):
     process, tier = Process(truth, None), WatchedTier(MemoryServer())
@@ -223,17 +189,6 @@ async def test_a_tier_that_nothing_uses_any_more_is_freed(use: str, truth: Truth
 
 
 # What is stored while the tiers change
-
-
-async def test_a_backup_that_is_asked_alone_drops_what_others_have_written(truth: Truth, elsewhere: MemoryTier):
-    here, backup = MemoryTier(elsewhere.server), WatchedTier(MemoryServer())
-    process = Process(truth, None)
-    configure(remote=here, backup=backup)
-    assert await process.get_order("7") == "old"
-    async with writing_in(elsewhere, "order:7"):
-        truth.orders["7"] = "new"
-    with configure(remote=None):
-        assert await process.get_order("7") == "new"
 
 
 async def test_a_tier_that_is_configured_while_a_write_looks_for_tiers_is_told(

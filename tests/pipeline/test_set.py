@@ -257,20 +257,6 @@ async def test_a_given_result_lives_for_its_ttl_and_is_a_copy(clock):
     assert await shop.get(1) == "loaded 1"
 
 
-class Depot:
-    @AgentCache("order:{order_id}")
-    async def get(self, order_id: int) -> str:
-        return "loaded"
-
-
-async def test_for_a_method_the_instance_comes_after_the_value():
-    depot = Depot()
-    assert await Depot.get.set("new", depot, 1)
-    assert await depot.get(1) == "new"
-    with pytest.raises(TypeError, match=r"write Depot\.get\.set\(value, depot, \.\.\.\)"):
-        await depot.get.set("newer", 1)
-
-
 # Scopes
 
 
@@ -333,11 +319,3 @@ async def test_a_write_that_still_runs_in_another_process_prevents_it(in_a_write
         else:
             assert not await here.shop.get.set("new", 1)
         assert await here.shop.get(1) == "loaded 1"
-
-
-async def test_a_write_of_another_process_drops_it_later():
-    here = Process()
-    await here.shop.commit(await here.shop.write("new"))
-    async with writing_elsewhere(here.elsewhere, "order:1"):
-        pass
-    assert await here.shop.get(1) == "loaded 1"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-import inspect
 import logging
-import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
@@ -19,7 +17,6 @@ from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     AgentCacheSession,
-    AgentLoopDetectedError,
     Read,
     Toolbox,
     Watch,
@@ -30,7 +27,6 @@ from agent_cache import (
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
 from tests.harness.gates import cancelled, idle
-from tests.harness.threads import in_threads
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -166,23 +162,6 @@ async def test_chunks_pass_as_they_come_and_a_hit_has_them_all_at_once(source: S
     with pytest.raises(StopAsyncIteration):
         anext(stream).__await__().send(None)
     assert len(source.runs) == 1
-
-
-async def test_a_call_that_is_never_iterated_over_does_nothing(source: Source):
-    """Neither does a write."""
-
-    @AgentCacheInvalidator("doc:{id}")
-    async def change(id: int) -> AsyncIterator[str]:
-        raise AssertionError("it ran")
-        yield ""
-
-    source.words(1)
-    change(1)
-    await idle()
-    gc.collect()
-    await idle()
-    assert source.runs == []
-    assert get_metrics()["calls"] == get_metrics()["invalidations"] == 0
 
 
 async def test_callers_follow_one_run_from_its_first_chunk(source: Source):
@@ -533,27 +512,6 @@ async def test_a_later_chunk_that_cannot_be_copied_is_an_error_for_who_has_the_f
 # -- Options -------------------------------------------------------------------------------------------------
 
 
-async def test_options_see_the_tuple_of_chunks(clock: library.Clock):
-    seen: list[Any] = []
-
-    def accept(chunks: Any) -> bool:
-        seen.append(chunks)
-        return chunks != ("bad",)
-
-    source = Source(cache_if=accept, ttl=lambda chunks: len(chunks) * 10.0)
-    for id, chunks in ((1, ["bad"]), (2, ["a", "b"])):
-        listener = await listening(source.words(id))
-        await source.last.yields(*chunks)
-        await source.last.ends()
-        await listener.task
-    assert seen == [("bad",), ("a", "b")]
-    assert not source.words.contains(1)
-    clock.advance(19.0)
-    assert source.words.contains(2)
-    clock.advance(2.0)
-    assert not source.words.contains(2)
-
-
 async def test_an_expired_stream_replaces_a_failed_one_before_its_first_chunk(clock: library.Clock):
     source = Source(ttl=10.0, stale_if_error=100.0)
     listener = await listening(source.words(1))
@@ -588,18 +546,6 @@ async def test_the_attributes_of_a_tool_work_on_streams(source: Source):
     await words.set(("d",), 1)
     assert words.clear() == 1
     assert words.cache_info().currsize == 0
-
-
-def test_a_decorated_generator_is_one_with_its_own_signature():
-    async def words(id: int, *, first: bool = True) -> AsyncIterator[str]:
-        """Give words."""
-        yield ""
-
-    for tool in (AgentCache("doc")(words), AgentCacheInvalidator("doc")(words)):
-        assert inspect.isasyncgenfunction(tool)
-        assert inspect.signature(tool) == inspect.signature(words)
-        assert tool.__doc__ == "Give words."
-        assert tool.__wrapped__ is words
 
 
 # -- Calls inside of calls -----------------------------------------------------------------------------------
@@ -698,23 +644,6 @@ async def test_a_session_traces_one_call_for_each_consumer_when_its_stream_ends(
     assert (metrics["hits"], metrics["misses"], metrics["shared"]) == (1, 1, 2)
 
 
-async def test_repeated_streams_are_a_loop():
-    @AgentCache("doc")
-    async def words() -> AsyncIterator[str]:
-        yield "a"
-
-    async with AgentCacheSession(on_loop="notice"):
-        answers = [await collected(words()) for _ in range(12)]
-    assert answers[0] == ["a"]
-    [notice] = answers[-1]
-    assert "words" in notice
-    assert notice != "a"
-    with pytest.raises(AgentLoopDetectedError):
-        async with AgentCacheSession(on_loop="raise"):
-            for _ in range(12):
-                await collected(words())
-
-
 # -- Tiers and event loops -----------------------------------------------------------------------------------
 
 
@@ -742,23 +671,6 @@ async def test_another_process_gets_the_chunks_from_the_tier(server: MemoryServe
     await idle()
     assert await collected(here(1)) == [(1, "a"), (1, "b")]
     assert runs == [1, 1]
-
-
-def test_each_event_loop_has_runs_of_its_own():
-    runs: list[int] = []
-    barrier = threading.Barrier(2)
-
-    @AgentCache("doc")
-    async def words() -> AsyncIterator[int]:
-        runs.append(threading.get_ident())
-        yield 1
-        await asyncio.to_thread(barrier.wait, 30)
-        yield 2
-
-    assert in_threads(2, lambda _: asyncio.run(collected(words()))) == [[1, 2]] * 2
-    assert len(set(runs)) == 2
-    assert asyncio.run(collected(words())) == [1, 2]
-    assert len(runs) == 2
 
 
 # -- Tools of a toolbox --------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, date, datetime
-from enum import Enum, StrEnum
 from typing import Any
 
 import pytest
@@ -22,7 +20,6 @@ from agent_cache import (
     Watch,
     Write,
 )
-from agent_cache.remote.memory import MemoryTier
 from agent_cache.toolbox import ToolInfo
 
 
@@ -125,37 +122,6 @@ async def test_a_write_that_names_no_entity_reaches_all_of_them(template: str, s
     await one.call("put", {"order": "8"}, schema=schema)
     await one.call("get", {"order": "7"})
     assert one.runs == ["get", "put", "get", "put"]
-
-
-class Status(StrEnum):
-    OPEN = "open"
-
-
-class Size(Enum):
-    LARGE = 7
-
-
-SPELLINGS = [
-    (7, 7.0),
-    (7, "7"),
-    (7.0, Size.LARGE),
-    (Status.OPEN, "open"),
-    (date(2026, 1, 2), "2026-01-02"),
-    (datetime(2026, 1, 2, 3, tzinfo=UTC), "2026-01-02T03:00:00+00:00"),
-    (1e20, 10**20),
-    (float("inf"), "inf"),
-]
-
-
-@pytest.mark.parametrize(("one", "other"), SPELLINGS + [pair[::-1] for pair in SPELLINGS])
-@pytest.mark.parametrize("template", ["order:{order}", "order:{order}:lines", "order:{all[]}", "order:{in_it[id]}"])
-async def test_a_value_has_one_tag_whatever_type_it_came_as(one: Any, other: Any, template: str):
-    """A framework may have parsed it, or not."""
-    shop_ = shop(get=Read("order:{order}"), put=Write(template))
-    await shop_.call("get", {"order": one})
-    await shop_.call("put", {"order": other, "all": [other], "in_it": {"id": other}})
-    await shop_.call("get", {"order": one})
-    assert shop_.runs == ["get", "put", "get"]
 
 
 async def test_a_template_that_names_no_property_of_the_schema_is_refused_before_the_tool_runs():
@@ -271,15 +237,6 @@ async def test_a_watch_is_shared_while_it_runs_and_never_stored():
     assert sorted(record.source for record in session.get_execution_trace()) == ["miss", "miss", "shared"]
 
 
-async def test_a_watch_ends_no_epoch_and_is_checked_for_loops():
-    one = shop(**ORDERS)
-    with pytest.raises(AgentLoopDetectedError):
-        async with AgentCacheSession(on_loop="raise"):
-            for _ in range(100):
-                await one.call("now")
-    assert len(one.runs) < 20
-
-
 # Answers
 
 
@@ -316,17 +273,6 @@ async def test_callers_with_another_form_of_answers_share_tags_and_no_entries():
     await texts.call("cancel_order", {"order_id": "1"})
     await dicts.call("get_order", {"order_id": "1"}, failed=is_error)
     assert dicts.runs == ["get_order", "get_order"]
-
-
-async def test_answers_of_one_form_are_not_found_in_a_tier_by_callers_with_another():
-    tier = MemoryTier()
-    rules = {"get": Read("formed", remote_cache=tier)}
-    forms: list[Any] = [({}, "text"), ({"failed": is_error}, {"error": ""}), ({"store_if": is_final}, {"final": 1})]
-    for form, answer in forms:
-        for process in range(2):
-            one = Shop(Toolbox(rules, namespace="toolshop_forms"), lambda *_, answer=answer: answer)
-            assert await one.call("get", **form) == answer
-            assert one.runs == ([] if process else ["get"])
 
 
 def own_result(loop: AgentLoopDetectedError) -> dict[str, Any]:
@@ -471,16 +417,6 @@ def test_a_rule_that_cannot_work_is_refused_where_it_is_written(make: Callable[[
 
 
 # Rules, schemas and forms that are out of the ordinary
-
-
-@pytest.mark.parametrize("root", ["50%", "{{x}}", "a%3Ab"])
-async def test_an_unknown_tool_invalidates_roots_with_any_characters(root: str):
-    one = Shop(Toolbox({"get": Read(root + ":{id}"), "now": Watch()}, namespace="toolshop{%}"))
-    await one.call("get", {"id": 1})
-    await one.call("anything")
-    await one.call("get", {"id": 1})
-    assert one.runs == ["get", "anything", "get"]
-    assert await Shop(Toolbox({}, namespace="a{b}%")).call("anything") == {"tool": "anything"}
 
 
 async def test_the_same_tool_of_two_servers_is_what_the_hint_of_each_call_says():
