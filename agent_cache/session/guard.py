@@ -310,7 +310,7 @@ class ToolInSession(LocalTool, ToolHistory):
         else:
             call.numbers[session] = number
         if detector is not None:
-            call.began = detector.position + detector.unchanged
+            call.began = detector.clock
         return None
 
     def done(self, call: Call, value: Any, error: BaseException | None, now: float) -> Replacement | None:

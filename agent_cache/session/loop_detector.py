@@ -10,8 +10,8 @@ fail. So each signature has a *balance* of its repetitions without progress and 
 the checks. Why these, and what they find and miss in 17,000 recorded runs: docs/explanation/loops.md.
 
 A call costs O(1), however long the session, and memory is bounded: no answer is kept, only its digest. Time is the
-*position*, the number of calls counted so far. `LoopDetector.clock` adds the unchanged polls, which are not counted:
-two calls overlapped if one began at a lower reading than the other ended at.
+*position*, the number of calls counted so far. `LoopDetector.clock` counts the unchanged polls as well: two calls
+overlapped if one began at a lower reading than the other ended at.
 """
 
 from __future__ import annotations
@@ -174,11 +174,12 @@ class Signature:
         "ended",  # the `LoopDetector.clock` when it was last counted
         "epoch",
         "in_a_row",  # how often the call had this outcome in a row
+        "iteration",  # of the event loop, and the task, in which it was last counted
         "judge_at",  # the count from which it must be judged
         "key",
         "met",  # the levels that it has met in `epoch`
         "others",  # earlier outcomes of the call, by digest: all signatures of a call share them
-        "step",  # the `LoopDetector.step` in which it was last counted
+        "task",
         "text",  # the outcome as short text, once it may be needed
         "tool",
     )
@@ -193,7 +194,7 @@ class Signature:
         judge_at: int = 0,
     ) -> None:
         self.tool, self.key, self.digest, self.others, self.text = tool, key, digest, others, ""
-        self.step = self.ended = -1
+        self.ended = self.iteration = self.task = -1
         self.begin_epoch(epoch, judge_at)
 
     def begin_epoch(self, epoch: int, judge_at: int) -> None:
@@ -211,8 +212,8 @@ class Signature:
         return is_first
 
 
-_Once = tuple[Hashable, int, int, int]
-"""A call that was made once, in place of its `Signature`: digest, epoch, step, and when it ended. Most are."""
+_Once = tuple[Hashable, int, int, int, int]
+"""A call that was made once, in place of its `Signature`, as most are: digest, epoch, `ended`, iteration and task."""
 
 
 # The state of a session
@@ -232,16 +233,15 @@ task_in: Callable[[Any], Any] = (
 _OFF: Final = Threshold(ANY_NUMBER, ANY_NUMBER)
 _NO_CALL: Final = Signature("", None, None)
 
-_ITERATIONS: Final[dict[asyncio.AbstractEventLoop | None, int]] = {None: 0}
+_ITERATIONS: Final[dict[asyncio.AbstractEventLoop, int]] = {}
 """The number of the iteration that an event loop is in, where a session has made a call in it. One callback, at its
-end, serves all sessions. Without a loop, in a thread, it is 0.
-"""
+end, serves all sessions."""
 _numbers: Final = itertools.count(1)
 
 
 def _begin_iteration(loop: asyncio.AbstractEventLoop) -> int:
     for other in list(_ITERATIONS):
-        if other is not None and other.is_closed():  # so its iteration has never ended
+        if other.is_closed():  # so its iteration has never ended
             _ITERATIONS.pop(other, None)
     _ITERATIONS[loop] = number = next(_numbers)
     loop.call_soon(_ITERATIONS.pop, loop, None, context=Context())  # it does not keep this run's context
@@ -252,9 +252,9 @@ class LoopDetector:
     """The state that all tools of a session share, from its first call to its end."""
 
     __slots__ = (
-        "_error", "_error_at", "_error_clock", "_error_step", "_errors", "acted_cycle", "active", "blocked", "epoch",
-        "first_step", "is_mixed", "iteration", "last", "length", "levels", "newest", "noticed_cycle", "pause",
-        "position", "progress", "step", "streak", "task", "tools", "unchanged", "unkeyed",
+        "_error", "_error_at", "_error_round", "_errors", "acted_cycle", "active", "blocked", "clock", "epoch",
+        "is_mixed", "last", "length", "levels", "newest", "noticed_cycle", "pause", "position", "progress", "streak",
+        "tools", "unkeyed",
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy, now: float) -> None:
@@ -263,21 +263,15 @@ class LoopDetector:
         self.active = now  # the clock reading at the last call, where that matters
         self.epoch = 0  # how many have ended
         self.position = 0  # how many calls were counted
-        self.unchanged = 0  # how many polls returned nothing new, which are not counted
+        self.clock = 0  # with the polls that returned nothing new, which are not counted
         self.last: Signature | _Once = _NO_CALL  # the last counted call of this epoch
         self.streak: list[Signature] = []  # the last calls since the last new signature,
         self.length = 0  # so many of them in all;
         self.is_mixed = False  # whether they have several signatures,
         self.noticed_cycle = self.acted_cycle = False  # and have met these levels of a cycle
-        # Who made the last call: the id of a task and the iteration of its loop, or of a thread. A task that takes the
-        # id of another one runs in a later iteration. Each has a `step` of its own, and so do the calls after a new
-        # signature.
-        self.task = -1
-        self.iteration = self.step = self.first_step = 0  # the first step of the iteration
-        self.newest = self.progress = -1  # the step of the last new signature; of that of a call that did not fail
-        self._error: tuple[str, Hashable] | None = None
-        self._error_at = self._error_clock = self._error_step = -1
-        self._errors = 0
+        self.newest = self.progress = 0  # the clock at the last new signature; at that of a call that did not fail
+        self._error: tuple[str, Hashable] | None = None  # the tool and the error of the last failed call
+        self._error_at, self._error_round, self._errors = -1, (-1, -1, -1), 0
         self.blocked: dict[tuple[str, Hashable], AgentLoopDetectedError] = {}  # the calls to refuse, and why
         self.tools: dict[Hashable, dict[Hashable, Signature | _Once]] = {}  # the calls of each tool
         self.unkeyed: UnkeyedArguments | None = None  # made for the first call without a key
@@ -288,33 +282,11 @@ class LoopDetector:
         forget_oldest(self.tools, _MAX_TOOLS)
         return found
 
-    @property
-    def clock(self) -> int:
-        """The logical time. Read it when a call begins, and pass it to `ToolHistory.record` as `began`."""
-        return self.position + self.unchanged
-
     def part_of_unkeyed(self, argument: Any) -> Hashable:
         """The part of a key for an argument of a call without a key."""
         if self.unkeyed is None:
             self.unkeyed = UnkeyedArguments()
         return self.unkeyed.part(argument)
-
-    # Tasks and iterations
-
-    def switch_to(self, task: int, loop: asyncio.AbstractEventLoop | None, iteration: int | None) -> None:
-        """Note that another task makes the next call, perhaps in another iteration of the loop.
-
-        Without a loop, all that a thread does until another one makes a call counts as an iteration.
-        """
-        self.task = task
-        self.step = step = self.step + 1
-        if loop is None:
-            self.first_step, self.iteration = step, 0
-            return
-        if iteration is None:
-            iteration = _begin_iteration(loop)
-        if iteration != self.iteration:
-            self.first_step, self.iteration = step, iteration
 
     def note_activity(self, now: float) -> None:
         """Note that the agent makes a call at this clock reading. After a pause it begins a new turn."""
@@ -355,21 +327,16 @@ class LoopDetector:
         # In no fixed order, or longer than what is remembered; of no call at all, if another thread has just made one.
         return list(dict.fromkeys(recent or [last]))
 
-    def count_error(self, tool: str, digest: Hashable, began: int, step: int) -> int:
-        """Count an error of a tool, that of the last call. Returns in how many rounds in a row there was only it.
-
-        Args:
-            step: the step in which it was recorded, before it was noted as new.
-        """
-        error, at = (tool, digest), self.position
+    def count_error(self, tool: str, digest: Hashable, began: int, iteration: int, task: int) -> int:
+        """Count an error of a tool, that of the last call. Returns in how many rounds in a row there was only it."""
+        error, at, (ended, former_iteration, former_task) = (tool, digest), self.position, self._error_round
         if error != self._error or self._error_at != at - 1:
-            self._errors = 1
-        elif began < self._error_clock or self.first_step <= self._error_step != step:
+            self._errors = 0
+        elif began < ended or (iteration == former_iteration and task != former_task):
             self._error_at = at  # the same round of a fan-out: one outage, however many calls have met it
             return 0
-        else:
-            self._errors += 1
-        self._error, self._error_at, self._error_clock, self._error_step = error, at, self.clock, self.step
+        self._errors += 1
+        self._error, self._error_at, self._error_round = error, at, (self.clock, iteration, task)
         return self._errors
 
 
@@ -402,9 +369,10 @@ class ToolHistory:
         """
         state: LoopDetector = self.detector
         loop = running_loop()
-        task, iteration = get_ident() if loop is None else id(task_in(loop)), _ITERATIONS.get(loop)
-        if task != state.task or iteration != state.iteration:
-            state.switch_to(task, loop, iteration)
+        if loop is None:
+            task, iteration = get_ident(), next(_numbers)  # calls of threads are rounds if they overlap
+        else:
+            task, iteration = id(task_in(loop)), _ITERATIONS.get(loop) or _begin_iteration(loop)
         calls, hints = self.calls, self.hints
         known = calls.get(key)
         if known is None and not (failed or hints.off or hints.poll):  # what follows, for a call that is new
@@ -414,10 +382,9 @@ class ToolHistory:
                 state.end_epoch()
             elif state.length or state.blocked:
                 state.begin_streak()
-            state.newest = state.progress = step = state.step
-            state.step = step = step + 1
-            state.position = position = state.position + 1
-            state.last = calls[key] = digest, state.epoch, step, position + state.unchanged
+            state.position += 1
+            state.clock = state.newest = state.progress = clock = state.clock + 1
+            state.last = calls[key] = digest, state.epoch, clock, iteration, task
             return None
         signature = former = self._made_again(key, known) if isinstance(known, tuple) else known
         if former is None or former.epoch != state.epoch or (former.digest is not digest and former.digest != digest):
@@ -426,33 +393,33 @@ class ToolHistory:
         is_same = signature is former
         if hints.off:
             return None
-        before, signature.step = signature.step, state.step
+        ended = signature.ended
         change = _STALE
-        if before <= state.newest:
-            change = _PROGRESS if before <= state.progress else _TRIED
+        if ended < state.newest:
+            change = _PROGRESS if ended < state.progress else _TRIED
+        is_round = change == _STALE and signature.iteration == iteration and signature.task != task
+        signature.iteration, signature.task = iteration, task
         if is_same and signature.count:
-            if began < signature.ended or (change == _STALE and state.first_step <= before != signature.step):
+            if began < ended or is_round:
+                signature.ended = max(ended, state.newest)
                 return None  # the same round
             signature.in_a_row += 1
             if hints.poll:
-                state.unchanged += 1
-                signature.ended = state.position + state.unchanged
+                state.clock = signature.ended = state.clock + 1
                 return self._judge_poll(signature, value)
         else:
             signature.in_a_row = 1
-        step = state.step
         signature.count = count = signature.count + 1
-        state.position = position = state.position + 1
-        signature.ended = position + state.unchanged
+        state.position += 1
+        state.clock = signature.ended = clock = state.clock + 1
         if count == 1 or hints.poll:
             if state.length or state.blocked:
                 state.begin_streak()
             if type(digest) is not object or former is None or former.epoch != state.epoch:
                 # What cannot be compared is progress if the call is new.
-                state.newest = step
+                state.newest = clock
                 if not failed:
-                    state.progress = step
-                signature.step = state.step = step + 1
+                    state.progress = clock
         else:
             if change > 0 or signature.balance:
                 signature.balance += change
@@ -466,7 +433,7 @@ class ToolHistory:
         if hints.poll:
             return None
         if failed:
-            errors = state.count_error(self.name, digest, began, step)
+            errors = state.count_error(self.name, digest, began, iteration, task)
             return self._judge(signature, value, signature.in_a_row, errors, has_failed=True)
         if count >= signature.judge_at or state.is_mixed:
             return self._judge(signature, value)
@@ -484,10 +451,10 @@ class ToolHistory:
     def _made_again(self, key: Hashable, once: _Once) -> Signature:
         """The signature of a call that was made once, since it is made again."""
         state: LoopDetector = self.detector
-        digest, epoch, step, ended = once
+        digest, epoch, ended, iteration, task = once
         made = self.calls[key] = Signature(self.name, key, digest, None, epoch, state.levels[self.repeat].notice)
         made.count = made.in_a_row = 1
-        made.step, made.ended = step, ended
+        made.ended, made.iteration, made.task = ended, iteration, task
         if state.last is once:
             state.last = made
         return made
