@@ -279,7 +279,7 @@ async def load(call: Call, *, flight: Flight | None = None, may_serve_stored: bo
         may_serve_stored: False if what is there now may not be served.
 
     Returns:
-        The value. ``call.source`` and ``call.cost`` are set.
+        The value. ``call.source`` is set, and ``call.cost`` where the tool or a tier has answered.
     """
     operation, store = call.operation, call.local.store
     under, within = call.leading, None
@@ -338,7 +338,7 @@ async def load(call: Call, *, flight: Flight | None = None, may_serve_stored: bo
                     return await load(call, may_serve_stored=False)
                 if within is not None:
                     within.end_read(call)  # the entry has told it what it depends on
-                call.source, call.cost = "shared", stored.cost
+                call.source = "shared"
                 call.flight = ServedEntry(stored)  # type: ignore[assignment]  # as much of one as sessions ask for
                 return value
             if waiter is not None:
@@ -365,7 +365,6 @@ async def load(call: Call, *, flight: Flight | None = None, may_serve_stored: bo
                     if value is MISSING:  # it could not be copied for this caller
                         call.source = "uncached"
                         return await run_uncached(call)  # inside of what surrounds the call
-                    call.cost = outcome.cost
                     return value
                 call.source = "miss"
         if own is None:  # the leader of this flight was interrupted: the tool runs again, in this caller's context

@@ -105,11 +105,10 @@ class ReadOperation(Operation[ReadPolicy]):
         self.declared = self.policy
         self.evidence = Evidence(self.stats)
         self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
-        self.store = self.new_store(None)
         with VERSIONS.lock:  # from now on it is found by who sets the ttl of its name, or switches caching off
             self.number = TOOLS.add(self)
             self.set_policy(self.declared.with_ttl(TTLS.get(self.name)))
-            self.store.switch(on=CURRENT.value.enabled)
+            self.store = self.new_store(None)
         try:
             self.check_name()
         except ConfigurationError:
@@ -222,8 +221,6 @@ class ReadOperation(Operation[ReadPolicy]):
 
     def audit_share(self, configuration: Configuration) -> float:
         """The share of its hits that is audited."""
-        if self.policy.remote.is_strong:
-            return 0.0  # it has no local copy that could be stale
         return configuration.audit if self.policy.audit is None else self.policy.audit
 
     # Calls

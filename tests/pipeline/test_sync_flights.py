@@ -359,3 +359,25 @@ def test_a_forked_child_does_not_wait_for_the_loads_of_its_parent(held, get_orde
     held.ends("parent")
     assert leader.result() == "parent"
     assert get_order(1) == "parent"
+
+
+def test_a_reload_for_which_no_thread_can_be_started_is_tried_again(clock, monkeypatch: pytest.MonkeyPatch):
+    runs = []
+
+    @AgentCache("rate", ttl=10, grace=60)
+    def rate() -> int:
+        runs.append(threading.current_thread().name)
+        return len(runs)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    assert rate() == 1
+    clock.advance(11)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert rate() == 1
+    assert len(runs) == 1
+    monkeypatch.undo()
+    assert rate() == 1
+    until(lambda: rate() == 2)
+    assert runs[1].startswith("agent_cache refreshes")

@@ -72,6 +72,17 @@ async def test_a_synchronous_call_in_the_thread_of_a_loop_uses_the_tier_as_well(
     assert truth.runs == ["get 7", "set 7", "get 7"]
 
 
+def test_an_answer_that_is_invalidated_is_dropped_for_other_processes(
+    truth: Truth, here: WatchedTier, elsewhere: WatchedTier
+):
+    plain, other = SyncProcess(truth, here), SyncProcess(truth, elsewhere)
+    assert plain.get_order("7") == "old"
+    truth.orders["7"] = "new"
+    assert plain.get_order.invalidate("7") is True
+    assert other.get_order("7") == "new"
+    assert plain.get_order.invalidate("8") is False
+
+
 # A tier that fails
 
 
