@@ -22,7 +22,7 @@ import msgspec
 from agent_cache.cli import forks
 from agent_cache.cli.output import Printer, escaped, plural, print_json
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
-from agent_cache.recording import Cassette, RecordedCall, Redaction, Savings, diff_cassettes
+from agent_cache.recording import Cassette, RecordedCall, Redaction, diff_cassettes
 from agent_cache.recording.call_text import call_text, duration_text, has_error, outcome_text
 from agent_cache.recording.cassette import recorded_rules, redact_call, redacted_header, redacted_name
 from agent_cache.recording.differences import changes
@@ -35,10 +35,10 @@ from agent_cache.recording.outcomes import check_outcome, encode, problems_of, r
 from agent_cache.recording.partial_file import replace_file
 from agent_cache.recording.prices import model_calls, savings_of
 
-_BAR = 16
 _ONE_LINE = 80
-_STYLES = {"hit": "green", "shared": "green", "miss": "yellow", "write": "magenta", "blocked": "red", "llm": "cyan"}
-_TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "cache_write_1h_tokens")
+_ENDS = ("asker", "source", "model", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens",
+         "cache_write_1h_tokens", "form")  # fmt: skip
+"""Fields of a call behind its outcome, in `text`."""
 _FORMS = frozenset(
     {"value", "typed", "any", "object", "error", "stream", "response", "cancelled", "unencodable", "unfinished"}
 )
@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     command = add("show", _show, "show the calls of a recording, in the order in which they started")
     command.add_argument("path", type=Path)
-    command.add_argument("--limit", type=_count, metavar="N", help="show the first N calls only")
+    command.add_argument("--limit", type=int, metavar="N", help="show the first N calls only")
     command.add_argument("--name", default="*", metavar="PATTERN", help="only calls of this name, such as 'shop:*'")
     command.add_argument("--errors", action="store_true", help="only calls that raised")
 
@@ -99,20 +99,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run a subcommand. Returns its exit code.
-
-    Raises:
-        CassetteError, ConfigurationError: for an error of a file or of usage.
-    """
+    """Run a subcommand. Returns its exit code."""
     code: int = options.run_cassette(options)
     return code
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
 
 
 load_cassette = Cassette.load
@@ -151,71 +140,48 @@ def _show(options: argparse.Namespace) -> int:
         if fnmatch.fnmatchcase(cassette[index].name, options.name)
         and (has_error(cassette[index]) or not options.errors)
     ][: options.limit]
-    totals: dict[str, Any] = {"calls": len(cassette), "kinds": dict(Counter(call.kind for call in cassette))}
-    totals |= {"sources": dict(Counter(call.source for call in cassette if call.source))}
-    totals |= {"errors": sum(map(has_error, cassette))}
+    totals = {"calls": len(cassette), "errors": sum(map(has_error, cassette))}
     totals |= {name: sum(getattr(call, name) for call in cassette) for name in ("input_tokens", "output_tokens")}
     models = savings_of(model_calls(cassette.steps, outline.of_models, enclosing.__getitem__), cassette.recorded_at)
-    if not options.json:
-        _show_lines(cassette, chosen, totals, models)
+    if options.json:
+        facts = {"path": cassette.path, "is_partial": cassette.is_partial, "duration_ms": cassette.duration_ms}
+        facts |= {"header": msgspec.to_builtins(cassette.header), "trailer": msgspec.to_builtins(cassette.trailer)}
+        facts |= {"totals": totals, "model_calls": msgspec.to_builtins(models)}
+        print_json(facts | {"calls": [{"depth": depth, **msgspec.to_builtins(call)} for depth, call in chosen]})
         return 0
-    facts = {"path": cassette.path, "is_partial": cassette.is_partial, "duration_ms": cassette.duration_ms}
-    facts |= {"header": msgspec.to_builtins(cassette.header), "trailer": msgspec.to_builtins(cassette.trailer)}
-    facts |= {"totals": totals, "model_calls": msgspec.to_builtins(models)}
-    print_json(facts | {"calls": [{"depth": depth, **msgspec.to_builtins(call)} for depth, call in chosen]})
-    return 0
-
-
-def _show_lines(
-    cassette: Cassette, calls: list[tuple[int, RecordedCall]], totals: dict[str, Any], models: Savings
-) -> None:
-    printer, whole = Printer(), cassette.duration_ms
-    facts = [f"recorded {cassette.recorded_at}" if cassette.recorded_at else "", cassette.model or ""]
-    printer.line((cassette.path, "bold"), *(f"  {fact}" for fact in facts if fact))
+    printer = Printer()
+    facts_of_run = [f"recorded {cassette.recorded_at}" if cassette.recorded_at else "", cassette.model or ""]
+    printer.line((cassette.path, "bold"), *(f"  {fact}" for fact in facts_of_run if fact))
     if cassette.is_partial:
         printer.line(("The recording was killed: calls may be missing.", "red"))
     elif cassette.trailer is not None and cassette.trailer.ended != "returned":
         printer.line((f"The run {cassette.trailer.ended}.", "red"))
     if branch := forks.branch_text(cassette):
         printer.line(branch)
-    printer.line((f"{'id':>6}  {'start':>8}  {'took':>8}  {'':{_BAR}}  {'':8}  call", "dim"))
-    for depth, call in calls:
-        kind, error_style = call.source or call.kind, "red" if has_error(call) else ""
-        style = error_style or _STYLES.get(kind, "")
+    printer.line((f"{'id':>6}  {'start':>8}  {'took':>8}  {'':8}  call", "dim"))
+    for depth, call in chosen:
+        times = f"{duration_text(call.started_ms):>8}  {duration_text(call.duration_ms):>8}"
         printer.line(
-            f"{call.id:>6}  {duration_text(call.started_ms):>8}  {duration_text(call.duration_ms):>8}  ",
-            (_bar(call, whole), style),
-            (f"  {kind:<8}", style),
-            f"  {'  ' * depth}{call_text(call)}",
+            f"{call.id:>6}  {times}  {call.source or call.kind:<8}  {'  ' * depth}{call_text(call)}",
             (" -> ", "dim"),
-            (outcome_text(call), error_style),
+            (outcome_text(call), "red" if has_error(call) else ""),
             (_tokens_text(call), "dim"),
         )
-    if len(calls) < len(cassette):
-        printer.line((f"{len(cassette) - len(calls)} more calls are not shown", "dim"))
+    if len(chosen) < len(cassette):
+        printer.line((f"{len(cassette) - len(chosen)} more calls are not shown", "dim"))
     if models.calls:
         printer.line(str(models))
-    parts = [f"{plural(totals['calls'], 'call')} in {duration_text(whole)}"]
-    counts = sorted(totals["sources"].items()) + sorted(totals["kinds"].items())
-    parts += [f"{number} {name}" for name, number in counts if name not in {"tool", "call"}]
+    parts = [f"{plural(len(cassette), 'call')} in {duration_text(cassette.duration_ms)}"]
     if totals["input_tokens"] or totals["output_tokens"]:
         parts.append(f"{totals['input_tokens']}+{totals['output_tokens']} tokens")
     printer.line(", ".join((*parts, plural(totals["errors"], "error"))))
+    return 0
 
 
 def _tokens_text(call: RecordedCall) -> str:
     tokens = f"{call.input_tokens}+{call.output_tokens} tokens" if call.input_tokens or call.output_tokens else ""
     parts = [part for part in (call.model, tokens) if part]
     return f"  ({', '.join(parts)})" if parts else ""
-
-
-def _bar(call: RecordedCall, whole: float) -> str:
-    """The part of the run in which the call was running."""
-    if whole <= 0:
-        return " " * _BAR
-    start = min(int(_BAR * call.started_ms / whole), _BAR - 1)
-    length = max(1, min(round(_BAR * call.duration_ms / whole), _BAR - start))
-    return f"{' ' * start}{'=' * length}".ljust(_BAR)
 
 
 # text
@@ -238,32 +204,21 @@ def _text(options: argparse.Namespace) -> int:
 
 def _text_lines(cassette: Cassette) -> Iterator[str]:
     depths: dict[int, int] = {}
-    lane = 0
-    for raw in cassette.lines():
-        line = msgspec.json.decode(raw)
+    for line in map(msgspec.json.decode, cassette.lines()):
         if "agent_cache_cassette" in line:
-            yield from _rows(
-                "cassette", {name: line[name] for name in ("model", "redact", "forked_from") if line.get(name)}
-            )
+            shown = {name: line[name] for name in ("model", "redact", "forked_from") if line.get(name)}
+            yield from _rows("cassette", shown)
         elif "trailer" in line:
             yield f"ended: {line['trailer']['ended']}"
         else:
             depths[line["id"]] = depth = depths.get(line.get("parent", 0), -1) + 1
-            margin = "  " * depth
-            if line.get("lane", 0) != lane:
-                lane = line.get("lane", 0)
-                yield f"{margin}({'another task' if lane else 'the first task'})"
-            yield f"{margin}{line['kind']} {line['name']}"
-            margin += "    "
-            if "key" in line:
-                yield from _rows("key", line["key"], margin)
-            for name, value in line.get("arguments", {}).items():
-                yield from _rows(name, value, margin)
-            for name, value in line["outcome"].items():
-                yield from _rows(f"-> {name}", value, margin)
-            for name in ("asker", "source", "model", *_TOKENS, "form"):
-                if name in line:
-                    yield f"{margin}{name}: {line[name]}"
+            yield f"{'  ' * depth}{line['kind']} {line['name']}"
+            parts = [("key", line["key"])] if "key" in line else []
+            parts += line.get("arguments", {}).items()
+            parts += ((f"-> {name}", value) for name, value in line["outcome"].items())
+            for name, value in parts:
+                yield from _rows(name, value, f"{'  ' * depth}    ")
+            yield from (f"{'  ' * depth}    {name}: {line[name]}" for name in _ENDS if name in line)
 
 
 def _rows(name: str, value: Any, margin: str = "") -> Iterator[str]:
@@ -371,14 +326,13 @@ def _redact(options: argparse.Namespace) -> int:
 
     An error ends the command; files before it are redacted by then.
     """
-    printer, results, count = Printer(), [], 0
+    results: list[dict[str, Any]] = []
     for path in _cassettes_in(options.paths):
         cassette = load_cassette(path)
         if not _has_our_format(path):
             raise CassetteError("is a cassette of agentcassette; `agent-cache cassette convert` redacts it, too", path)
         rules = redaction_rules(cassette, options)
         found = secrets_in(cassette, rules)
-        count += found.total()
         is_written = not options.check and (found.total() > 0 or rules.describe() != recorded_rules(cassette))
         if is_written:
             if cassette.header.redact.get("hook"):
@@ -386,13 +340,15 @@ def _redact(options: argparse.Namespace) -> int:
             _rewrite(cassette, path, rules)
         results.append({"path": str(path), "redacted": dict(found), "is_written": is_written})
         if not options.json:
-            _print_secrets(printer, path, found, "to redact" if options.check else "redacted")
+            _print_secrets(path, found, "to redact" if options.check else "redacted")
+    count = sum(sum(one["redacted"].values()) for one in results)
     if options.json:
         print_json({"findings": count, "cassettes": results})
     return 1 if options.check and count else 0
 
 
-def _print_secrets(printer: Printer, path: Path, found: Counter[str], verb: str) -> None:
+def _print_secrets(path: Path, found: Counter[str], verb: str) -> None:
+    printer = Printer()
     printer.line(f"{path}: {found.total() or 'nothing'} {verb}")
     for place, number in found.most_common():
         printer.line(f"  {number:>6} x {place}")
@@ -402,7 +358,7 @@ def _convert(options: argparse.Namespace) -> int:
     """Convert recordings of other tools, redacted as a recording would be; or cassettes to fixtures of Reyn."""
     if options.output is not None and len(options.paths) > 1:
         raise ConfigurationError("--output takes one SOURCE")
-    printer, results = Printer(), []
+    results = []
     for path in options.paths:
         cassette = load_cassette(path) if options.to == "reyn" else _load_other(path)
         target = options.output or path.with_suffix(".jsonl")
@@ -420,9 +376,9 @@ def _convert(options: argparse.Namespace) -> int:
             _rewrite(cassette, target, rules)
         results.append({"path": str(path), "target": str(target), "calls": count, "redacted": dict(found)})
         if not options.json:
-            printer.line(f"{path} -> {target}  {count} calls")
+            Printer().line(f"{path} -> {target}  {count} calls")
             if found:
-                _print_secrets(printer, target, found, "redacted")
+                _print_secrets(target, found, "redacted")
     if options.json:
         print_json({"cassettes": results})
     return 0
@@ -430,15 +386,11 @@ def _convert(options: argparse.Namespace) -> int:
 
 def _load_other(path: Path) -> Cassette:
     """The recording of another tool, as a cassette."""
-    is_ours = path.is_file() and _has_our_format(path)
-    if not is_ours and is_fixture(path):
-        return to_cassette(read_fixture(path), path)
-    if not is_ours and is_foreign(path):
-        return read_foreign(path)
-    cassette = load_cassette(path)
-    if is_ours:
+    if path.is_file() and _has_our_format(path):
         raise CassetteError("is a cassette of agent-cache already", path)
-    return cassette
+    if is_fixture(path):
+        return to_cassette(read_fixture(path), path)
+    return read_foreign(path) if is_foreign(path) else load_cassette(path)
 
 
 # verify
@@ -446,8 +398,8 @@ def _load_other(path: Path) -> Cassette:
 
 def _verify(options: argparse.Namespace) -> int:
     """Print what is wrong with cassettes. Returns 1 if something is."""
-    printer, results, count = Printer(), [], 0
-    functions = _functions_in(options.modules)
+    printer, functions = Printer(), _functions_in(options.modules)
+    results: list[dict[str, Any]] = []
     for path in _cassettes_in(options.paths):
         calls: int = 0
         try:
@@ -458,7 +410,6 @@ def _verify(options: argparse.Namespace) -> int:
             found = [("structure", error.line, error.reason)]
         else:
             calls, found = len(cassette), list(_findings(cassette, path, functions))
-        count += len(found)
         findings = [{"kind": kind, "line": line, "message": message} for kind, line, message in found]
         results.append({"path": str(path), "calls": calls, "findings": findings})
         if options.json:
@@ -467,6 +418,7 @@ def _verify(options: argparse.Namespace) -> int:
             printer.line(("ok", "green"), f"  {path}  {calls} calls")
         for kind, line, message in found:
             printer.line((kind, "red"), f"  {path}{f':{line}' if line else ''}: {message}")
+    count = sum(len(one["findings"]) for one in results)
     if options.json:
         print_json({"findings": count, "cassettes": results})
     elif count:
@@ -505,12 +457,11 @@ def _findings(cassette: Cassette, path: Path, functions: dict[str, RecordedFunct
     rules = redaction_rules(cassette)
     if redacted_header(cassette.header, rules, cassette.header.redact) != cassette.header:
         yield "secret", 1, "the label of the recording contains a secret"
-    ids = set(cassette.outline.ids)
     has_lines = _has_our_format(path)  # a document of agentcassette does not have one line for each call
     for index, call in enumerate(cassette):
         line, clean = index + 2 if has_lines else 0, redact_call(call, rules)
         shown = f"call {call.id}, {call_text(clean)}"
-        yield from (("structure", line, f"{shown}: {message}") for message in _structure_findings(call, ids))
+        yield from (("structure", line, f"{shown}: {message}") for message in _structure_findings(call))
         digest = digest_of(call.name, call.arguments) if call.key is None else digest_of_key(call.name, call.key)
         if call.digest != digest.hex():
             what = "the digest does not match the name and the arguments"
@@ -521,9 +472,7 @@ def _findings(cassette: Cassette, path: Path, functions: dict[str, RecordedFunct
             yield "secret", line, f"call {call.id}, {clean.name}: {place} contains a secret"
 
 
-def _structure_findings(call: RecordedCall, ids: set[int]) -> Iterator[str]:
-    if call.parent is not None and (call.parent not in ids or call.parent >= call.id):
-        yield f"it is enclosed by call {call.parent}, which is missing or started later"
+def _structure_findings(call: RecordedCall) -> Iterator[str]:
     if len(_FORMS & call.outcome.keys()) != 1:
         yield f"the outcome has no known form: {', '.join(call.outcome) or 'empty'}"
     try:

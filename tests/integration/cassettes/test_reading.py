@@ -44,24 +44,16 @@ def test_show_is_a_timeline(cassette, command):
     assert "raised TimeoutError: no answer" in calls[2]
     assert calls[3].endswith("(m-1, 120+30 tokens)")
     assert calls[4].endswith("-> 3 chunks")
-    assert all("=" in line for line in calls)
     assert lines[-2].startswith("1 model call, 120+30 tokens, ")
     assert "5 calls in " in lines[-1]
-    assert lines[-1].endswith("1 llm, 120+30 tokens, 1 error")
+    assert lines[-1].endswith(", 120+30 tokens, 1 error")
 
 
 def test_show_as_json_has_everything(cassette, document):
     path = cassette("a.jsonl", "outer:x", "broken", "model:hi")
     code, shown = document("show", path)
     assert code == 0
-    assert shown["totals"] == {
-        "calls": 4,
-        "kinds": {"call": 3, "llm": 1},
-        "sources": {},
-        "errors": 1,
-        "input_tokens": 120,
-        "output_tokens": 30,
-    }
+    assert shown["totals"] == {"calls": 4, "errors": 1, "input_tokens": 120, "output_tokens": 30}
     assert [(call["id"], call["depth"], call["name"]) for call in shown["calls"]] == [
         (1, 0, "shop:outer"),
         (2, 1, "shop:ask"),
@@ -156,7 +148,6 @@ def test_verify_of_good_cassettes_is_0(cassette, command, tmp_path):
     ("changes", "kind", "line", "message"),
     [
         ([('"question":"x"', '"question":"z"')], "digest", 2, "the digest does not match the name and the arguments"),
-        ([('"id":1,', '"id":1,"parent":7,')], "structure", 2, "enclosed by call 7"),
         ([('"outcome":{"value"', '"outcome":{"valeu"')], "structure", 2, "the outcome has no known form: valeu"),
         (
             [
@@ -307,7 +298,7 @@ def test_a_broken_file_is_2_for_what_needs_its_calls(cassette, command):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["nonsense"], ["show"], ["diff", "a"], ["show", "a", "--limit", "0"], ["show", "a", "--limit", "x"]],
+    [[], ["nonsense"], ["show"], ["diff", "a"], ["show", "a", "--limit", "x"]],
 )
 def test_a_wrong_usage_is_2(arguments, capsys):
     with pytest.raises(SystemExit) as exited:
