@@ -25,4 +25,6 @@ def examples(page: str, package: str) -> list[tuple[str, str]]:
 async def run(code: str, names: dict[str, Any]) -> None:
     """Run an example, as a module with these names, which may await."""
     body = compile(code, "page", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    await types.FunctionType(body, names)()
+    awaited = types.FunctionType(body, names)()
+    if awaited is not None:
+        await awaited

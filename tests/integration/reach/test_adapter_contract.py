@@ -5,13 +5,25 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
-from agent_cache import AgentCacheSession, ConfigurationError, Read, Toolbox, Write
+from agent_cache import (
+    AgentCache,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    Pass,
+    Read,
+    Toolbox,
+    Write,
+)
+from agent_cache.integrations import explain
 from agent_cache.recording import record, replay
+from tests.harness import page_examples
 
 pytestmark = [
     pytest.mark.usefixtures("clock"),
@@ -25,6 +37,7 @@ CANCEL: Call = ("cancel_order", {"order_id": "1"})
 LOST: Call = ("get_order", {"order_id": "lost"})
 MINE: Call = ("get_mine", {})
 SECRET: Call = ("get_secret", {"order_id": "1"})
+DECORATED: Call = ("get_decorated", {"order_id": "1"})
 WRONG: Call = ("get_order", {"no_such_argument": ["1"]})
 SPELT: list[Call] = [("get_number", {"number": "07"}), ("get_number", {"number": 7.0}), ("get_many", {"ids": ["7", 8]})]
 
@@ -48,17 +61,37 @@ class Shop:
         return f"{name} {subject} ({number})"
 
 
+@dataclass
+class Context:
+    user: str
+    client: Any = field(default_factory=object)
+
+
+CONTEXTS: dict[str, Callable[[Any], Any]] = {
+    "a dict": lambda user: {"user": user},
+    "a dict with a client": lambda user: {"user": user, "client": object()},
+    "a dataclass with a client": Context,
+    "an object": lambda user: type("Own", (), {"__init__": lambda self: setattr(self, "user", user)})(),
+}
+
+
+def user_in(context: Any) -> str:
+    return str(context["user"] if isinstance(context, dict) else context.user)
+
+
 class Adapter(ABC):
     """An agent of one framework, whose tools go through a toolbox. Somebody has to say yes before `get_secret`.
 
     Attributes:
         asked: how often that was asked for. Each time the answer is yes.
         streams: whether runs are those of the framework's streaming.
+        context: makes of a user what is passed to a run.
     """
 
     def __init__(self, shop: Shop, box: Any, **options: Any) -> None:
         self.shop, self.box, self.options = shop, box, options
         self.asked, self.streams = 0, False
+        self.context = CONTEXTS["a dict"]
 
     def functions(self, kind: Any, user_of: Callable[[Any], str]) -> tuple[list[Any], Any]:
         """The tools, and `get_secret`. `kind` is what the framework injects, of which `user_of` is the user."""
@@ -92,17 +125,31 @@ class Adapter(ABC):
             """Get a secret."""
             return await run("get_secret", order_id)
 
-        get_mine.__annotations__["tool_context"] = kind
-        return [get_order, cancel_order, get_mine, get_number, get_many, set_number], get_secret
+        @AgentCache("order:{order_id}", name="decorated")
+        async def get_decorated(order_id: str) -> str:
+            """Get an order, by a decorated function."""
+            return await run("get_decorated", order_id)
+
+        async def get_own(tool_context: Any) -> str:
+            """Get the orders of the user, by a decorated function."""
+            return await run("get_own", user_of(tool_context))
+
+        get_mine.__annotations__["tool_context"] = get_own.__annotations__["tool_context"] = kind
+        get_own = AgentCache("mine", name="own")(get_own)
+        tools = [get_order, cancel_order, get_mine, get_number, get_many, set_number, get_decorated, get_own]
+        return tools, get_secret
+
+    @abstractmethod
+    def agent(self) -> Any:
+        """What `explain` takes."""
 
     @abstractmethod
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
-        """What the tools answer to the calls that the model makes in one turn; an error is ``"error"``."""
+        """What the tools answer to the calls that the model makes in one turn, or what ends the run."""
 
 
-def text_of(answer: Any) -> str:
-    is_error = any(part in str(answer) for part in ("no such order", "error occurred"))
-    return "error" if is_error else str(answer)
+def is_error(text: str) -> bool:
+    return any(part in text for part in ("no such order", "error occurred"))
 
 
 class LangChain(Adapter):
@@ -113,17 +160,16 @@ class LangChain(Adapter):
         from agent_cache.integrations.langchain import AgentCacheMiddleware
 
         super().__init__(*given, **options)
-        functions, secret = self.functions(ToolRuntime, lambda runtime: runtime.context["user"])
+        functions, secret = self.functions(ToolRuntime, lambda runtime: user_in(runtime.context))
         self.tools = [StructuredTool.from_function(coroutine=each) for each in (*functions, secret)]
         self.middleware = AgentCacheMiddleware(self.box, **self.options)
 
-    async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
+    def agent(self, *calls: Call) -> Any:
         from langchain.agents import create_agent
         from langchain.agents.middleware import HumanInTheLoopMiddleware
         from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
-        from langchain_core.messages import AIMessage, ToolMessage
+        from langchain_core.messages import AIMessage
         from langgraph.checkpoint.memory import InMemorySaver
-        from langgraph.types import Command
 
         class Model(FakeMessagesListChatModel):
             def bind_tools(self, tools: Any, **options: Any) -> Any:
@@ -132,15 +178,19 @@ class LangChain(Adapter):
         made = [{"name": name, "args": args, "id": f"c{at}"} for at, (name, args) in enumerate(calls)]
         model = Model(responses=[AIMessage("", tool_calls=made), AIMessage("done")])
         approvals = HumanInTheLoopMiddleware(interrupt_on={"get_secret": True})
-        agent: Any = create_agent(
-            model, self.tools, middleware=[self.middleware, approvals], checkpointer=InMemorySaver()
-        )
+        return create_agent(model, self.tools, middleware=[self.middleware, approvals], checkpointer=InMemorySaver())
+
+    async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
+        from langchain_core.messages import ToolMessage
+        from langgraph.types import Command
+
+        agent, context = self.agent(*calls), self.context(user)
         config, given = {"configurable": {"thread_id": "1"}}, {"messages": [("user", "go")]}
 
         async def state_after(given: Any) -> Any:
             if not self.streams:
-                return await agent.ainvoke(given, config, context={"user": user})
-            steps = agent.astream(given, config, context={"user": user}, stream_mode="values")
+                return await agent.ainvoke(given, config, context=context)
+            steps = agent.astream(given, config, context=context, stream_mode="values")
             return [state async for state in steps][-1]
 
         try:
@@ -148,9 +198,9 @@ class LangChain(Adapter):
             while "__interrupt__" in found:
                 self.asked += 1
                 found = await state_after(Command(resume={"decisions": [{"type": "approve"}]}))
-        except ValueError:
-            return ["error"]
-        return [text_of(one.content) for one in found["messages"] if isinstance(one, ToolMessage)]
+        except ValueError as error:
+            return [str(error)]
+        return [str(one.content) for one in found["messages"] if isinstance(one, ToolMessage)]
 
 
 class OpenAIAgents(Adapter):
@@ -159,10 +209,13 @@ class OpenAIAgents(Adapter):
 
         super().__init__(*given, **options)
         agents.set_tracing_disabled(True)
-        functions, secret = self.functions(agents.RunContextWrapper[Any], lambda context: context.context["user"])
+        functions, secret = self.functions(agents.RunContextWrapper[Any], lambda run: user_in(run.context))
         self.tools = [agents.function_tool(each) for each in functions]
         self.tools.append(agents.function_tool(secret, needs_approval=True))
         self.cached([])
+
+    def agent(self) -> Any:
+        return self.cached([])
 
     def cached(self, turns: list[Any]) -> Any:
         from agents import Agent
@@ -180,11 +233,11 @@ class OpenAIAgents(Adapter):
         agent = self.cached([made, [assistant_message("done")]])
         found: Any
         if self.streams:
-            found = Runner.run_streamed(agent, "go", context={"user": user})
+            found = Runner.run_streamed(agent, "go", context=self.context(user))
             async for _ in found.stream_events():
                 pass
         else:
-            found = await Runner.run(agent, "go", context={"user": user})
+            found = await Runner.run(agent, "go", context=self.context(user))
         while found.interruptions:
             state = found.to_state()
             for interruption in found.interruptions:
@@ -192,7 +245,7 @@ class OpenAIAgents(Adapter):
                 state.approve(interruption)
             found = await Runner.run(agent, state)
         outputs = [one for one in found.to_input_list() if one.get("type") == "function_call_output"]
-        return [text_of(one["output"]) for one in outputs]
+        return [str(one["output"]) for one in outputs]
 
 
 class PydanticAI(Adapter):
@@ -202,13 +255,12 @@ class PydanticAI(Adapter):
         from agent_cache.integrations.pydantic_ai import AgentCacheCapability
 
         super().__init__(*given, **options)
-        functions, secret = self.functions(RunContext[dict[str, str]], lambda ctx: ctx.deps["user"])
+        functions, secret = self.functions(RunContext[Any], lambda ctx: user_in(ctx.deps))
         self.tools = [*functions, Tool(secret, requires_approval=True)]
         self.capability = AgentCacheCapability(self.box, **self.options)
 
-    async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
-        from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults
-        from pydantic_ai.exceptions import UnexpectedModelBehavior
+    def agent(self, *calls: Call) -> Any:
+        from pydantic_ai import Agent, DeferredToolRequests
         from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
         from pydantic_ai.models.function import DeltaToolCall, FunctionModel
 
@@ -229,25 +281,32 @@ class PydanticAI(Adapter):
 
         kinds: Any = [str, DeferredToolRequests]
         model = FunctionModel(answer, stream_function=stream)
-        agent: Any = Agent(model, tools=self.tools, capabilities=[self.capability], deps_type=dict, output_type=kinds)
+        return Agent(model, tools=self.tools, capabilities=[self.capability], deps_type=object, output_type=kinds)
+
+    async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
+        from pydantic_ai import DeferredToolRequests, DeferredToolResults
+        from pydantic_ai.exceptions import UnexpectedModelBehavior
+        from pydantic_ai.messages import ToolReturnPart
+
+        agent, deps = self.agent(*calls), self.context(user)
         try:
             if self.streams:
-                async with agent.run_stream("go", deps={"user": user}) as found:
+                async with agent.run_stream("go", deps=deps) as found:
                     await found.get_output()
             else:
-                found = await agent.run("go", deps={"user": user})
+                found = await agent.run("go", deps=deps)
                 while isinstance(found.output, DeferredToolRequests):
                     said = {call.tool_call_id: True for call in found.output.approvals}
                     self.asked += len(said)
                     found = await agent.run(
                         message_history=found.all_messages(),
                         deferred_tool_results=DeferredToolResults(approvals=said),
-                        deps={"user": user},
+                        deps=deps,
                     )
-        except (ValueError, UnexpectedModelBehavior):
-            return ["error"]
+        except (ValueError, UnexpectedModelBehavior) as error:
+            return [str(error)]
         answers = [part for message in found.all_messages() for part in message.parts]
-        return [text_of(part.content) for part in answers if isinstance(part, ToolReturnPart)]
+        return [str(part.content) for part in answers if isinstance(part, ToolReturnPart)]
 
 
 def server_of(adapter: Adapter, *middleware: Any) -> Any:
@@ -277,6 +336,9 @@ class FastMCPServer(Adapter):
         super().__init__(*given, **options)
         self.server = server_of(self, AgentCacheMiddleware(self.box, **self.options))
 
+    def agent(self) -> Any:
+        return self.server
+
     def client(self, opened: Any, user: str) -> Any:
         return opened
 
@@ -293,7 +355,7 @@ class FastMCPServer(Adapter):
             found = await asyncio.gather(*made, return_exceptions=True)
         if any(isinstance(one, asyncio.CancelledError) for one in found):
             raise asyncio.CancelledError
-        return [text_of(one if isinstance(one, Exception) else one.content[0].text) for one in found]
+        return [str(one if isinstance(one, Exception) else one.content[0].text) for one in found]
 
 
 class McpClient(FastMCPServer):
@@ -321,12 +383,10 @@ class GoogleADK(Adapter):
         self.tools = [cached(each, self.box, **self.options) for each in (*functions, approved)]
         self.services: dict[str, Any] = {}
 
-    async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
+    def agent(self, *calls: Call) -> Any:
         from google.adk.agents import LlmAgent
-        from google.adk.agents.run_config import RunConfig, StreamingMode
         from google.adk.models.base_llm import BaseLlm
         from google.adk.models.llm_response import LlmResponse
-        from google.adk.runners import InMemoryRunner
         from google.genai import types
 
         said: list[Any] = [
@@ -343,29 +403,37 @@ class GoogleADK(Adapter):
             async def generate_content_async(self, llm_request: Any, stream: bool = False) -> Any:
                 yield LlmResponse(content=types.Content(role="model", parts=said.pop(0)))
 
-        agent = LlmAgent(name="shop", model=Script(), tools=self.tools)
-        runner = InMemoryRunner(agent=agent, app_name="shop")
+        return LlmAgent(name="shop", model=Script(), tools=self.tools)
+
+    async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
+        from google.adk.agents.run_config import RunConfig, StreamingMode
+        from google.adk.runners import InMemoryRunner
+        from google.genai import types
+
+        runner = InMemoryRunner(agent=self.agent(*calls), app_name="shop")
         session = await runner.session_service.create_session(app_name="shop", user_id=user, session_id=user)
         content = types.Content(role="user", parts=[types.Part(text="hi")])
         config = RunConfig(streaming_mode=StreamingMode.SSE if self.streams else StreamingMode.NONE)
         run = runner.run_async(user_id=user, session_id=session.id, new_message=content, run_config=config)
         try:
             answers = [response.response async for event in run for response in event.get_function_responses()]
-        except ValueError:
-            return ["error"]
+        except ValueError as error:
+            return [str(error)]
         self.asked += sum("confirmation" in str(answer) for answer in answers)
-        return [text_of(answer.get("result", answer)) for answer in answers]
+        return [str(answer.get("result", answer)) for answer in answers]
 
 
 RULES = {
     "get_order": Read("order:{order_id}"),
     "get_secret": Read("order:{order_id}"),
     "get_mine": Read("mine"),
+    "get_own": Read("mine"),
     "cancel_order": Write("order:{order_id}"),
     "get_number": Read("number:{number}"),
     "get_many": Read("number:{ids[]}"),
     "set_number": Write("number:{number}"),
 }
+WRITES = {name for name, rule in RULES.items() if isinstance(rule, Write)}
 PACKAGES: dict[type[Adapter], str] = {
     LangChain: "langchain",
     OpenAIAgents: "agents",
@@ -407,15 +475,24 @@ class TestAdapterContract:
         adapter = kind(Shop(), toolbox())
         assert await adapter.turn(GET, GET, GET) == ["get_order 1 (1)"] * 3
 
-    async def test_what_depends_on_the_user_is_shared_with_nobody(self, kind: type[Adapter]) -> None:
+    @pytest.mark.parametrize("name", ["get_mine", "get_own"])
+    async def test_what_depends_on_the_user_is_shared_with_nobody(self, kind: type[Adapter], name: str) -> None:
         adapter = kind(Shop(), toolbox())
-        found = [await adapter.turn(MINE, user=user) for user in ("ada", "bob", "ada", "bob")]
-        assert found == [["get_mine ada (1)"], ["get_mine bob (2)"]] * 2
+        found = [await adapter.turn((name, {}), user=user) for user in ("ada", "bob", "ada", "bob")]
+        assert found == [[f"{name} ada (1)"], [f"{name} bob (2)"]] * 2
 
     async def test_an_error_is_not_stored(self, kind: type[Adapter]) -> None:
         adapter = kind(Shop(), toolbox())
-        assert [await adapter.turn(LOST) for _ in range(2)] == [["error"]] * 2
-        assert len(adapter.shop.runs) == 2
+        for number in (1, 2):
+            [text] = await adapter.turn(LOST)
+            assert is_error(text)
+            assert len(adapter.shop.runs) == number
+
+    async def test_the_model_reads_what_it_would_read_without_a_cache(self, kind: type[Adapter]) -> None:
+        adapter = kind(Shop(), toolbox())
+        plain = kind(Shop(), Toolbox({name: Pass() for name in RULES}, namespace="plain"))
+        for call in (GET, LOST, WRONG, CANCEL):
+            assert await adapter.turn(call) == await plain.turn(call)
 
     async def test_who_waits_for_a_call_that_is_cancelled_gets_an_answer(self, kind: type[Adapter]) -> None:
         shop = Shop()
@@ -461,6 +538,28 @@ class TestAdapterContract:
         with replay(path):
             assert await run(kind(Shop(), toolbox())) == notice
 
+    async def test_a_loop_ends_the_run(self, kind: type[Adapter]) -> None:
+        """Or an error result, which is how a server tells its client."""
+        adapter = kind(Shop(), toolbox())
+        with pytest.raises(AgentLoopDetectedError) as caught:
+            async with AgentCacheSession(max_tool_repeats=3) as session:
+                for _ in range(3):
+                    answers = await adapter.turn(GET)
+                assert issubclass(kind, FastMCPServer)
+                assert "was called 3 times" in answers[0]
+                session.raise_for_loop()
+        assert (caught.value.tool, caught.value.kind) == ("shop:get_order", "repeat")
+        assert len(adapter.shop.runs) == 1
+
+    async def test_a_template_that_names_no_argument_is_refused_before_the_tool_runs(self, kind: type[Adapter]) -> None:
+        adapter = kind(Shop(), Toolbox({"get_order": Read("order:{order_number}")}, namespace="shop"))
+        try:
+            told = str(await adapter.turn(GET))
+        except Exception as error:
+            told = str(error)
+        assert "order_number" in told or kind is FastMCPServer  # which has an internal error for its client
+        assert adapter.shop.runs == []
+
     async def test_a_yes_is_asked_for_at_every_call(self, kind: type[Adapter]) -> None:
         adapter = kind(Shop(), toolbox())
         for number in (1, 2):
@@ -488,11 +587,66 @@ class TestAdapterContract:
                 kind(Shop(), toolbox(), vary="user")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ADAPTERS if kind is not McpClient])
+IN_PROCESS = pytest.mark.parametrize("kind", [kind for kind in ADAPTERS if kind is not McpClient])
+
+
+@IN_PROCESS
 async def test_what_depends_on_no_user_is_shared(kind: type[Adapter]) -> None:
     """But of an MCP client, whose account belongs to all of its calls."""
     adapter = kind(Shop(), toolbox())
     assert await adapter.turn(GET, user="ada") == await adapter.turn(GET, user="bob")
+
+
+@IN_PROCESS
+async def test_a_decorated_tool_passes_and_is_counted_once(kind: type[Adapter]) -> None:
+    adapter = kind(Shop(), toolbox())
+    async with AgentCacheSession() as session:
+        first = await adapter.turn(DECORATED)
+        assert await adapter.turn(DECORATED) == first
+    assert [(one.tool, one.source) for one in session.get_execution_trace()] == [
+        ("decorated", "miss"),
+        ("decorated", "hit"),
+    ]
+
+
+@IN_PROCESS
+def test_explain_says_what_is_done_with_the_tools_of_an_agent(kind: type[Adapter], capsys: Any) -> None:
+    box = toolbox()
+    table = explain(kind(Shop(), box).agent(), box)
+    rows = {row.tool: row for row in table}
+    assert {name: row.kind for name, row in rows.items()} == {
+        name: "write" if name in WRITES else "decorated" if name in ("get_decorated", "get_own") else "read"
+        for name in (*RULES, "get_decorated")
+    }
+    assert {name for name, row in rows.items() if "context" in row.why} - {"get_secret"} == {"get_mine"}
+    assert capsys.readouterr().out == f"{table}\n"
+
+
+BY_CONTEXT = pytest.mark.parametrize("kind", [one for one in ADAPTERS if one in (LangChain, OpenAIAgents, PydanticAI)])
+
+
+@BY_CONTEXT
+@pytest.mark.parametrize("name", ["get_mine", "get_own"])
+@pytest.mark.parametrize("form", CONTEXTS)
+async def test_users_are_told_apart_by_any_form_of_a_context(kind: type[Adapter], form: str, name: str) -> None:
+    adapter = kind(Shop(), toolbox())
+    adapter.context = CONTEXTS[form]
+    found = [await adapter.turn((name, {}), user=user) for user in ("ada", "bob", "ada", "bob")]
+    assert found == [[f"{name} ada (1)"], [f"{name} bob (2)"]] * 2
+
+
+@BY_CONTEXT
+async def test_a_context_that_cannot_be_compared_runs_uncached_with_one_warning(
+    kind: type[Adapter], caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter = kind(Shop(), toolbox())
+    adapter.context = lambda _: {"user": object()}
+    for number in (1, 2):
+        await adapter.turn(MINE)
+        assert len(adapter.shop.runs) == number
+    [warning] = [message for message in caplog.messages if "get_mine" in message]
+    assert "vary=" in warning
+    assert "shared=True" in warning
 
 
 @pytest.mark.parametrize("call", SPELT, ids=lambda call: str(call[1]))
@@ -514,3 +668,27 @@ async def test_shared_and_vary_say_what_counts_of_a_context(kind: type[Adapter])
     for options in shared:
         adapter = kind(Shop(), toolbox(), **options)
         assert [await adapter.turn(MINE, user=user) for user in ("ada", "bob")] == [["get_mine ada (1)"]] * 2
+
+
+EXAMPLES = [
+    (package, code, output)
+    for page, package in {
+        "use-langchain": "langchain",
+        "use-openai-agents": "agents",
+        "use-pydantic-ai": "pydantic_ai",
+        "use-fastmcp": "fastmcp",
+    }.items()
+    for code, output in page_examples.examples(f"how-to/{page}.md", package)
+]
+
+
+@pytest.mark.parametrize(("package", "code", "output"), EXAMPLES)
+async def test_an_example_of_a_page_prints_what_the_page_says(
+    package: str, code: str, output: str, capsys: Any
+) -> None:
+    pytest.importorskip(package)
+    names: dict[str, Any] = {"__name__": __name__}
+    await page_examples.run(code, names)
+    if "use" in names:
+        await names["use"]()
+    assert capsys.readouterr().out == output

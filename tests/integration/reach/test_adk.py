@@ -31,9 +31,7 @@ from agent_cache import (
     Toolbox,
     Watch,
     Write,
-    get_metrics,
 )
-from agent_cache.integrations import explain
 from agent_cache.integrations.adk import cached
 
 pytestmark = [
@@ -156,18 +154,6 @@ GET: Turn = [("get_order", {"order_id": "1"})]
 CANCEL: Turn = [("cancel_order", {"order_id": "1"})]
 
 
-async def test_errors_are_not_stored_and_the_model_sees_the_usual_text(shop: Shop):
-    plain = answers(await run(shop.agent([("fail", {})], [("get_order", {})])))
-    found = answers(await run(shop.cached([("fail", {})], [("fail", {})], [("get_order", {})], [("get_order", {})])))
-    assert found == [plain[0], plain[0], plain[1], plain[1]]
-    assert "order_id" in plain[1]["error"]
-    assert shop.runs == ["fail"] * 3
-    for _ in range(2):
-        with pytest.raises(LookupError, match="no such order"):
-            await run(shop.cached([("boom", {})]))
-    assert shop.runs[3:] == ["boom"] * 2
-
-
 async def test_an_answer_whose_tool_has_changed_the_state_is_not_stored(shop: Shop):
     agent = shop.cached([("note", {})], [("note", {})])
     runner = InMemoryRunner(agent=agent, app_name="shop")
@@ -179,36 +165,6 @@ async def test_an_answer_whose_tool_has_changed_the_state_is_not_stored(shop: Sh
     assert after.state["notes"] == 2
     assert shop.runs == ["note", "note"]
     assert [one.outcome for one in session.get_execution_trace()] == ["ok", "ok"]
-
-
-async def test_a_tool_that_sees_the_context_is_cached_for_each_session_of_adk(shop: Shop):
-    turns: list[Turn] = [[("whoami", {})], GET]
-    for user, times in (("ann", 1), ("bob", 2)):
-        found = answers(await run(shop.cached(*turns, [("whoami", {})]), user=user))
-        assert found[0] == found[2] == {"result": user}
-        assert shop.runs.count("whoami") == times
-    assert shop.runs.count("get") == 1, "what sees no context is the same for all"
-
-
-async def test_a_decorated_tool_is_counted_once(shop: Shop):
-    @AgentCache("order:{order_id}")
-    async def get_decorated(order_id: str) -> str:
-        """Decorated."""
-        shop.runs.append("decorated")
-        return order_id
-
-    async with AgentCacheSession() as session:
-        await run(shop.cached([("get_decorated", {"order_id": "1"})] * 2, tools=(get_decorated,)))
-    assert shop.runs == ["decorated"]
-    assert len(session.get_execution_trace()) == 2
-    assert cached(get_decorated, shop.box) is get_decorated
-    tool = FunctionTool(get_decorated)
-    assert cached(tool, shop.box) is tool
-
-
-def test_what_is_cached_already_stays_as_it_is(shop: Shop):
-    tool = cached(FunctionTool(shop.get_order), shop.box)
-    assert cached(tool, shop.box) is tool
 
 
 async def test_long_running_tools_and_generators_are_left_alone(shop: Shop):
@@ -322,15 +278,6 @@ async def test_sub_agents_and_agents_that_are_tools_are_copied(shop: Shop):
     assert inner.tools[0] == shop.get_order
 
 
-def test_explain_knows_the_tools_of_an_agent(shop: Shop, capsys: pytest.CaptureFixture[str]):
-    table = explain(SequentialAgent(name="team", sub_agents=[shop.agent()]), shop.box)
-    rows = {row.tool: row.kind for row in table}
-    assert rows["get_order"] == rows["get_later"] == "read"
-    assert rows["cancel_order"] == "write"
-    assert "now" in table.problems[-1]
-    assert capsys.readouterr().out
-
-
 def test_what_is_read_of_adk_beside_its_public_names():
     """`_get_declaration` gives the schema of a tool."""
 
@@ -408,14 +355,6 @@ class Office:
 
 
 WAYS = pytest.mark.parametrize("decorated", [False, True], ids=["toolbox", "decorated"])
-
-
-@WAYS
-async def test_two_users_share_nothing_and_one_has_her_hits(decorated: bool):
-    office = Office(my_tickets, decorated=decorated)
-    ada, bob = await office.session("ada"), await office.session("bob")
-    assert [await office.ask(session) for session in (ada, bob, ada, bob)] == ["0", "1", "0", "1"]
-    assert (get_metrics()["hits"], get_metrics()["uncached"]) == (2, 0)
 
 
 @WAYS

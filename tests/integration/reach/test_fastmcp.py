@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,29 +10,23 @@ import pytest
 pytest.importorskip("fastmcp", reason="the FastMCP adapter is tested where FastMCP is installed")
 
 from fastmcp import Client, Context, FastMCP
-from fastmcp.client.transports import StdioTransport
 from fastmcp.server.providers.fastmcp_provider import FastMCPProviderTool
 from fastmcp.server.providers.proxy import FastMCPProxy, ProxyClient
 
 from agent_cache import (
-    AgentCache,
-    AgentCacheInvalidator,
     AgentCacheSession,
     AgentLoopDetectedError,
-    ConfigurationError,
     Read,
     Toolbox,
     Write,
 )
 from agent_cache.integrations.fastmcp import AgentCacheMiddleware, describe
-from tests.harness.page_examples import examples
-from tests.integration.reach.mcp_shop import Shop, new_box, over_http
+from tests.integration.reach.mcp_shop import Shop, new_box
 
 pytestmark = pytest.mark.usefixtures("clock")  # an empty library, whose clock stands still
 
 ORDER = {"order_id": "1"}
 DOUBTED = {"order_id": "doubted"}
-SCRIPT = Path(__file__).with_name("mcp_shop.py")
 
 
 def text_of(result: Any) -> str:
@@ -45,68 +35,6 @@ def text_of(result: Any) -> str:
 
 def cached_shop(**options: Any) -> Shop:
     return Shop(AgentCacheMiddleware(new_box()), **options)
-
-
-@asynccontextmanager
-async def connected(transport: str) -> AsyncIterator[Client[Any]]:
-    """A client of a cached shop."""
-    if transport == "in memory":
-        async with Client(cached_shop().server) as client:
-            yield client
-    elif transport == "stdio":
-        python = StdioTransport(sys.executable, [str(SCRIPT), "cached"], env={"PYTHONPATH": ":".join(sys.path)})
-        async with Client(python) as client:
-            yield client
-    else:
-        with over_http(cached_shop().server) as url:
-            async with Client(url) as client:
-                yield client
-
-
-@pytest.mark.parametrize("transport", ["in memory", "stdio", "http"])
-async def test_a_read_runs_once_until_something_that_it_depends_on_is_written(transport: str):
-    async with connected(transport) as client:
-
-        async def runs() -> int:
-            return (await client.call_tool("count_runs")).data
-
-        first = await client.call_tool("get_order", ORDER)
-        again = await client.call_tool("get_order", {"full": False, "order_id": "1"})  # the default completes the key
-        assert (again.content, again.structured_content, again.data) == (
-            first.content,
-            first.structured_content,
-            first.data,
-        )
-        assert await runs() == 1
-        await client.call_tool("cancel_order", {"order_id": "2"})
-        assert (await client.call_tool("get_order", ORDER)).data == first.data
-        await client.call_tool("cancel_order", ORDER)
-        assert (await client.call_tool("get_order", ORDER)).data["run"] == 4
-        for _ in range(2):
-            assert (await client.call_tool("get_sync", ORDER)).data == "order 1"
-        assert await runs() == 5
-
-
-@pytest.mark.parametrize(
-    ("tool", "arguments"),
-    [
-        ("get_broken", ORDER),
-        ("get_refused", ORDER),
-        ("get_error", ORDER),
-        ("get_order", {"order_id": {"not": "a text"}}),
-        ("get_order", {}),
-        ("no_such_tool", ORDER),
-    ],
-)
-async def test_errors_are_not_stored_and_have_the_usual_text(tool: str, arguments: dict[str, Any]):
-    plain, shop = Shop(), cached_shop()
-    async with Client(plain.server) as usual, Client(shop.server) as client:
-        expected = await usual.call_tool_mcp(tool, arguments)
-        for _ in range(2):
-            answer = await client.call_tool_mcp(tool, arguments)
-            assert answer.is_error
-            assert answer.content == expected.content
-    assert shop.runs == plain.runs * 2
 
 
 async def test_a_write_that_its_server_has_stopped_waiting_for_is_in_doubt():
@@ -258,42 +186,6 @@ async def test_a_question_to_one_client_is_not_given_to_another_that_waits():
 # Other ways to have tools
 
 
-def decorated_shop(box: Toolbox) -> FastMCP[Any]:
-    server = FastMCP("shop", middleware=[AgentCacheMiddleware(box)])
-
-    @server.tool
-    @AgentCache("order:{order_id}")
-    async def get_own_order(order_id: str) -> str:
-        return order_id
-
-    @server.tool
-    @AgentCacheInvalidator("order:{order_id}")
-    async def cancel_own_order(order_id: str) -> str:
-        return order_id
-
-    return server
-
-
-async def test_a_decorated_tool_is_counted_once():
-    server = decorated_shop(new_box())
-    outer = FastMCP("outer", middleware=[AgentCacheMiddleware(new_box("outer"))])
-    outer.mount(FastMCP("inner"), namespace="empty")
-    outer.mount(decorated_shop(new_box("below")), namespace="get")
-    async with AgentCacheSession() as session:
-        async with Client(server) as client:
-            for _ in range(2):
-                await client.call_tool("get_own_order", ORDER)
-            await client.call_tool("cancel_own_order", ORDER)
-        assert len(session.get_execution_trace()) == 3
-        async with Client(outer) as client:
-            await client.call_tool("get_get_own_order", ORDER)
-        assert len(session.get_execution_trace()) == 4
-    assert [(tool.name, tool.is_decorated) for tool in describe(outer) or ()] == [
-        ("get_get_own_order", True),
-        ("get_cancel_own_order", True),
-    ]
-
-
 @pytest.mark.parametrize("where", ["above", "below", "both"])
 async def test_a_mounted_server_is_cached_above_below_or_once_at_both(where: str):
     box = Toolbox(
@@ -328,22 +220,6 @@ async def test_a_proxied_server_is_cached():
     assert shop.runs == ["get_order", "cancel_order"] * 2 + ["get_error"]
 
 
-async def test_a_template_that_names_no_argument_is_refused_before_the_tool_runs():
-    box = Toolbox({"look": Read("order:{nobody}")}, namespace="shop")
-    server = FastMCP("shop", middleware=[AgentCacheMiddleware(box)])
-    runs = []
-
-    @server.tool
-    async def look(order_id: str) -> str:
-        runs.append(order_id)
-        return order_id
-
-    with pytest.raises(ConfigurationError, match="'nobody'"):
-        await server.call_tool("look", ORDER)
-    assert runs == []
-    assert "'nobody'" in box.explain(describe(server) or ()).problems[0]
-
-
 async def test_a_replaced_tool_gives_no_old_answers():
     server = FastMCP("shop", middleware=[AgentCacheMiddleware(new_box())], on_duplicate="replace")
 
@@ -372,12 +248,3 @@ async def test_a_server_is_described_inside_and_outside_of_an_event_loop():
     assert {tool.name for tool in found} >= {"get_order", "cancel_order"}
     assert describe(object()) is None
     assert new_box().explain(found)[0].kind == "read"
-
-
-@pytest.mark.parametrize("number", [0, 1])
-async def test_the_examples_of_the_page_print_what_it_says(number: int, capsys: pytest.CaptureFixture[str]):
-    code, output = examples("how-to/use-fastmcp.md", "fastmcp")[number]
-    names: dict[str, Any] = {}
-    exec(compile(code, "use-fastmcp.md", "exec", dont_inherit=True), names)
-    await names["use"]()
-    assert capsys.readouterr().out.splitlines() == output.splitlines()

@@ -24,18 +24,14 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
 
 from agent_cache import (
-    AgentCache,
     AgentCacheSession,
-    AgentLoopDetectedError,
-    ConfigurationError,
     Read,
     Toolbox,
     Watch,
     Write,
 )
-from agent_cache.integrations.langchain import AgentCacheMiddleware, LoopInGraph, describe
+from agent_cache.integrations.langchain import AgentCacheMiddleware
 from agent_cache.recording import record, replay
-from tests.harness.page_examples import examples
 
 pytestmark = pytest.mark.usefixtures("clock")  # a write that is in doubt in one test is not in the next
 
@@ -204,15 +200,6 @@ async def test_equal_calls_in_the_threads_of_one_turn_wait_for_one_run(shop):
     assert shop.runs == ["get"]
 
 
-# Arguments
-
-
-async def test_a_template_that_names_no_argument_is_refused_before_the_tool_runs(run, shop):
-    with pytest.raises(ConfigurationError, match="customer"):
-        await run(agent_of(model_of(get()), shop.tools, box_of({"get_order": Read("order:{customer}")})))
-    assert shop.runs == []
-
-
 # Failures
 
 
@@ -255,14 +242,6 @@ async def test_a_retried_call_is_one_call(run, shop):
     assert [record.source for record in session.get_execution_trace()] == ["miss", "hit"]
 
 
-async def test_a_tool_that_the_model_has_invented_is_answered_as_without(run, shop):
-    turns = (("no_such_tool", {"a": 1}), ("no_such_tool", {"a": 1}))
-    ours = await run(agent_of(model_of(*turns), shop.tools))
-    theirs = await run(create_agent(model_of(*turns), Shop().tools))
-    assert texts(ours) == texts(theirs)
-    assert {one.status for one in ours} == {"error"}
-
-
 async def test_a_write_that_the_graph_has_timed_out_is_in_doubt(shop):
     run = Way("ainvoke")
     never, box = asyncio.Event(), box_of()
@@ -280,19 +259,6 @@ async def test_a_write_that_the_graph_has_timed_out_is_in_doubt(shop):
         await run(agent)
     await run(agent_of(model_of(get(), get()), shop.tools, box))
     assert shop.runs == ["get 1"] * 3  # what is read while the write is in doubt is not stored
-
-
-# Loops
-
-
-async def test_a_loop_leaves_the_agent_as_an_error(run, shop):
-    with pytest.raises(AgentLoopDetectedError) as caught:
-        async with AgentCacheSession(max_tool_repeats=3):
-            await run(agent_of(model_of(*[get()] * 6), shop.tools))
-    assert isinstance(caught.value, LoopInGraph)
-    assert (caught.value.tool, caught.value.kind, caught.value.count) == ("shop:get_order", "repeat", 3)
-    assert isinstance(caught.value.__cause__, AgentLoopDetectedError)
-    assert shop.runs == ["get 1"]
 
 
 # Commands, interrupts, artifacts
@@ -339,32 +305,6 @@ async def test_equal_reads_that_interrupt_ask_each_for_itself(run, shop):
     assert len(set(idents)) == 2
     state = await run.state(agent, Command(resume=dict.fromkeys(idents, "anna")), config)
     assert texts(tool_messages(state)) == ["secret for anna"] * 2
-
-
-# Decorated tools
-
-
-async def test_a_decorated_tool_is_counted_once(run, shop):
-    @AgentCache("order:{order_id}", name="decorated_get_order")
-    def get_order(order_id: str) -> str:
-        """Say how an order stands."""
-        shop.runs.append("get")
-        return "sent"
-
-    @AgentCache("order:{order_id}", name="decorated_get_order")
-    async def get_order_async(order_id: str) -> str:
-        shop.runs.append("get")
-        return "sent"
-
-    given = StructuredTool.from_function(get_order, get_order_async)
-    async with AgentCacheSession() as session:
-        messages = await run(agent_of(model_of(get(), get()), [given]))
-    assert texts(messages) == ["sent", "sent"]
-    assert shop.runs == ["get"]
-    assert [(one.tool, one.source) for one in session.get_execution_trace()] == [
-        ("decorated_get_order", "miss"),
-        ("decorated_get_order", "hit"),
-    ]
 
 
 # A ToolNode alone
@@ -450,35 +390,6 @@ async def test_an_interrupted_run_is_replayed(run, shop, path):
 
 
 # Describing
-
-
-def test_an_agent_is_described_by_its_tools(shop):
-    @tool
-    @AgentCache("order:{order_id}", name="described_get_order")
-    async def get_decorated(order_id: str) -> str:
-        """Say how an order stands."""
-        return "sent"
-
-    agent = agent_of(model_of(), [*shop.tools, get_decorated])
-    found = describe(agent)
-    assert found is not None
-    assert [(one.name, one.is_decorated) for one in found] == [
-        ("get_order", False),
-        ("cancel_order", False),
-        ("get_invoice", False),
-        ("pay_invoice", False),
-        ("get_decorated", True),
-    ]
-    assert found[0].schema is not None
-    assert list(found[0].schema["properties"]) == ["order_id"]
-    table = box_of().explain(found)
-    assert [row.kind for row in table] == ["read", "write", "read", "write", "decorated"]
-
-
-def test_the_example_of_the_page_prints_what_stands_below_it(capsys):
-    [(code, printed)] = examples("how-to/use-langchain.md", "langchain")
-    exec(compile(code, "use-langchain.md", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out == printed
 
 
 async def test_the_example_of_readme_works():

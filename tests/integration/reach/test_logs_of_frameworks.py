@@ -13,7 +13,6 @@ pytest.importorskip("openinference.instrumentation.langchain", reason="and made 
 pytest.importorskip("pydantic_ai", reason="and made by Pydantic AI")
 
 from google.protobuf.json_format import MessageToDict
-from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
 from openinference.instrumentation.langchain import LangChainInstrumentor
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -126,27 +125,3 @@ def test_spans_of_openinference(tmp_path, exports, how):
     assert (two.arguments, two.result) == ({"user_id": "u2", "full": False}, {"user": "u2", "orders": ["W1"]})
     # OpenInference writes the value of a single argument without its name.
     assert (failed.arguments, failed.error) == ({"input": "x"}, "KeyError: 'nobody'")
-
-
-MESSAGES = [
-    AIMessage(content="", tool_calls=[{"name": "get_user", "args": {"user_id": "u1"}, "id": "call_1"}]),
-    ToolMessage(content='{"user": "u1"}', tool_call_id="call_1", name="get_user"),
-    AIMessage(
-        content=[{"type": "tool_use", "id": "toolu_2", "name": "find_user", "input": {"email": "x"}}],
-        tool_calls=[{"name": "find_user", "args": {"email": "x"}, "id": "toolu_2"}],
-    ),
-    ToolMessage(content="nobody", tool_call_id="toolu_2", name="find_user", status="error"),
-]
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda: json.dumps({"messages": [message.model_dump() for message in MESSAGES]}),
-        lambda: "".join(json.dumps(message.model_dump()) + "\n" for message in MESSAGES),
-    ],
-)
-def test_messages_of_langchain(tmp_path, write):
-    one, two = read(tmp_path, write())
-    assert (one.tool, one.arguments, one.result, one.error) == ("get_user", {"user_id": "u1"}, {"user": "u1"}, None)
-    assert (two.tool, two.arguments, two.result, two.error) == ("find_user", {"email": "x"}, UNKNOWN, "Error: nobody")

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 pytest.importorskip("fastmcp", reason="the servers of these tests are FastMCP's")
 
-import mcp
 from fastmcp import Client
-from fastmcp.client.transports import StdioTransport
 from fastmcp.exceptions import ToolError
 from mcp import types
-from mcp.client.client import Client as SdkClient
-from mcp.client.stdio import StdioServerParameters, stdio_client
-from mcp.client.streamable_http import streamable_http_client
 
 from agent_cache import ConfigurationError, Pass, Read, Toolbox
 from agent_cache.integrations.mcp_client import CachedClient, describe
-from tests.integration.reach.mcp_shop import Shop, new_box, over_http
+from tests.integration.reach.mcp_shop import Shop, new_box
 
 pytestmark = pytest.mark.usefixtures("clock")  # an empty library, whose clock stands still
 
 ORDER = {"order_id": "1"}
-SCRIPT = Path(__file__).with_name("mcp_shop.py")
-ENVIRONMENT = {"PYTHONPATH": ":".join(sys.path)}
-
 Wrapped = Callable[[Client[Any]], Any]
 OF_FASTMCP: Wrapped = lambda client: client
 OF_THE_SDK: Wrapped = lambda client: client.session
@@ -39,64 +28,6 @@ OF_THE_SDK: Wrapped = lambda client: client.session
 
 def data(answer: Any) -> Any:
     return answer.structured_content
-
-
-@asynccontextmanager
-async def session_over(transport: str) -> AsyncIterator[Any]:
-    """A client of a shop that caches nothing itself."""
-    async with AsyncExitStack() as stack:
-        if transport == "FastMCP over stdio":
-            client = Client(StdioTransport(sys.executable, [str(SCRIPT)], env=ENVIRONMENT))
-            yield await stack.enter_async_context(client)
-        elif transport == "FastMCP over HTTP":
-            url = stack.enter_context(over_http(Shop().server))
-            yield await stack.enter_async_context(Client(url))
-        elif transport == "the SDK over stdio":
-            command = StdioServerParameters(command=sys.executable, args=[str(SCRIPT)], env=ENVIRONMENT)
-            streams = await stack.enter_async_context(stdio_client(command))
-            session = await stack.enter_async_context(mcp.ClientSession(*streams))
-            await session.initialize()
-            yield session
-        elif transport == "the SDK over HTTP":
-            url = stack.enter_context(over_http(Shop().server))
-            streams = await stack.enter_async_context(streamable_http_client(url))
-            session = await stack.enter_async_context(mcp.ClientSession(*streams[:2]))
-            await session.initialize()
-            yield session
-        else:
-            url = stack.enter_context(over_http(Shop().server))
-            yield await stack.enter_async_context(SdkClient(url))
-
-
-@pytest.mark.parametrize(
-    "transport",
-    [
-        "FastMCP over stdio",
-        "FastMCP over HTTP",
-        "the SDK over stdio",
-        "the SDK over HTTP",
-        "the SDK's Client over HTTP",
-    ],
-)
-async def test_a_read_runs_once_until_something_that_it_depends_on_is_written(transport: str):
-    async with session_over(transport) as session:
-        client = CachedClient(session, new_box())
-
-        async def runs() -> int:
-            return data(await client.call_tool("count_runs"))["result"]
-
-        first = await client.call_tool("get_order", ORDER)
-        again = await client.call_tool("get_order", {"full": False, "order_id": "1"})
-        assert again == first
-        assert again is not first
-        assert await runs() == 1
-        await client.call_tool("cancel_order", {"order_id": "2"})
-        assert await client.call_tool("get_order", ORDER) == first
-        await client.call_tool("cancel_order", ORDER)
-        assert data(await client.call_tool("get_order", ORDER))["run"] == 4
-        for _ in range(2):
-            assert (await client.call_tool("get_sync", ORDER)).content[0].text == "order 1"
-        assert await runs() == 5
 
 
 async def test_fastmcps_client_gives_typed_data_and_raises_its_own_errors():
@@ -195,6 +126,3 @@ async def test_a_client_is_described_once_it_has_listed_the_tools():
         assert await cached.tools() == describe(cached)
         assert {row.tool: row.kind for row in new_box().explain(describe(cached) or ())}["get_order"] == "read"
     assert describe(object()) is None
-
-
-# Recordings

@@ -89,15 +89,6 @@ async def test_the_spans_of_pydantic_ai_are_annotated(telemetry):
     assert telemetry.span("agent_cache.session").attributes["agent_cache.hits"] == 2
 
 
-async def test_without_their_instrumentation_the_spans_are_our_own(telemetry):
-    otel.instrument(telemetry.tracers, telemetry.meters)
-    agent = agent_of(telemetry, CALLS[:3])
-    agent.instrument = False
-    await agent.run("Cancel it.")
-    assert telemetry.tree() == [["execute_tool get_order miss"], ["execute_tool cancel_order write"]]
-    assert {one.instrumentation_scope.name for one in telemetry.spans()} == {"agent_cache"}
-
-
 async def test_a_failure_is_told_by_the_framework_and_ours_says_where_it_came_from(telemetry):
     otel.instrument(telemetry.tracers, telemetry.meters)
     with pytest.raises(LookupError):

@@ -375,27 +375,6 @@ async def test_a_call_on_another_path_is_refused(relay, key):
 # Recordings
 
 
-async def test_what_was_recorded_is_replayed_without_a_server(rules, tmp_path, key):
-    path = tmp_path / "run.jsonl"
-
-    async def run(url):
-        async with hosted(url) as host:
-            tools = (await host.request("tools/list")).last["result"]
-            prompt = (await host.request("prompts/get", {"name": "greet", "arguments": {"name": "you"}})).last["result"]
-            calls = [await host.call("get_value", key=key) for _ in range(2)]
-            calls.append(await host.call("set_value", key=key, value="x"))
-            return tools, prompt, calls, await host.call("get_value", key=key), (await host.delete()).status < 300
-
-    with serving() as url:
-        async with relaying(url, rules, record_to=path) as relay:
-            recorded = await run(relay.url)
-        assert relay.relay.findings == []
-    async with relaying(url, rules, replay_from=path) as relay:
-        assert await run(relay.url) == recorded
-    assert relay.relay.findings == []
-    assert "Bearer" not in path.read_text()
-
-
 async def test_a_signal_in_the_first_moment_ends_it(server, rules):
     async with relaying(server, rules) as relay:
         stopped = listen(relay.listener, ("127.0.0.1", 0), lambda _: os.kill(os.getpid(), signal.SIGTERM))

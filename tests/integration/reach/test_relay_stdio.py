@@ -70,13 +70,6 @@ async def test_without_a_file_nothing_is_stored():
         assert await host.call("get_value", key="a") == "nothing (2)"
 
 
-async def test_a_tool_that_nobody_describes_drops_every_answer(rules):
-    async with relayed("--config", rules) as host:
-        assert await host.call("get_value", key="a") == "nothing (1)"
-        await host.call("undescribed")
-        assert await host.call("get_value", key="a") == "nothing (2)"
-
-
 # Calls at the same time
 
 
@@ -196,22 +189,6 @@ async def test_a_changed_list_of_tools_drops_what_was_learned_and_stored(rules):
         await host.call("change_list")
         await host.until(lambda: any(each["method"].endswith("tools/list_changed") for each in host.notifications))
         assert await host.call("get_value", key="a") == "nothing (2)"
-
-
-async def test_a_notification_invalidates_the_tags_of_its_template(tmp_path):
-    path = tmp_path / "rules.toml"
-    path.write_text(
-        'namespace = "n"\n[tools.get_value]\nkind = "read"\ntags = ["doc:{key}"]\n'
-        '[tools.change_resource]\nkind = "pass"\n'
-        '[on."notifications/resources/updated"]\ninvalidate = ["doc:{params[uri]}"]\n'
-    )
-    async with relayed("--config", path) as host:
-        assert await host.call("get_value", key="text://one") == "nothing (1)"
-        assert await host.call("get_value", key="text://two") == "nothing (2)"
-        await host.call("change_resource", uri="text://one")
-        await host.until(lambda: host.notifications)
-        assert await host.call("get_value", key="text://two") == "nothing (2)"
-        assert await host.call("get_value", key="text://one") == "nothing (3)"
 
 
 # Loops

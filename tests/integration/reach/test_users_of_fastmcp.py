@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import types
 from collections.abc import Callable
@@ -14,22 +13,16 @@ import pytest
 
 pytest.importorskip("fastmcp", reason="the FastMCP adapter is tested where FastMCP is installed")
 
-import httpx2
 from fastmcp import Client, Context, FastMCP
 from fastmcp.client.transports import StreamableHttpTransport
 from fastmcp.dependencies import CurrentContext, CurrentFastMCP, CurrentHeaders, Depends, Progress
 from fastmcp.server.auth.providers.jwt import StaticTokenVerifier
 from fastmcp.server.dependencies import get_access_token, get_http_headers, get_http_request
 from fastmcp.server.providers.proxy import FastMCPProxy, ProxyClient
-from mcp import ClientSession
-from mcp.client.client import Client as SdkClient
-from mcp.client.streamable_http import streamable_http_client
 
 from agent_cache import AgentCache, Read, Toolbox, get_metrics
 from agent_cache.integrations.fastmcp import AgentCacheMiddleware
-from agent_cache.integrations.mcp_client import CachedClient
 from tests.integration.reach.mcp_shop import over_http
-from tests.integration.reach.user_servers import WhoAmI
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -176,14 +169,6 @@ async def test_a_tool_that_takes_nothing_of_a_client_is_told_apart_by_access_tok
         assert [await ask(url, auth=user) for user in ("ada", "bob", "ada")] == ["0", "1", "0"]
 
 
-@pytest.mark.parametrize(
-    "options", [{"shared": True}, {"rule": Read("ticket", ttl=60, shared=True)}], ids=["all", "rule"]
-)
-async def test_shared_gives_all_clients_the_same_answer(options: dict[str, Any]):
-    with over_http(server_of(by_context, decorated=False, auth=tokens("ada", "bob"), **options)) as url:
-        assert [await ask(url, auth=user) for user in ("ada", "bob")] == ["0", "0"]
-
-
 @WAYS
 async def test_users_in_the_metadata_of_a_request_are_apart(decorated: bool):
     async with Client(server_of(by_context, decorated=decorated)) as client:
@@ -208,57 +193,6 @@ class Named:
 
     def call(self) -> str:
         return self.user
-
-
-async def session_of(url: str, user: str, box: Toolbox, **options: Any) -> str:
-    async with (
-        httpx2.AsyncClient(headers={"authorization": user}) as http,
-        streamable_http_client(url, http_client=http) as streams,
-        ClientSession(*streams[:2]) as session,
-    ):
-        await session.initialize()
-        client = CachedClient(session, box, **options)
-        answers = [(await client.call_tool("get_me", {})).content[0].text for _ in range(2)]
-    assert answers[0] == answers[1]
-    return str(answers[0])
-
-
-async def client_of(url: str, user: str, box: Toolbox, **options: Any) -> str:
-    async with SdkClient(f"{url}?user={user}") as inner:
-        return str((await CachedClient(inner, box, **options).call_tool("get_me", {})).content[0].text)
-
-
-async def transport_of(url: str, user: str, box: Toolbox, **options: Any) -> str:
-    async with (
-        httpx2.AsyncClient(headers={"authorization": user}) as http,
-        SdkClient(streamable_http_client(url, http_client=http)) as inner,
-    ):
-        return str((await CachedClient(inner, box, **options).call_tool("get_me", {})).content[0].text)
-
-
-@pytest.mark.parametrize("ask_as", [session_of, client_of, transport_of], ids=lambda one: one.__name__)
-async def test_two_accounts_of_a_client_of_the_sdk_share_nothing(ask_as: Any):
-    with contextlib.closing(WhoAmI()) as server:
-        box = Toolbox({"get_me": Read("me", ttl=60)}, namespace=f"accounts {ask_as.__name__}")
-        for user in ("ada", "bob", "ada"):
-            assert user in await ask_as(server.url, user, box)
-        assert server.calls == (2 if ask_as is client_of else 3)  # the others do not show whose they are
-        before = server.calls
-        for user in ("cleo", "dan", "cleo"):
-            vary = {"vary": lambda client, user=user: user}
-            assert user in await ask_as(server.url, user, box, **vary)
-        assert server.calls == before + 2
-
-
-async def test_two_accounts_of_fastmcps_client_share_nothing():
-    server: FastMCP[Any] = FastMCP("desk")
-    server.tool(anew(by_headers), name="my_tickets")
-    box, seen = Toolbox({"my_*": Read("ticket", ttl=60)}, namespace="desk"), []
-    with over_http(server) as url:
-        for user in ("ada", "bob", "ada"):
-            async with Client(StreamableHttpTransport(url, headers={"x-user": user})) as client:
-                seen.append((await CachedClient(client, box).call_tool("my_tickets", {})).data)
-    assert seen == ["0", "1", "0"]
 
 
 async def test_clients_of_a_proxy_are_apart_by_what_it_passes_on():

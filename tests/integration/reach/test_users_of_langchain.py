@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import operator
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -24,16 +22,9 @@ from langgraph.prebuilt import InjectedState, ToolRuntime
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent_cache import AgentCache, Read, Toolbox, get_metrics
-from agent_cache.integrations import explain
 from agent_cache.integrations.langchain import AgentCacheMiddleware
 
 pytestmark = pytest.mark.usefixtures("clock")
-
-
-@dataclass
-class Context:
-    user: str
-    client: Any = field(default_factory=object)
 
 
 class ContextDict(TypedDict, total=False):
@@ -122,23 +113,6 @@ async def ask(agent: Any, door: str, context: Any = None, state: Any = None, **c
 
 
 DOORS = ["invoke", "ainvoke"]
-CONTEXTS: dict[str, Callable[[str], Any]] = {
-    "dataclass": Context,
-    "dict": lambda name: {"user": name},
-    "dict with a client": lambda name: {"user_name": name, "client": object()},
-}
-
-
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("kind", CONTEXTS)
-@pytest.mark.parametrize("decorated", [False, True], ids=["middleware", "decorated"])
-async def test_users_by_the_context_of_a_run(door: str, kind: str, decorated: bool):
-    agent, _ = agent_of(my_tickets, decorated=decorated)
-    if decorated and door == "ainvoke":
-        door = "invoke"  # the tool is a `def`
-    made = CONTEXTS[kind]
-    assert [await ask(agent, door, made(name)) for name in ("ada", "bob", "ada", "bob")] == ["0", "1", "0", "1"]
-    assert (get_metrics()["hits"], get_metrics()["uncached"]) == (2, 0)
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -167,18 +141,6 @@ async def test_one_user_without_a_context_has_her_hits_in_every_thread_and_step(
     answers = [await ask(agent, "invoke", state={"turns": turn}) for turn in range(3)]
     assert answers == ["0", "0", "0"]
     assert get_metrics()["uncached"] == 0
-
-
-async def test_a_context_that_says_nothing_runs_uncached_with_one_warning(caplog: pytest.LogCaptureFixture):
-    agent, box = agent_of(my_tickets)
-    with caplog.at_level(logging.WARNING):
-        assert [await ask(agent, "invoke", {"client": object()}) for _ in range(2)] == ["0", "1"]
-    (warning,) = [message for message in caplog.messages if "my_tickets" in message]
-    assert "vary=" in warning
-    assert "shared=True" in warning
-    table = explain(agent, box)
-    assert "context" in table[0].why
-    assert any("shared=True" in problem for problem in table.problems)
 
 
 class Lookup(BaseTool):
