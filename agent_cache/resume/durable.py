@@ -13,9 +13,8 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -54,11 +53,10 @@ from agent_cache.recording.file import (
 )
 from agent_cache.recording.functions import ActiveCall, FunctionCall, RecordedFunction, recorded_function
 from agent_cache.recording.http.identity import Http
-from agent_cache.recording.lanes import checkpoint
 from agent_cache.recording.match import Matcher, by_nobody, described, place_of
 from agent_cache.recording.outcomes import check_outcome, decode, encode
-from agent_cache.recording.redaction import Redaction, redact_key, redaction_of
-from agent_cache.recording.tape import Tape
+from agent_cache.recording.redaction import Redaction, redaction_of
+from agent_cache.recording.tape import Tape, redacted_tag
 from agent_cache.resume.checkpoints import Checkpoint, checkpoint_line, checkpoint_of, state_data
 from agent_cache.resume.journal import (
     JournalFile,
@@ -161,6 +159,11 @@ class Journal:
         """The block in which the calls of a session are written down. `AgentCacheSession` enters it."""
         return _Attached(self, session_id)
 
+    def settings(self) -> dict[str, Any]:
+        """What a run is resumed with as it was begun, as the header has it."""
+        http = msgspec.UNSET if self.http is None else self.http.describe(self.redaction)
+        return {"redact": self.redaction.describe(), "http": http}
+
     def choice(self, *names: str) -> str | Check:
         """What is done with a write in doubt that has these names."""
         return next((self._choices[name] for name in names if name in self._choices), self._default)
@@ -202,33 +205,35 @@ class _JournalTape(Tape):
 
     answers: Matcher
     file: _JournalLog
+    redaction: NotingRedaction
 
     def __init__(self, journal: Journal, stored: StoredJournal, file: JournalFile) -> None:
         self.journal = journal
         self._session_id = stored.session_id
-        self._run = bytes.fromhex(stored.run)
-        self._secret = bytes.fromhex(stored.header.secret)
+        self._run, self._secret = bytes.fromhex(stored.run), bytes.fromhex(stored.header.secret)
         self._root = blake2b(key=self._secret, digest_size=12, person=b"places").digest()
         self._earlier = list(stored.checkpoints)
         self._sequence = len(self._earlier)
-        self._calls, self._parents = stored.calls, stored.parents
-        self._index_of = {bytes.fromhex(call.place): index for index, call in enumerate(self._calls)}
-        self._doubts = {one.place: one for one in stored.in_doubt}
+        self._load(stored)
         # Writes that this process has not come to: lane and name, by id.
         self._left = {call.id: (call.lane, call.name) for call in self._calls if call.is_write}
         self._left |= {one.id: (one.lane, one.name) for one in self._doubts.values()}
         self._new_writes: dict[str, str] = {}  # that may be others of the journal with other arguments, by name
-        self._reruns: dict[str, str] = {}  # keys, by place
+        self._reruns: dict[bytes, str] = {}  # keys, by place
         self._paused: dict[tuple[bytes, bytes], list[int]] = {}  # numbers of calls that LangGraph makes again
-        lanes = *(call.lane for call in self._calls), *(one.lane for one in stored.begun.values())
+        lanes = [call.lane for call in self._calls] + [one.lane for one in stored.begun.values()]
         self._lanes_before = max(lanes, default=0)
-        self.noted = threading.local()
         # In an encrypted journal all is as the run has seen it; whoever reads it redacts it.
-        rules = NotingRedaction(journal.redaction, self.noted) if journal.key is None else Redaction(defaults=False)
+        rules = NotingRedaction(Redaction(defaults=False) if journal.key else journal.redaction)
         answers, log = Matcher(stored.cassette, rules), _JournalLog(self, file, rules, stored)
         super().__init__(file.path, "journal", rules, answers=answers, file=log, http=journal.http)
         if tags := {tuple(map(unescape, tag.split(":"))) for one in self._doubts.values() for tag in one.tags}:
             invalidate_sync(*tags)  # what writes in doubt may have changed
+
+    def _load(self, stored: StoredJournal) -> None:
+        self._calls, self._parents = stored.calls, stored.parents
+        self._index_of = {bytes.fromhex(call.place): index for index, call in enumerate(stored.calls)}
+        self._doubts = {bytes.fromhex(one.place): one for one in stored.in_doubt}
 
     # Which call of the journal a call is
 
@@ -246,11 +251,10 @@ class _JournalTape(Tape):
             call.occurrence = counts.get(call.matched, 0)
             counts[call.matched] = call.occurrence + 1
         call.place = place_of(enclosing, call.matched, call.occurrence)
-        index = self._index_of.get(call.place)
         if call.lane:
             call.lane += self._lanes_before
             call.forked += self._lanes_before if call.forked else 0
-        return index
+        return self._index_of.get(call.place)
 
     def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
         if index is not None and call.asker == UNKNOWN_ASKER:
@@ -269,46 +273,26 @@ class _JournalTape(Tape):
         self.file.void(call)
         raise self.latch(error).with_traceback(None)
 
-    async def turn(self, call: ActiveCall) -> None:
-        """As a tape; also for an answer that is not in the journal, but was just found out."""
-        await (checkpoint() if call.index is None else super().turn(call))
-
     def answered(self, call: ActiveCall) -> None:
         """A call has ended that was answered."""
         if call.index is not None:
             super().answered(call)
 
-    # Calls that run
+    # A write begins, or is in doubt
 
     def begin(self, call: HookedCall | FunctionCall) -> ActiveCall:
+        """Find the answer of a call in the journal, or write that it begins."""
         active = super().begin(call)
-        if active.recorded is None:
-            active.is_answered = self._begin_write(active)
+        active.is_answered = active.recorded is not None or (active.is_write and self._begin_write(active))
         return active
 
-    async def answer(self, call: ActiveCall) -> Any:
-        if call.recorded is not None:
-            return await super().answer(call)
-        value = self._decide(call)
-        if inspect.isawaitable(value):
-            with self._checking(call):
-                value = await _awaited(value)
-            if not self._is_done(call, value):
-                return RUN
-        return value if value is RUN else self._settle(call, value)
-
-    def answer_plainly(self, call: ActiveCall) -> Any:
-        if call.recorded is not None:
-            return super().answer_plainly(call)
-        value = self._decide(call)
-        if value is not RUN and "stream" in call.function.form:
-            self._in_doubt(call, "is a stream, which can only raise or be made again")
-        return value if value is RUN else self._settle(call, value)
-
     def begin_exchange(self, endpoint: RecordedFunction, arguments: Mapping[str, Any]) -> ActiveCall:
-        """Find the answer of a request in the journal, or write that it begins."""
+        """The same for a request. One in doubt is decided at once."""
         call = super().begin_exchange(endpoint, arguments)
-        if call.recorded is None and self._begin_write(call) and (value := self._decide(call)) is not RUN:
+        if call.recorded is None and call.is_write and self._begin_write(call):
+            value = self._decide(call)
+            if not self._is_done(call, value):
+                return call
             outcome = {"response": value}
             try:
                 check_outcome(outcome)
@@ -321,15 +305,12 @@ class _JournalTape(Tape):
 
     def _begin_write(self, call: ActiveCall) -> bool:
         """Write that a write begins. Returns whether it is in doubt."""
-        if not call.is_write:
-            return False
         log = self.file
         with self._lock:
-            is_over = log.is_over
-            if is_over and not log.is_sealed:
+            if log.is_over and not log.is_sealed:
                 raise log.ended()
-            is_doubted = bool(self._doubts) and call.place.hex() in self._doubts
-            if not is_doubted and not is_over and not log.has_begun(call):
+            is_doubted = call.place in self._doubts
+            if not is_doubted and not log.is_over and call.id not in log.known:
                 if self._left:
                     self._check_new(call)
                 log.begin_write(call, self._intent(call))
@@ -354,47 +335,62 @@ class _JournalTape(Tape):
             self._new_writes.setdefault(name, shown)
 
     def _intent(self, call: ActiveCall) -> Intent:
-        tags: set[str] = set()
-        given = call.arguments if call.given is None else call.given
+        tags = set[str]()
         for tag in () if call.tool_call is None else tags_of_intent(call.tool_call):
             # A resume invalidates what stands there; redacted or escaped it would be another tag.
-            written = utf8_text(redact_key(tag, given, call.arguments, self.redaction))
-            tags.add(tag if written == tag else utf8_text(root_of(tag)))
-        self.noted.is_changed = False
+            tags.add(tag if redacted_tag(call, tag, self.redaction) == tag else utf8_text(root_of(tag)))
         return Intent(
-            **_opened(call),
-            kind=call.function.kind,
-            name=call.function.name,
-            arguments=call.arguments,
-            key=self.key_of(call),
-            tags=sorted(tags),
-        )
+            **_opened(call), kind=call.function.kind, name=call.function.name, arguments=call.arguments,
+            key=self.key_of(call), tags=sorted(tags),
+        )  # fmt: skip
 
     def key_of(self, call: ActiveCall) -> str:
         """The idempotency key of a write."""
         made = blake2b(self._run + call.place, key=self._secret, digest_size=16, person=b"idempotency").hexdigest()
-        return self._reruns.get(call.place.hex(), made)
+        return self._reruns.get(call.place, made)
 
-    # Writes in doubt
+    # Writes in doubt: `_decide` says by the policy what one returns, or `NotDone` if it is made again
+
+    async def answer(self, call: ActiveCall) -> Any:
+        """The outcome of a call, by the journal, or by what is done with a write in doubt."""
+        if call.recorded is not None:
+            return await super().answer(call)
+        if call.is_sync_tool:
+            return self.answer_plainly(call)
+        value = self._decide(call)
+        if inspect.isawaitable(value):
+            awaited, value = value, NotDone
+            with self._checking(call):
+                value = await awaited
+        return self._settled(call, value)
+
+    def answer_plainly(self, call: ActiveCall) -> Any:
+        """The same in a plain function, and for a stream."""
+        if call.recorded is not None:
+            return super().answer_plainly(call)
+        value = self._decide(call)
+        if inspect.isawaitable(value):
+            getattr(value, "close", str)()
+            self._in_doubt(call, "is not asynchronous, and its check function is")
+        if "stream" in call.function.form and value is not NotDone:
+            self._in_doubt(call, "is a stream, which can only raise or be made again")
+        return self._settled(call, value)
 
     def _decide(self, call: ActiveCall) -> Any:
-        doubt, check = self._doubts[call.place.hex()], self.journal.choice(call.function.name, *call.function.names)
-        if check == "notice":
+        doubt, choice = self._doubts[call.place], self.journal.choice(call.function.name, *call.function.names)
+        if choice == "notice":
             name = doubt.name if doubt.kind == "http" else doubt.name.rpartition(":")[2]  # as the model knows it
             return (
                 f"It is not known whether {self._shown(name, call.arguments)} took effect: the process ended "
                 "while it was running. Do not repeat it before you know; look at what it would have changed."
             )
-        if check == "raise":
+        if choice == "raise":
             self._in_doubt(call, f"{_began(doubt)}. {_FIND_OUT}")
         value: Any = NotDone
-        if callable(check):
+        if callable(choice):
             with self._checking(call):
-                value = _asked(check, _given_arguments(call), doubt.key)
-        if inspect.isawaitable(value) and (call.is_sync_tool or call.function.form != "async"):
-            getattr(value, "close", str)()
-            self._in_doubt(call, "is not asynchronous, and its check function is")
-        return value if inspect.isawaitable(value) or self._is_done(call, value) else RUN
+                value = choice(_given_arguments(call), doubt.key)
+        return value
 
     @contextmanager
     def _checking(self, call: ActiveCall) -> Iterator[None]:
@@ -405,20 +401,24 @@ class _JournalTape(Tape):
         token = PLACE.get().scope.without_recordings().variant(bypasses=True).enter()
         try:
             yield
+        except NotDone:
+            pass
         except Exception as error:  # noqa: BLE001 - the user's function
-            key = self._doubts[call.place.hex()].key
+            key = self._doubts[call.place].key
             self._in_doubt(call, f"is in doubt (idempotency key {key}), and its check function raised {error!r}", error)
         finally:
             with suppress(ValueError):  # closed by the garbage collector, in another context than it ran in
                 PLACE.reset(token)
 
     def _in_doubt(self, call: ActiveCall, reason: str, cause: Exception | None = None) -> NoReturn:
-        name, key = call.function.name, self._doubts[call.place.hex()].key
-        text = f"{self._shown(name, call.arguments)} {reason}"
-        error = InDoubtError(name, self._without_secrets(call.arguments), key, text, self.file.path)
+        error = self._doubt_error(self._doubts[call.place], call.arguments, reason)
         error.__cause__ = cause
         with self._lock:
             self._refuse(call, error)
+
+    def _doubt_error(self, doubt: Intent, arguments: dict[str, Any], reason: str) -> InDoubtError:
+        text = f"{self._shown(doubt.name, arguments)} {reason}"
+        return InDoubtError(doubt.name, self._without_secrets(arguments), doubt.key, text, self.file.path)
 
     def _without_secrets(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Arguments as an error may show them: an encrypted journal has them as they are."""
@@ -428,18 +428,10 @@ class _JournalTape(Tape):
     def _shown(self, name: str, arguments: dict[str, Any]) -> str:
         return described(name, self._without_secrets(arguments))
 
-    def _is_done(self, call: ActiveCall, value: Any) -> bool:
-        """Whether a check has found that a write in doubt took effect. Else it is made again, with its key."""
-        if value is not NotDone and not isinstance(value, NotDone):
-            return True
-        with self._lock:
-            doubt = self._doubts.pop(call.place.hex())
-            self._reruns[doubt.place] = doubt.key
-            self._left.pop(doubt.id, None)
-        return False
-
-    def _settle(self, call: ActiveCall, value: Any) -> Any:
-        """The write has this value, as if it had returned it when it ran."""
+    def _settled(self, call: ActiveCall, value: Any) -> Any:
+        """What a write in doubt returns, as if it had returned it when it ran; `RUN` if it is made again."""
+        if not self._is_done(call, value):
+            return RUN
         self._close_doubt(call)
         if call.tool_call is not None:
             call.tool_call.answered_by = "write"
@@ -448,20 +440,32 @@ class _JournalTape(Tape):
             replay_into_sessions(call.tool_call, value, None, 0.0)
         return value
 
+    def _is_done(self, call: ActiveCall, value: Any) -> bool:
+        """Whether a write in doubt took effect. Else it is made again, with its key."""
+        if value is not NotDone and not isinstance(value, NotDone):
+            return True
+        call.is_answered = False
+        with self._lock:
+            doubt = self._doubts.pop(call.place)
+            self._reruns[call.place] = doubt.key
+            self._left.pop(doubt.id, None)
+        return False
+
     def _close_doubt(self, call: ActiveCall) -> None:
         """Forget a write that is not made again, and what it enclosed."""
         with self._lock:
             parents = self._parents
-            settled = {self._doubts[call.place.hex()].id}
+            settled = {self._doubts[call.place].id}
             self._doubts = {at: one for at, one in self._doubts.items() if not is_inside(one.id, settled, parents)}
             self._left = {one: each for one, each in self._left.items() if not is_inside(one, settled, parents)}
 
     # The end of a call, and of the run
 
     def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
-        self.noted.is_hidden = getattr(self.noted, "is_changed", False)
-        super()._write(call, outcome)
-        self.noted.is_changed = False  # that of tags is no loss
+        with self._lock:
+            self.file.is_hidden = self.redaction.noted.is_changed
+            super()._write(call, outcome)
+        self.redaction.noted.is_changed = False  # that of tags is no loss
 
     def pause(self, call: ActiveCall, stored: StoredJournal) -> None:
         """An interrupt of LangGraph has left a call: it is made again when the graph goes on, in the same place.
@@ -470,12 +474,15 @@ class _JournalTape(Tape):
         """
         enclosing = self._root if call.parent is None else call.parent.place
         self._paused.setdefault((enclosing, call.matched), []).append(call.occurrence)
-        parents = self._parents = stored.parents
-        self.answers, self._calls = Matcher(stored.cassette, self.redaction), stored.calls
-        for index, one in enumerate(stored.calls):
-            if is_inside(one.id, {call.id}, parents):
-                self._index_of[bytes.fromhex(one.place)] = index
-        self._doubts |= {one.place: one for one in stored.in_doubt if is_inside(one.id, {call.id}, parents)}
+        doubts, index_of = self._doubts, self._index_of
+        self._load(stored)
+        self.answers = Matcher(stored.cassette, self.redaction)
+
+        def chosen(number: int) -> bool:
+            return is_inside(number, {call.id}, self._parents)
+
+        self._index_of = index_of | {at: one for at, one in self._index_of.items() if chosen(self._calls[one].id)}
+        self._doubts = doubts | {at: one for at, one in self._doubts.items() if chosen(one.id)}
 
     async def checkpoint(self, label: str, state: Any, importance: float) -> Checkpoint:
         """Write a checkpoint. One that the run had made before it was resumed is not written again."""
@@ -489,7 +496,9 @@ class _JournalTape(Tape):
             for at, earlier in enumerate(self._earlier):
                 if _content(earlier) == written:
                     return self._earlier.pop(at)
-            self.file.put_checkpoint(line)
+            if self.file.is_over:
+                raise self.file.ended()
+            self.file.append(None, line, is_urgent=True)
             self._sequence += 1
         return made
 
@@ -501,7 +510,9 @@ class _JournalTape(Tape):
             problem: CassetteError | None = None
             if error is None:
                 problem = self._failure or self.error or (None if is_paused else self._undone())
-            self.file.finish(error or problem, is_paused=is_paused)
+            if error is None and problem is None and not is_paused:
+                self.file.seal()
+            self.file.discard()
         if problem is not None:
             raise problem.with_traceback(None)
 
@@ -510,9 +521,9 @@ class _JournalTape(Tape):
         for doubt in self._doubts.values():
             path = doubt.name.rpartition(":")[2]
             if self.journal.choice(doubt.name, path, path.rpartition(".")[2]) == "raise":
-                shown = self._shown(doubt.name, doubt.arguments)
-                text = f"{shown} {_began(doubt)}, and it was not made again. {_FIND_OUT}"
-                return InDoubtError(doubt.name, self._without_secrets(doubt.arguments), doubt.key, text, self.file.path)
+                return self._doubt_error(
+                    doubt, doubt.arguments, f"{_began(doubt)}, and it was not made again. {_FIND_OUT}"
+                )
         for number, (_, name) in sorted(self._left.items()):
             if name in self._new_writes:
                 text = (
@@ -545,20 +556,6 @@ def _given_arguments(call: ActiveCall) -> dict[str, Any]:
     return call.arguments if call.given is None else call.given
 
 
-def _asked(check: Check, arguments: dict[str, Any], key: str) -> Any:
-    try:
-        return check(arguments, key)
-    except NotDone:
-        return NotDone
-
-
-async def _awaited(value: Awaitable[Any]) -> Any:
-    try:
-        return await value
-    except NotDone:
-        return NotDone
-
-
 # The lines of a run
 
 _INTERRUPTS = frozenset({"langgraph.errors:GraphInterrupt", "langgraph.errors:NodeInterrupt"})
@@ -571,15 +568,18 @@ class _JournalLog(CallLog):
     Calls that were cut off have no line until the run has come to its end: a resumed run makes them again.
     """
 
-    def __init__(self, tape: _JournalTape, file: JournalFile, redaction: Redaction, stored: StoredJournal) -> None:
+    is_hidden = False  # whether redaction has changed the outcome that is about to be written
+
+    def __init__(
+        self, tape: _JournalTape, file: JournalFile, redaction: NotingRedaction, stored: StoredJournal
+    ) -> None:
         super().__init__(redaction)
         self.is_sealed = False
         self.path = file.path
-        self._tape = tape
-        self._file = file
+        self._tape, self._file, self._noted = tape, file, redaction.noted
         ended, begun = {call.id for call in stored.calls}, stored.begun
         self._begun = {one.place: one for number, one in begun.items() if number not in ended}  # and not answered
-        self._known = set(begun)  # ids of calls whose place is in the journal
+        self.known = set(begun)  # ids of calls whose place is in the journal
         self._void: set[int] = set()  # of calls in which the run was stopped: they will be made again
         self._cut: list[bytes] = []
         self._written = len(ended)
@@ -594,26 +594,20 @@ class _JournalLog(CallLog):
 
     def start(self, call: ActiveCall) -> None:
         """Number a call that starts, as in the process before, if that had begun it."""
-        self._tape.noted.is_changed = False  # that of arguments is no loss
-        if call.recorded is not None:
-            call.id, call.after = call.recorded.id, call.recorded.after
+        self._noted.is_changed = False  # that of arguments is no loss
+        begun = call.recorded or (self._begun.get(call.place.hex()) if self._begun else None)
+        if begun is None or begun.id in self._open:
+            super().start(call)
             return
-        super().start(call)
-        begun = self._begun.get(call.place.hex()) if self._begun else None
-        if begun is not None and begun.id not in self._open:
-            del self._open[call.id]
-            self._next_id -= 1
-            call.id, call.after = begun.id, begun.after
+        call.id, call.after, call.started = begun.id, begun.after, self.now()
+        if call.recorded is None:
             self._open[call.id] = call
-
-    def has_begun(self, call: ActiveCall) -> bool:
-        """Whether the journal has the place of a call."""
-        return call.id in self._known
 
     def begin_write(self, call: ActiveCall, intent: Intent) -> None:
         """Write that a write begins. If that raises, it must not run."""
-        self._append(call, encode({"intent": intent}) + b"\n", is_urgent=True)
-        self._known.add(call.id)
+        self.append(call, encode({"intent": intent}) + b"\n", is_urgent=True)
+        self.known.add(call.id)
+        self._noted.is_changed = False
 
     def end(self, call: ActiveCall, outcome: dict[str, Any], source: str, tags: list[str]) -> None:
         """Write a call that has ended."""
@@ -626,26 +620,20 @@ class _JournalLog(CallLog):
             self._begun[call.place.hex()] = OpenCall(**_opened(call))
             self._tape.pause(call, stored)
             return
-        recorded = self.recorded(call, outcome, source, tags)
-        is_hidden = getattr(self._tape.noted, "is_hidden", False)
-        if is_hidden and call.function.name not in _hidden:
+        if self.is_hidden and call.function.name not in _hidden:
             _hidden.add(call.function.name)
             text = "%s: redaction has changed an outcome of %s, so this run can only be resumed with a key="
             _LOG.warning(text, self.path, call.function.name)
-        line = call_line(msgspec.structs.replace(recorded, place=call.place.hex(), hidden=is_hidden))
-        is_needed = recorded.is_write or recorded.kind == "llm"
-        if not is_answer(outcome) or (not is_needed and ("unencodable" in outcome or "class" in outcome)):
+        recorded = self.recorded(call, outcome, source, tags)
+        line = call_line(msgspec.structs.replace(recorded, place=call.place.hex(), hidden=self.is_hidden))
+        is_write = recorded.is_write
+        is_lost = not is_write and recorded.kind != "llm" and ("unencodable" in outcome or "class" in outcome)
+        if is_lost or not is_answer(outcome):
             self._cut.append(line)
         else:
-            self._append(call, line, is_urgent=recorded.is_write)
+            self.append(call, line, is_urgent=is_write)
             self._written += 1
             self._last_id = call.id
-
-    def put_checkpoint(self, line: bytes) -> None:
-        """Write a checkpoint."""
-        if self.is_over:
-            raise self.ended()
-        self._append(None, line, is_urgent=True)
 
     def void(self, call: ActiveCall | None) -> None:
         """The run is stopped in a call: what this and those that enclose it return then is no outcome of theirs."""
@@ -658,15 +646,16 @@ class _JournalLog(CallLog):
         reason = "this is a forked process" if self._file.is_of_parent else "its run has ended with an error"
         return JournalError(f"{reason}, so the journal would not know of it: the write was not made", self.path)
 
-    def finish(self, error: BaseException | None, *, is_paused: bool = False) -> None:
-        """Close the journal, and seal it if its run has come to its end. If that raises, it can be resumed."""
+    def seal(self) -> None:
+        """Write that the run has come to its end. If that raises, it can be resumed."""
+        if self.is_over:
+            return
         try:
-            if error is None and not is_paused and not self.is_over:
-                self.end_open_calls()
-                duration = int((time.perf_counter() - self._began) * 1e6) / 1000
-                trailer = Trailer(calls=self._written + len(self._cut), duration_ms=duration)
-                self._append(None, *self._cut, trailer_line(trailer), is_urgent=True)
-                self.is_sealed = True
+            self.end_open_calls()
+            duration = int((time.perf_counter() - self._began) * 1e6) / 1000
+            trailer = Trailer(calls=self._written + len(self._cut), duration_ms=duration)
+            self.append(None, *self._cut, trailer_line(trailer), is_urgent=True)
+            self.is_sealed = True
         finally:
             self.discard()
 
@@ -675,11 +664,10 @@ class _JournalLog(CallLog):
         super().discard()
         self._file.close()
 
-    def _append(self, call: ActiveCall | None, *lines: bytes, is_urgent: bool = False) -> None:
+    def append(self, call: ActiveCall | None, *lines: bytes, is_urgent: bool = False) -> None:
         """Write lines, behind the places of the calls that enclose this one."""
-        announced: list[ActiveCall] = []
-        outer = None if call is None else call.parent
-        while outer is not None and outer.id not in self._known and outer.id in self._open:
+        outer, announced = None if call is None else call.parent, list[ActiveCall]()
+        while outer is not None and outer.id not in self.known and outer.id in self._open:
             announced.append(outer)
             outer = outer.parent
         if announced:
@@ -689,11 +677,10 @@ class _JournalLog(CallLog):
         except OSError as error:
             self.void(call)
             reason = f"cannot be written: {error.strerror}. The run is stopped; it can be resumed"
-            if call is not None and self.has_begun(call):
+            if call is not None and call.id in self.known:
                 reason += f", and {call.function.name} is in doubt then: it has ended, and its outcome is lost"
             raise self._tape.latch(JournalError(reason, self.path)) from error
-        if announced:
-            self._known.update(one.id for one in announced)
+        self.known.update(one.id for one in announced)
 
 
 def _opened(call: ActiveCall) -> dict[str, Any]:
@@ -720,21 +707,20 @@ class _Attached(Block[_JournalTape]):
                 text = "is inside of one that has a journal, which has its calls; give only the outer one a journal"
                 raise ConfigurationError(f"the session {self._session_id!r} {text}")
             scope = scope.outside
+        journal = self._journal
         while True:
-            file = JournalFile(self._path, is_durable=self._journal.is_durable, key=self._journal.key)
+            file = JournalFile(self._path, is_durable=journal.is_durable, key=journal.key)
             try:
                 stored = file.read()
+                if stored is not None and self._is_sealed(stored):
+                    file.set_aside(stored.run)
+                    continue
                 if stored is not None:
-                    self._check(stored)
-                    if stored.is_sealed:
-                        file.set_aside(stored.run)
-                        continue
                     line = encode({"resumed": {"at": now_text(), "calls": len(stored.calls)}}) + b"\n"
                 else:
-                    header = JournalHeader(session_id=self._session_id, **self._settings())
-                    line = encode(header) + b"\n"
+                    line = encode(JournalHeader(session_id=self._session_id, **journal.settings())) + b"\n"
                     stored = StoredJournal(self._path, line)
-                tape = _JournalTape(self._journal, stored, file)
+                tape = _JournalTape(journal, stored, file)
                 file.append(line, is_urgent=True)
             except BaseException as error:
                 file.close()
@@ -743,13 +729,8 @@ class _Attached(Block[_JournalTape]):
                 raise
             return tape
 
-    def _settings(self) -> dict[str, Any]:
-        journal = self._journal
-        http = msgspec.UNSET if journal.http is None else journal.http.describe(journal.redaction)
-        return {"redact": journal.redaction.describe(), "http": http}
-
-    def _check(self, stored: StoredJournal) -> None:
-        """Refuse to go on with a journal that is another's, has ended, or cannot be given back."""
+    def _is_sealed(self, stored: StoredJournal) -> bool:
+        """Whether a run has ended, and a new one may begin. Refuses what is another's, or cannot be given back."""
         if stored.session_id != self._session_id:
             text = f"is the journal of the session {stored.session_id!r}, and not of {self._session_id!r}"
             raise JournalError(text, self._path)
@@ -758,8 +739,8 @@ class _Attached(Block[_JournalTape]):
         if stored.is_sealed:
             if not self._journal.restarts:
                 raise JournalEnded(self._session_id, stored.header.recorded_at, len(stored.calls), self._path)
-            return
-        for name, setting in self._settings().items():
+            return True
+        for name, setting in self._journal.settings().items():
             if getattr(stored.header, name) != setting:
                 raise ConfigurationError(
                     f"Journal: the run in {self._path} was begun with another {name}= and can only be resumed with "
@@ -774,3 +755,4 @@ class _Attached(Block[_JournalTape]):
                     "changes. Nothing was run",
                     self._path,
                 )
+        return False

@@ -1,12 +1,6 @@
 """The file of a journal: its name, its lines, reading it, and writing it under a lock. JSON Lines, version 1.
 
-    {"agent_cache_journal": 1, "session_id": "order-7", "recorded_at": "...", "run": "5f1c...", "secret": "...", ...}
-    {"id": 1, "kind": "llm", "name": "shop:ask", ..., "place": "90ab..."}
-    {"intent": {"id": 2, "kind": "tool", "name": "shop:pay", "arguments": {...}, "place": "...", "key": "..."}}
-    {"id": 2, "kind": "tool", "name": "shop:pay", ..., "place": "..."}
-    {"trailer": {"calls": 2, "duration_ms": 12.5, "ended": "returned"}}
-
-The calls are a log as a running recording writes it (`recording.file`), so a journal can be loaded as a cassette. An
+Its calls are a log as a running recording writes it (`recording.file`), so a journal can be loaded as a cassette. An
 *intent* stands before each write and says that it begins. A write without a line of its own was running when the
 process ended: it is *in doubt*. ``open`` says the place of another call that had not ended and that encloses calls
 which have lines. Only a run that has come to its end has a trailer: the journal is *sealed*.
@@ -20,6 +14,8 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -60,6 +56,19 @@ def journal_path(directory: Path, session_id: str) -> Path:
     if len(name) > _MAX_NAME:  # a tilde is in no other name
         name = f"{name[: _MAX_NAME - 40]}~{blake2b(raw, digest_size=16).hexdigest()}"
     return directory / f"{name}.jsonl"
+
+
+@contextmanager
+def _reported(path: Path, action: str) -> Iterator[None]:
+    """Raise errors of the system, and of cassettes, as those of a journal that cannot be read or written."""
+    try:
+        yield
+    except (JournalError, CassetteNotFound):
+        raise
+    except CassetteError as error:
+        raise JournalError(error.reason, error.path, error.line) from error
+    except OSError as error:
+        raise JournalError(f"cannot be {action}: {error.strerror or error}", path) from error
 
 
 # Lines
@@ -113,13 +122,17 @@ def is_answer(outcome: dict[str, Any]) -> bool:
     return not inner.get("end") or is_answer(inner["end"])
 
 
+class _Noted(threading.local):
+    is_changed = False
+
+
 class NotingRedaction(Redaction):
     """Rules of redaction that note, in each thread, whether they have changed anything: that cannot be given back."""
 
-    def __init__(self, rules: Redaction, noted: threading.local) -> None:
+    def __init__(self, rules: Redaction) -> None:
         self.__dict__.update(vars(rules))
         self._rules = rules
-        self.noted = noted
+        self.noted = _Noted()
 
     def apply(self, data: Any) -> Any:
         return self._compared(data, self._rules.apply(data))
@@ -132,12 +145,11 @@ class NotingRedaction(Redaction):
 
     def is_secret(self, name: str) -> bool:
         found = self._rules.is_secret(name)
-        self.noted.is_changed = found or getattr(self.noted, "is_changed", False)
+        self.noted.is_changed |= found
         return found
 
     def _compared(self, before: Any, after: Any) -> Any:
-        if after is not before and after != before:
-            self.noted.is_changed = True
+        self.noted.is_changed |= after is not before and after != before
         return after
 
 
@@ -150,6 +162,7 @@ class StoredJournal:
     Attributes:
         path: the file.
         header: the first line.
+        session_id, run: id of the session, and the name of this run of it.
         cassette: its calls, to be answered from.
         intents, opened: of all writes that have begun, and of other calls that enclose some, by id.
         trailer: the last line of a sealed journal; None for one that can be resumed.
@@ -159,6 +172,7 @@ class StoredJournal:
     def __init__(self, path: Path, text: bytes, *, is_torn: bool = False) -> None:
         self.path, self.is_torn = path, is_torn
         self.header = _header_of(path, text.partition(b"\n")[0])
+        self.session_id, self.run = self.header.session_id, self.header.run
         content = read_lines(path, text)
         assert content is not None
         if not all(call.place for call in content.calls):
@@ -166,26 +180,10 @@ class StoredJournal:
         self.cassette = Cassette.of(content, path)
         self.trailer = self.cassette.trailer
         self.cassette.is_partial = False  # it is resumed, and not replayed as it is
-        self.intents: dict[int, Intent] = {}
-        self.opened: dict[int, OpenCall] = {}
-        self._checkpoints: list[tuple[int, msgspec.Raw]] = []
-        for number, line in content.others:
-            if line.intent is not None:
-                self.intents[line.intent.id] = line.intent
-            elif line.open is not None:
-                self.opened[line.open.id] = line.open
-            elif bytes(line.checkpoint):
-                self._checkpoints.append((number, line.checkpoint))
-
-    @property
-    def session_id(self) -> str:
-        """Id of the session."""
-        return self.header.session_id
-
-    @property
-    def run(self) -> str:
-        """Names this run of the session."""
-        return self.header.run
+        others = content.others
+        self.intents: dict[int, Intent] = {one.intent.id: one.intent for _, one in others if one.intent is not None}
+        self.opened: dict[int, OpenCall] = {one.open.id: one.open for _, one in others if one.open is not None}
+        self._checkpoints = [(number, one.checkpoint) for number, one in others if bytes(one.checkpoint)]
 
     @property
     def is_sealed(self) -> bool:
@@ -239,10 +237,8 @@ def read_journal(path: str | os.PathLike[str], *, key: bytes | None = None) -> S
     """
     path = Path(path)
     data, text = _content(path, key)
-    try:
+    with _reported(path, "read"):
         found = StoredJournal(path, text, is_torn=not data.endswith(b"\n"))
-    except CassetteError as error:
-        raise _as_journal_error(error) from error
     if is_encrypted(data):  # it is as the run has seen it
         rules = Redaction().joined(recorded_rules(found.cassette))
         apply_rules(found.cassette, rules)
@@ -262,22 +258,15 @@ def read_regular(path: Path, *, follows: bool = True) -> bytes:
 
 def _content(path: Path, key: bytes | None) -> tuple[bytes, bytes]:
     """What is in a journal, and its whole lines, decrypted."""
-    try:
-        data = read_regular(path)
+    with _reported(path, "read"):
+        try:
+            data = read_regular(path)
+        except FileNotFoundError:
+            raise CassetteNotFound("there is no journal", path) from None
         text = decrypted(path, data[: data.rfind(b"\n") + 1], key)
-    except FileNotFoundError:
-        raise CassetteNotFound("there is no journal", path) from None
-    except OSError as error:
-        raise JournalError(f"cannot be read: {error.strerror or error}", path) from error
-    except CassetteError as error:
-        raise _as_journal_error(error) from error
-    if not text and _is_torn_header(data):
-        raise JournalError("is empty: its run was killed before it made a call", path)
-    return data, text
-
-
-def _as_journal_error(error: CassetteError) -> JournalError:
-    return error if isinstance(error, JournalError) else JournalError(error.reason, error.path, error.line)
+        if not text and _is_torn_header(data):
+            raise JournalError("is empty: its run was killed before it made a call", path)
+        return data, text
 
 
 def _is_torn_header(data: bytes) -> bool:
@@ -309,25 +298,23 @@ class JournalFile:
 
     def __init__(self, path: Path, *, is_durable: bool, key: bytes | None = None) -> None:
         self.path = path
-        self.is_closed = False
-        self.is_of_parent = False
+        self.is_closed = self.is_of_parent = False
         self._is_durable = is_durable
         self._key = key
         self._cipher = None if key is None else LineCipher(key)
         self._size = self._lines = 0
-        try:
+        with _reported(path, "written"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = self._open()
-        except BlockingIOError:
-            text = "is being written by another session of this id; only one at a time can make its run"
-            raise JournalError(text, path) from None
-        except OSError as error:
-            raise JournalError(f"cannot be written: {error.strerror}", path) from error
+            try:
+                self._descriptor = self._open()
+            except BlockingIOError:
+                text = "is being written by another session of this id; only one at a time can make its run"
+                raise JournalError(text, path) from None
         _open_files.add(self)
 
     def read(self) -> StoredJournal | None:
         """What is in it; None if not even a header. A torn line at the end is taken off."""
-        try:
+        with _reported(self.path, "read"):
             data = read_regular(self.path)
             whole = data[: data.rfind(b"\n") + 1]
             if whole and is_encrypted(whole) != (self._cipher is not None):
@@ -339,10 +326,6 @@ class JournalFile:
                 found = StoredJournal(self.path, text, is_torn=len(whole) < len(data))
             self._size, self._lines = len(whole), whole.count(b"\n")
             self._take_back()
-        except OSError as error:
-            raise JournalError(f"cannot be read: {error.strerror or error}", self.path) from error
-        except CassetteError as error:
-            raise _as_journal_error(error) from error
         return found
 
     def append(self, *lines: bytes, is_urgent: bool = False) -> None:
@@ -366,13 +349,12 @@ class JournalFile:
         """Give a sealed journal the name of its run, and close it: the next run of the session has the name."""
         aside = self.path.with_name(f"{self.path.stem}.{run[:8]}.jsonl")
         try:
-            if os.name == "nt":  # Windows does not rename an open file
-                self.close()
-            if aside.exists():
-                raise FileExistsError(0, "there is such a file")
-            self.path.replace(aside)
-        except OSError as error:
-            raise JournalError(f"cannot be renamed to {aside.name}: {error.strerror}", self.path) from error
+            with _reported(self.path, f"renamed to {aside.name}"):
+                if os.name == "nt":  # Windows does not rename an open file
+                    self.close()
+                if aside.exists():
+                    raise FileExistsError(0, "there is such a file")
+                self.path.replace(aside)
         finally:
             self.close()
 
@@ -381,6 +363,12 @@ class JournalFile:
         if not self.is_closed:
             self.is_closed = True
             os.close(self._descriptor)
+
+    def leave_to_parent(self) -> None:
+        """Close what a forked child has of it: the lock is held as long as any copy of the descriptor is open."""
+        if not self.is_closed:
+            self.is_of_parent = True
+            self.close()
 
     def _take_back(self) -> None:
         """Remove what does not belong to a whole line."""
@@ -418,16 +406,13 @@ def _sync_directory(directory: Path) -> None:
             os.close(descriptor)
 
 
-def _leave_files_to_parent() -> None:
-    """Close what a forked child has of its parent's journals: the lock is held as long as any copy of it is open."""
+def _leave_to_parent() -> None:
     for file in list(_open_files):
-        if not file.is_closed:
-            file.is_of_parent = True
-            file.close()
+        file.leave_to_parent()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_files_to_parent)
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 # Branches
@@ -465,12 +450,11 @@ def branch_journal(
     """
     path, target = Path(source), journal_path(Path(directory), to_session_id)
     lines = branched_lines(path, to_session_id, until.id, events=events, key=key)
-    try:
-        write_new(target, lines, path, key)
-    except FileExistsError:
-        raise JournalError(f"there is a journal of the session {to_session_id!r} already", target) from None
-    except OSError as error:
-        raise JournalError(f"cannot be written: {error.strerror}", target) from error
+    with _reported(target, "written"):
+        try:
+            write_new(target, lines, path, key)
+        except FileExistsError:
+            raise JournalError(f"there is a journal of the session {to_session_id!r} already", target) from None
     return target
 
 
@@ -479,7 +463,8 @@ def branched_lines(
 ) -> list[bytes]:
     """The lines of a branch: those of a run as they were at a checkpoint; with `events`, all but those of its end.
 
-    Its checkpoints have ids of their own, and the last one this label, unless that is None.
+    Its checkpoints have ids of their own, and the last one this label, unless that is None. Calls that were cut off are
+    left out, as in any journal that can be resumed.
     """
     first, *text = _content(path, key)[1].splitlines(keepends=True)
     old, has_found = _header_of(path, first), False
@@ -496,18 +481,15 @@ def branched_lines(
                     checkpoint["label"] = checkpoint["label"] if label is None else label
                 checkpoint["id"] = os.urandom(16).hex()
                 lines.append(encode({"checkpoint": checkpoint}) + b"\n")
-            elif not line.startswith((b'{"trailer":', b'{"resumed":')) and _is_kept(line):
+            elif line.startswith(b'{"id":'):
+                lines += [line] if is_answer(msgspec.json.decode(line, type=RecordedCall).outcome) else []
+            elif not line.startswith((b'{"trailer":', b'{"resumed":')):
                 lines.append(line)
         except (msgspec.DecodeError, ValueError, LookupError, TypeError) as error:
             raise JournalError(f"this line is broken: {error}", path, number) from error
     if not has_found:
         raise JournalError(f"has no checkpoint {until!r}", path)
     return lines
-
-
-def _is_kept(line: bytes) -> bool:
-    """Whether a line belongs to a journal that can be resumed: calls that were cut off have none there."""
-    return not line.startswith(b'{"id":') or is_answer(msgspec.json.decode(line, type=RecordedCall).outcome)
 
 
 def write_new(target: Path, lines: list[bytes], source: Path, key: bytes | None) -> None:
