@@ -297,28 +297,27 @@ def _class_of_litellm(name: str) -> Any:
 def problems_of(outcome: Outcome, verb: str = "returned") -> Iterator[str]:
     """What a replay of this outcome will not do as the recorded call did, and what helps. The texts name types only."""
     reason = f" ({outcome['reason']})" if outcome.get("reason") else ""
+    error = outcome.get("error", {})
     if "unencodable" in outcome:
         yield f"{verb} a {outcome['unencodable']}, which cannot be replayed{_advice(outcome)}"
-    elif "class" in outcome:
+    if "class" in outcome:
         yield (
             f"{verb} a {outcome['class']}, which a replay gives back as plain data{reason}; annotate what the function "
             "returns, or register the class"
         )
-    elif "redacted" in outcome:
+    if "redacted" in outcome:
         yield f"{verb} a value that does not fit its annotation without its secrets; give it one that does"
-    error = outcome.get("error", {})
     if error.get("unknown"):
         yield (
             f"raised {error.get('type')}, which a replay raises as RecordedError or without parts of it; "
             "register the class with agent_cache.recording.register, or raise one that is made of plain values"
         )
     stream: dict[str, Any] = outcome.get("stream") or outcome.get("response") or {}
-    for member in error.get("group", ()):
-        yield from problems_of({"error": member})
+    parts = [{"error": member} for member in error.get("group", ())] + ([stream["end"]] if "end" in stream else [])
+    for part in parts:
+        yield from problems_of(part)
     for chunk in outcome.get("stream", {}).get("chunks", ()):
         yield from problems_of(chunk, "yielded")
-    if "end" in stream:
-        yield from problems_of(stream["end"])
 
 
 def _advice(outcome: Outcome) -> str:
@@ -336,22 +335,20 @@ def _advice(outcome: Outcome) -> str:
 
 def redact_call_outcome(outcome: Outcome, rules: Redaction) -> Outcome:
     """An outcome of a file without secrets, also without those that go over several chunks of its stream."""
-    if "response" in outcome:
-        try:
-            msgspec.convert(outcome["response"], ResponseShape)
-            response = redact_response(outcome["response"], rules)
-        except (msgspec.ValidationError, ValueError):  # the file was edited, and this is no response
-            return {**outcome, "response": rules.apply(outcome["response"])}
-        return {**outcome, "response": _with_clean_end(response, rules)}
-    if "stream" in outcome:
-        stream = _with_clean_end(outcome["stream"], rules)
-        chunks = [_clean(chunk, rules) for chunk in _redact_joined(stream["chunks"], rules)]
-        return {**outcome, "stream": {**stream, "chunks": chunks}}
+    for form in ("response", "stream"):
+        if form not in outcome:
+            continue
+        data = outcome[form]
+        if form == "stream":
+            data = {**data, "chunks": [_clean(chunk, rules) for chunk in _redact_joined(data["chunks"], rules)]}
+        else:
+            try:
+                msgspec.convert(data, ResponseShape)
+                data = redact_response(data, rules)
+            except (msgspec.ValidationError, ValueError):  # the file was edited, and this is no response
+                return {**outcome, form: rules.apply(data)}
+        return {**outcome, form: {**data, "end": _clean(data["end"], rules)} if "end" in data else data}
     return _clean(outcome, rules)
-
-
-def _with_clean_end(data: dict[str, Any], rules: Redaction) -> dict[str, Any]:
-    return {**data, "end": _clean(data["end"], rules)} if "end" in data else data
 
 
 def _clean(outcome: Outcome, rules: Redaction) -> Outcome:
@@ -362,9 +359,7 @@ def _clean(outcome: Outcome, rules: Redaction) -> Outcome:
     if "object" in outcome:
         name, plain = outcome["object"]
         return {**outcome, "object": [name, rules.apply(plain)]}
-    if "error" in outcome:
-        return {**outcome, "error": redact_error(outcome["error"], rules)}
-    return outcome
+    return {**outcome, "error": redact_error(outcome["error"], rules)} if "error" in outcome else outcome
 
 
 def redact_chunks(chunks: list[Outcome], redaction: Redaction) -> list[Outcome]:
@@ -374,11 +369,7 @@ def redact_chunks(chunks: list[Outcome], redaction: Redaction) -> list[Outcome]:
     stands in the first chunk that has a part of it; the other parts are removed.
     """
     joined = _redact_joined(chunks, redaction)
-    raws = [encode(chunk) for chunk in joined]
-    return [
-        _clean(decode(raw), redaction) if redaction.may_change(raw) else chunk
-        for raw, chunk in zip(raws, joined, strict=True)
-    ]
+    return [_clean(decode(raw), redaction) if redaction.may_change(raw := encode(one)) else one for one in joined]
 
 
 _STREAMS = ("events", "frames", "lines")

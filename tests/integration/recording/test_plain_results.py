@@ -40,55 +40,21 @@ def test_any_value_of_any_annotation_comes_back_the_same(case):
     assert same(roundtrip(value, annotation), value)
 
 
-def test_a_plain_result_stays_readable_json():
-    assert schema_of(list[Line]).to_plain([Line("a", 1.5)]) == [{"sku": "a", "price": 1.5, "extra": None}]
 
 
 # -- What is refused ------------------------------------------------------------------------------------------
 
 
-class Stateful(Line):
-    pass
 
 
-def stateful() -> Stateful:
-    line = Stateful("a", 1.0)
-    line.note = "beside the fields"
-    return line
 
 
-class Bare:
-    pass
 
 
-class Text(str):
-    __slots__ = ()
 
 
-REFUSED = [
-    (Bare(), Any),
-    (Bare(), Bare),
-    (lambda: 1, Any),
-    (Line, Any),
-    (Status.OPEN, Any),
-    (Line("a", 1.0), Any),
-    (Line("a", 1.0), Spot),
-    (stateful(), Stateful),
-    (Stateful("a", 1.0), Line),
-    (Text("a"), str),
-    (Text("a"), Any),
-    (deque([1]), Any),
-    (threading.Lock(), Any),
-    (object(), object),
-    ({"a": Bare()}, Any),
-    (Ellipsis, Any),
-]
 
 
-@pytest.mark.parametrize(("value", "returns"), REFUSED)
-def test_what_would_come_back_as_something_else_is_refused(value, returns):
-    with pytest.raises(Unencodable):
-        schema_of(returns).to_plain(value)
 
 
 # -- Versions of classes ------------------------------------------------------------------------------------------
