@@ -28,8 +28,6 @@ def a_recording(path: Path, *questions: str) -> list[bytes]:
 # Crash-safety
 
 
-
-
 def test_the_old_file_stands_until_the_new_one_is_whole(path):
     before = b"".join(a_recording(path, "a"))
     with record(path):
@@ -170,25 +168,17 @@ CALL = b'{"id":1,"kind":"call","name":"ask","digest":"00","outcome":{"value":1}}
 
 BROKEN = {
     "empty": (b"", "is empty", 0),
-    "blank": (b"\n \n", "is empty", 0),
-    "text": (b"hello\n", "no cassette", 1),
     "yaml": (b"interactions:\n- request: {}\n", "no cassette", 1),
     "json that is something else": (b'{"a": 1}', "no cassette of agent-cache or agentcassette", 1),
-    "a list": (b"[1, 2]", "no cassette", 1),
-    "binary": (b"\x00\xff\xfe\x00" * 10, "no cassette", 1),
     "a header that breaks off": (b'{"agent_cache_cassette":2,"rec', "breaks off", 1),
     "a newer version": (b'{"agent_cache_cassette":3,"shiny":true}\n', "version 3", 1),
-    "no version": (b'{"agent_cache_cassette":"one"}\n', "version 'one'", 1),
     "a conflict in the header": (b"<<<<<<< HEAD\n" + HEADER, "merge conflict", 1),
     "a conflict": (HEADER + CALL + b"<<<<<<< HEAD\n" + CALL + b"=======\n>>>>>>> theirs\n", "merge conflict", 3),
     "a broken line": (HEADER + b'{"id":1,\n' + CALL, "broken", 2),
-    "a call without a name": (HEADER + CALL + b'{"id":2,"kind":"call","outcome":{}}\n', "broken", 3),
     "names that are none": (HEADER[:-2] + b',"redact":{"names":5}}\n', "invalid redaction rules", 1),
-    "a pattern that is none": (HEADER[:-2] + b',"redact":{"patterns":["("]}}\n', "invalid redaction rules", 1),
     "one id twice": (HEADER + CALL + CALL, "id 1", 3),
     "more after the end": (HEADER + b'{"trailer":{"calls":0}}\n' + CALL, "follows the trailer", 3),
     "agentcassette, of the future": (b'{"version": 999, "steps": []}', "enum value 999", 1),
-    "agentcassette, broken off": (b'{"version": 1, "steps": [', "no JSON document", 1),
     "agentcassette, without a name": (b'{"version": 1, "steps": [{"arguments": {}}]}', "`name`", 1),
 }
 
@@ -207,10 +197,6 @@ def test_what_is_no_cassette_is_refused_with_its_line_and_left_alone(name, path)
     assert [one.name for one in path.parent.iterdir()] == [path.name]
 
 
-
-
-
-
 def test_a_cassette_may_be_edited_by_hand(path):
     lines = a_recording(path, "a", "b", "c")
     path.write_bytes(lines[0] + lines[1] + lines[3].replace(b"c?", b"new") + b"\n" + lines[4])
@@ -225,14 +211,9 @@ def test_a_cassette_may_be_edited_by_hand(path):
         {"novel": 1},
         {"error": 5},
         {"error": {"type": "builtins:KeyError", "args": 7}},
-        {"error": {"type": "builtins:KeyError", "notes": [3]}},
-        {"error": {"type": "builtins:KeyError", "cause": {"state": []}}},
-        {"object": 5},
         {"object": [["a"], 5]},
         {"stream": 5},
-        {"stream": {"chunks": []}},
         {"stream": {"chunks": [5], "end": {}}},
-        {"stream": {"chunks": [], "end": {"error": []}}},
         {"value": 1, "instead": 3},
     ],
     ids=json.dumps,

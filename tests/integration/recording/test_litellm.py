@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agent_cache.errors import CassetteError, ConfigurationError
-from agent_cache.recording import Cassette, MissingFixture, record, replay
+from agent_cache.errors import CassetteError
+from agent_cache.recording import Cassette, MissingFixture
 from agent_cache.recording.litellm import LLMReplay, _stream, read_fixture, to_cassette
 from tests.harness.model_api import model_api
 from tests.integration.recording.test_reyn_fixtures import answer, tool, write
@@ -111,8 +111,6 @@ async def test_the_lines_are_those_of_reyn(path):
     assert litellm.ModelResponse(**entry["response"]).choices[0].message.content == "answer to hi"
 
 
-
-
 async def test_a_cassette_that_was_made_of_a_fixture_is_replayed_and_not_recorded_to(path, tmp_path):
     await recorded(path, "hi", "ho")
     to_cassette(read_fixture(path)).save(ours := tmp_path / "ours.jsonl")
@@ -121,10 +119,6 @@ async def test_a_cassette_that_was_made_of_a_fixture_is_replayed_and_not_recorde
     with pytest.raises(CassetteError, match="is a cassette"), LLMReplay(ours, "record"):
         pass
     assert len(Cassette.load(ours)) == 2
-
-
-
-
 
 
 async def test_what_was_not_asked_is_counted(path):
@@ -207,8 +201,6 @@ async def test_an_entry_of_an_exception_raises_that_of_litellm(cause, error, sta
             assert caught.value.status_code == status
 
 
-
-
 # Recording again
 
 
@@ -238,8 +230,6 @@ async def test_a_broken_fixture_is_not_overwritten_and_what_was_recorded_is_not_
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-
-
 async def test_new_episodes_are_asked_and_kept_and_the_others_answered(path):
     with LLMReplay(path, "new_episodes"):
         await ask("hi", "recorded")
@@ -251,10 +241,6 @@ async def test_new_episodes_are_asked_and_kept_and_the_others_answered(path):
     assert len(replay.consumed_keys()) == 2
     with LLMReplay(path):
         assert [content(await ask(text)) for text in ("hi", "ho")] == ["recorded", "live"]
-
-
-
-
 
 
 async def test_secrets_are_in_no_line_and_the_call_is_found_with_another_one(path):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import json
-import threading
-from collections import deque
-from collections.abc import AsyncIterator, Generator, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, NewType, TypeVar
+from collections.abc import AsyncIterator, Iterable
+from typing import Annotated, Any, Generic, NamedTuple, NewType, TypeVar
 
 import msgspec
 import pytest
@@ -15,10 +12,7 @@ import pytest
 from agent_cache.recording.outcomes import annotation_of_chunks, schema_of
 from agent_cache.values.typed import Unencodable
 from tests.harness.searches import searched
-from tests.harness.typed import ANNOTATED, Line, Row, Spot, Status, same
-
-if TYPE_CHECKING:
-    pass
+from tests.harness.typed import ANNOTATED, Line, Row, Spot, same
 
 T = TypeVar("T")
 
@@ -31,33 +25,10 @@ def roundtrip(value: Any, returns: Any) -> Any:
     return schema_of(returns).from_plain(json.loads(json.dumps(plain, allow_nan=False)))
 
 
-# -- What comes back ------------------------------------------------------------------------------------------
-
-
 @searched(30, 100, ANNOTATED)
 def test_any_value_of_any_annotation_comes_back_the_same(case):
     annotation, value = case
     assert same(roundtrip(value, annotation), value)
-
-
-
-
-# -- What is refused ------------------------------------------------------------------------------------------
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-# -- Versions of classes ------------------------------------------------------------------------------------------
 
 
 def point(first: str, second: str, **options: Any) -> Any:
@@ -72,20 +43,10 @@ def choice(default: Any, **options: Any) -> Any:
     return msgspec.defstruct("Choice", [("made", tuple[str, ...], default)], omit_defaults=True, **options)
 
 
-def aliased(**aliases: str) -> Any:
-    pydantic = pytest.importorskip("pydantic")
-    fields = {name: (int, pydantic.Field(validation_alias=alias)) for name, alias in aliases.items()}
-    return pydantic.create_model("Point", **fields)
-
-
 VERSIONS: list[Any] = [
     (lambda: (pair("x", "y"), pair("y", "x")), (1, 2)),
-    (lambda: (collections.namedtuple("Point", "x y"), collections.namedtuple("Point", "y x")), (1, 2)),
     (lambda: (point("x", "y", array_like=True), point("y", "x", array_like=True)), (1, 2)),
-    (lambda: (point("x", "y"), point("x", "y", rename={"x": "y", "y": "x"})), (1, 2)),
-    (lambda: (aliased(x="x", y="y"), aliased(x="y", y="x")), (1, 2)),
     (lambda: (choice(()), choice(("a",))), ()),
-    (lambda: (choice(msgspec.field(default_factory=tuple)), choice(msgspec.field(default_factory=lambda: ("a",)))), ()),
 ]
 
 
@@ -94,18 +55,12 @@ def fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
-@pytest.mark.parametrize(("versions", "values"), VERSIONS[:3] + VERSIONS[5:])
+@pytest.mark.parametrize(("versions", "values"), VERSIONS)
 def test_a_recorded_result_is_read_by_the_names_of_its_fields(versions, values):
     """A recording has no fingerprint, and outlives many versions."""
     first, second = versions()
     value = first(*values)
     assert fields(schema_of(second).from_plain(schema_of(first).to_plain(value))) == fields(value)
-
-
-# -- Data that nobody here wrote ----------------------------------------------------------------------------------
-
-
-# -- Streams ----------------------------------------------------------------------------------------------------------
 
 
 class Stream(Generic[T]):
@@ -131,28 +86,19 @@ class Vague:
     [
         (AsyncIterator[Line], Line),
         (Iterable[Line], Line),
-        (Generator[Line, None, int], Line),
         (Stream[Line], Line),
-        (Stream[Line | Spot], Line | Spot),
         (Annotated[Stream[Line], "wrapped"], Line),
         (Row | Stream[Line], Line),
         (Row | Stream[Line] | Stream[Spot], Line | Spot),
         (Lines, Line),
-        (Stream, Any),
         (Vague, Any),
-        (AsyncIterator, Any),
         (list[Line], Any),
-        (Line, Any),
         (Any, Any),
         (None, Any),
-        ("a text", Any),
     ],
 )
 def test_the_annotation_of_a_stream_tells_what_its_chunks_are(annotation, chunks):
     assert annotation_of_chunks(annotation) == chunks
-
-
-# -- pydantic ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_model_with_a_secret_in_it_is_not_written():

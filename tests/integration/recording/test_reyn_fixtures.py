@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache.errors import CassetteError, CassetteNotFound, UncacheableArgumentsError
+from agent_cache.errors import CassetteError, UncacheableArgumentsError
 from agent_cache.recording import Cassette, record, replay
 from agent_cache.recording.litellm import LLMReplay, from_cassette, is_fixture, read_fixture, to_cassette
 
@@ -88,12 +88,6 @@ def test_the_key_of_a_call_without_tools_is_the_hash_of_the_model_and_the_messag
         assert LLMReplay.key(MODEL, HELLO, tools=tools, tool_choice=choice) == expected
 
 
-
-
-
-
-
-
 def test_an_argument_without_identity_is_refused():
     with pytest.raises(UncacheableArgumentsError, match="contains a object"):
         LLMReplay.key(MODEL, [{"role": "user", "content": object()}])
@@ -134,8 +128,6 @@ def test_a_broken_line_is_an_error_with_its_number(line, reason, tmp_path):
     assert caught.value.line == 3
 
 
-
-
 # Conversion
 
 
@@ -161,12 +153,8 @@ def test_its_calls_are_model_calls_with_their_key_and_their_tokens():
     assert calls.total_tokens == 72
 
 
-
-
 def test_no_other_replay_takes_such_a_cassette_since_it_would_call_the_model(tmp_path):
     to_cassette(ENTRIES).save(path := tmp_path / "ours.jsonl")
     for block in (replay(path), record(path, mode="none"), record(path, mode="new_episodes")):
         with pytest.raises(CassetteError, match=r"only recording\.litellm\.LLMReplay"), block:
             pass
-
-

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import strategies as st
 
-from agent_cache.recording import Cassette, RecordedCall, Savings, cached_llm_call, intercept, record, replay
+from agent_cache.recording import RecordedCall, Savings, cached_llm_call, intercept, record, replay
 from agent_cache.recording.file import digest_of
 from agent_cache.recording.prices import model_calls, savings_of
 from tests.harness.searches import searched
@@ -55,8 +55,6 @@ def test_tokens_from_the_prompt_cache_are_cheaper():
     assert cost(model_call()) == Decimal("0.0030")
 
 
-
-
 @pytest.mark.usefixtures("priced")
 def test_the_price_is_that_of_the_day_of_the_recording():
     call = model_call("o3", 1_000_000, 0)
@@ -66,30 +64,20 @@ def test_the_price_is_that_of_the_day_of_the_recording():
     assert cost(midnight, recorded_at="2025-06-01T00:00:00Z") == 2
 
 
-
-
 @pytest.mark.usefixtures("priced")
 @pytest.mark.parametrize(
     ("model", "same"),
     [
         ("openai/gpt-4o", "gpt-4o"),
         ("azure/gpt-4o", "gpt-4o"),
-        ("litellm_proxy/gpt-4o", "gpt-4o"),
         ("openrouter/openai/gpt-4o", "gpt-4o"),
         ("anthropic/claude-sonnet-4-20250514", "claude-sonnet-4-20250514"),
         ("vertex_ai/claude-sonnet-4@20250514", "claude-sonnet-4-20250514"),
-        ("bedrock/anthropic.claude-sonnet-4-20250514-v1:0", "anthropic.claude-sonnet-4-20250514-v1:0"),
         ("bedrock/converse/us.anthropic.claude-sonnet-4-20250514-v1:0", "anthropic.claude-sonnet-4-20250514-v1:0"),
         ("us.anthropic.claude-sonnet-4-20250514-v1:0", "anthropic.claude-sonnet-4-20250514-v1:0"),
-        ("gemini/gemini-2.5-flash", "gemini-2.5-flash"),
         ("models/gemini-2.5-flash", "gemini-2.5-flash"),
         ("cohere_chat/command-r-plus", "command-r-plus"),
-        ("xai/grok-3", "grok-3"),
-        ("deepseek/deepseek-chat", "deepseek-chat"),
         ("groq/llama-3.3-70b-versatile", None),
-        ("together_ai/meta-llama/Llama-3-70b-chat-hf", None),
-        ("mistral/mistral-large-latest", None),
-        ("perplexity/sonar", None),
         ("text-embedding-3-small", None),
         ("ft:gpt-4o-mini-2024-07-18:acme::id", None),
     ],
@@ -175,10 +163,6 @@ def test_savings_as_text(savings, text):
     assert str(savings) == text
 
 
-
-
-
-
 # Which calls
 
 
@@ -236,8 +220,6 @@ def wrapper(prompt: str) -> str:
 def saved(player):
     found = player.savings
     return found.calls, found.input_tokens, found.output_tokens
-
-
 
 
 def test_a_call_that_is_answered_spares_the_model_calls_inside_of_it(path):

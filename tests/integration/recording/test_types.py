@@ -18,7 +18,6 @@ from agent_cache.recording import (
     register,
     replay,
 )
-from tests.harness.slow import crossed
 
 pydantic = pytest.importorskip("pydantic")
 msgspec = pytest.importorskip("msgspec")
@@ -131,8 +130,6 @@ def test_builtin_values_need_no_annotation(value, path):
     assert same(recorded, replayed), (recorded, replayed)
 
 
-
-
 def test_an_object_without_annotation_is_plain_data(path):
     def make():
         return Order("7", Decimal("1.50"))
@@ -152,8 +149,6 @@ def test_a_registered_class_needs_no_annotation(path):
     assert recorded == replayed == Local(3)
 
 
-
-
 class Bare:
     """Declares no fields."""
 
@@ -167,24 +162,6 @@ def fail():
 
 
 LocalError = type("Unfindable", (ValueError,), {})
-
-
-class Lost(Exception):
-    """Its text needs what cannot be written."""
-
-    def __init__(self):
-        self.handle = Bare()
-
-    def __str__(self):
-        return f"lost {type(self.handle).__name__}"
-
-
-def lose():
-    raise Lost
-
-
-def fail_together():
-    raise type("Several", (ExceptionGroup,), {})("several", [ValueError("a")])
 
 
 def fail_within():
@@ -204,8 +181,6 @@ def hidden() -> Hidden:
 UNREPLAYABLE = [
     (rows, [r"rows returned a builtins:dict, which cannot be replayed \(.*test_types.Bare declares no fields"]),
     (fail, ["fail raised .*:Unfindable, which a replay raises as RecordedError"]),
-    (lose, ["lose raised .*:Lost, which a replay raises as RecordedError or without parts of it"]),
-    (fail_together, ["fail_together raised .*:Several, which a replay raises as RecordedError"]),
     (fail_within, ["fail_within raised .*:Unfindable, which a replay raises as RecordedError"]),
     (pieces, ["pieces yielded a .*test_types:Bare, which cannot be", "pieces raised .*:Unfindable"]),
     (lambda: Order("7", Decimal(1)), ["returned a .*test_types:Order, which a replay gives back as plain data"]),
@@ -224,7 +199,7 @@ def test_what_cannot_be_replayed_is_said_while_recording(function, said, is_stri
                 result = recorded()
                 if function is pieces:
                     list(result)
-            except (LocalError, Lost, ExceptionGroup):
+            except (LocalError, ExceptionGroup):
                 pass
 
     for _ in range(2):  # each recording says it, once
@@ -242,53 +217,36 @@ def test_what_cannot_be_replayed_is_said_while_recording(function, said, is_stri
     assert Cassette.load(path).trailer is not None, "it is written all the same"
 
 
+class WithState(pydantic.BaseModel):
+    _state: int = pydantic.PrivateAttr(default=7)
 
 
 KINDS_OF_CLASSES = {
     "dataclass": lambda **fields: make_dataclass("Answer", [*fields.items()]),
     "pydantic": lambda **fields: pydantic.create_model(
-        "Answer", **{name: given(each) for name, each in fields.items()}
-    ),
-    "pydantic with private state": lambda **fields: pydantic.create_model(
-        "Answer", __base__=WithState, **{name: given(each) for name, each in fields.items()}
+        "Answer", __base__=WithState, **{name: (each, ...) for name, each in fields.items()}
     ),
     "struct": lambda **fields: msgspec.defstruct("Answer", [*fields.items()]),
 }
 
 
-class WithState(pydantic.BaseModel):
-    _state: int = pydantic.PrivateAttr(default=7)
-
-
-def given(annotation: Any) -> Any:
-    return annotation if isinstance(annotation, tuple) else (annotation, ...)
-
-
-CHANGES = {
-    "requires a new field": ({"x": int, "y": str, "new": int}, "new"),
-    "renamed a field": ({"x": int, "other": str}, "other|y"),
-}
-
-
-ANNOTATIONS = [lambda kind: kind]
-
-
-@pytest.mark.parametrize(("change", "returns"), crossed(CHANGES, ANNOTATIONS))
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [({"x": int, "y": str, "new": int}, "new"), ({"x": int, "other": str}, "other|y")],
+    ids=["requires a new field", "renamed a field"],
+)
 @pytest.mark.parametrize("make", KINDS_OF_CLASSES.values(), ids=KINDS_OF_CLASSES.keys())
-def test_an_object_of_a_class_that_has_changed_is_refused(make, change, returns, path):
+def test_an_object_of_a_class_that_has_changed_is_refused(make, fields, named, path):
     """As it is with another version of a client. The error names the field."""
     old = make(x=int, y=str)
-    fields, named = CHANGES[change]
-    value = old(x=1, y="a")
-    answers = {old: value, list[old]: [value], dict[str, old | None]: {"a": value, "b": None}}
 
     def answer():
-        return answers[returns(old)]
+        return old(x=1, y="a")
 
-    answer.__annotations__["return"] = returns(old)
+    answer.__annotations__["return"] = old
     with record(path, strict=True):
         intercept(answer, name="answer")()
-    answer.__annotations__["return"] = returns(make(**fields))
+    answer.__annotations__["return"] = make(**fields)
     with pytest.raises(CassetteError, match=rf"does not fit the return annotation \(.*\b({named})\b"), replay(path):
         intercept(answer, name="answer")()
 
@@ -315,5 +273,3 @@ def test_a_model_of_a_later_version_has_the_defaults_of_its_new_fields(path):
         back = intercept(answer, name="answer")()
     assert type(back) is new
     assert (back, back.model_fields_set, back._state) == (new(x=1), {"x"}, 7)
-
-
