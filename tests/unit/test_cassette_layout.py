@@ -96,35 +96,3 @@ def test_a_log_becomes_a_file_that_says_the_same(choices):
         in_memory = Cassette.from_dict(msgspec.json.decode(msgspec.json.encode(after.to_dict())))
         in_memory.save(again)
         assert again.read_bytes() == new.read_bytes()
-
-
-@searched(10, 60, st.lists(st.integers(0, 7), max_size=60), st.randoms(use_true_random=False))
-def test_the_lines_of_a_lane_do_not_depend_on_when_it_ran(choices, chooser):
-    """Calls of different lanes may come in any other order: each lane has the same lines in the same order."""
-    log, _ = log_of(choices)
-    by_lane: dict[int, list[RecordedCall]] = {}
-    for call in sorted(log, key=lambda call: call.id):
-        if call.parent is None:
-            by_lane.setdefault(call.lane, []).append(call)
-    rest, mixed = {lane: list(calls) for lane, calls in by_lane.items()}, []
-    while rest:
-        lane = chooser.choice(sorted(rest))
-        mixed.append(rest[lane].pop(0))
-        if not rest[lane]:
-            del rest[lane]
-    texts = []
-    for calls in (sorted(mixed, key=lambda call: call.id), mixed):
-        numbered = [
-            msgspec.structs.replace(call, id=at, after=at - 1, started_ms=at, duration_ms=0.5)
-            for at, call in enumerate(calls, 1)
-        ]
-        with TemporaryDirectory() as folder:
-            old, new = Path(folder, "old.jsonl"), Path(folder, "new.jsonl")
-            lines = [b'{"agent_cache_cassette":2,"log":true}\n', *map(call_line, numbered), trailer_line(Trailer())]
-            old.write_bytes(b"".join(lines))
-            Cassette.load(old).save(new)
-            after = Cassette.load(new)
-            texts.append([call.name for call in after])
-    for lane in by_lane:
-        one, other = ([name for name in text if name.startswith(f"lane {lane} ")] for text in texts)
-        assert one == other

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
+from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording import Cassette, DivergenceError, replay
 from agent_cache.recording.foreign import is_foreign, read_foreign
 from agent_cache.recording.http.bodies import pieces_of
@@ -109,11 +109,6 @@ def test_nothing_secret_is_in_the_cassette(path):
         assert b"session=" in text
 
 
-def test_a_digest_of_a_binary_body_stands_for_it(yaml):
-    calls = {call.name: call for call in read_foreign(FOLDER / "vcrpy-httpx.yaml")}
-    assert calls[f"PUT {URL}/upload"].arguments["bytes"]["size"] == 3
-
-
 def test_the_parsed_bodies_of_pydantic_ai_are_read(yaml):
     [call] = read_foreign(FOLDER / "pydantic-ai.yaml")
     assert call.arguments == {"json": {"model": "gpt-4o", "messages": MESSAGES}}
@@ -140,11 +135,6 @@ def test_a_real_client_is_answered_from_what_was_converted(name, tmp_path):
         client.get(f"{URL}/gzip", params={"a": "2"})
 
 
-def test_the_time_of_the_recording_is_kept_where_it_is_known(path):
-    recorded_at = read_foreign(path).recorded_at
-    assert (recorded_at or "")[:10] == ("" if "vcrpy" in path.name else "2026-11-23")
-
-
 @pytest.mark.parametrize("encoding", ["gzip", "br", "an-encoding-of-tomorrow"])
 def test_a_text_has_no_encoding_whatever_its_headers_say(encoding, tmp_path):
     given = interaction(headers={"content-encoding": encoding, "content-type": "text/plain"}, body={"string": "plain"})
@@ -167,22 +157,12 @@ def test_a_text_is_written_in_the_encoding_that_betamax_has_read_it_in(tmp_path)
     assert body(call) == "grün".encode("latin-1")
 
 
-def test_bytes_of_an_unknown_encoding_keep_it(tmp_path):
-    packed = base64.b64encode(b"\xff\xfe").decode()
-    given = interaction(headers={"content-encoding": "of-tomorrow"}, body={"base64_string": packed})
-    [call] = read_foreign(written(tmp_path / "a.json", given))
-    assert call.outcome["response"]["headers"] == {"content-encoding": "of-tomorrow"}
-    assert body(call) == b"\xff\xfe"
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("{", "cannot be read as YAML or JSON"),
         ('{"calls": []}', "no list of interactions"),
-        ("[1]", "no list of interactions"),
         ('{"interactions": [{"request": {}}]}', "interaction 1 is broken: KeyError: 'response'"),
-        ('{"interactions": [7]}', "interaction 1 is broken"),
         ('{"interactions": [], "grpc_interactions": [1]}', "only HTTP"),
     ],
 )
@@ -190,12 +170,6 @@ def test_what_is_no_cassette_is_refused(text, reason, tmp_path, yaml):
     path = tmp_path / "a.json"
     path.write_text(text, "utf-8")
     with pytest.raises(CassetteError, match=reason):
-        read_foreign(path)
-
-
-def test_a_broken_interaction_is_named_by_its_number(tmp_path):
-    path = written(tmp_path / "a.json", interaction(), interaction(status={"code": "many"}))
-    with pytest.raises(CassetteError, match="interaction 2 is broken: TypeError: expected a status"):
         read_foreign(path)
 
 
@@ -211,11 +185,6 @@ def test_yaml_needs_pyyaml_and_says_so(monkeypatch):
     with pytest.raises(ConfigurationError, match=r'pip install "agent-cache\[yaml\]"'):
         read_foreign(FOLDER / "vcrpy-httpx.yaml")
     assert len(read_foreign(FOLDER / "betamax.json")) == 9
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(CassetteNotFound):
-        read_foreign(tmp_path / "a.yaml")
 
 
 def test_files_of_others_are_told_by_their_beginning(tmp_path):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent_cache import ConfigurationError
-from agent_cache.recording import Cassette, CassetteError, fork, intercept, record, replay
+from agent_cache.recording import Cassette, fork, intercept, record
 from agent_cache.recording.branch import FORK_VARIABLE
 
 
@@ -58,13 +56,6 @@ def test_it_prints_how_to_run_a_fork_and_the_program_does(original, to, command,
     assert Cassette.load(to).header.forked_from["at"] == 3
 
 
-def test_as_json_it_has_the_environment(original, to, document):
-    code, shown = document("fork", original, "--at", "end", "--to", to)
-    assert code == 0
-    assert shown["answered"] == 4
-    assert json.loads(shown["environment"][FORK_VARIABLE]) == {"cassette": str(original), "to": str(to), "at": None}
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -86,13 +77,6 @@ def test_an_edit_is_an_id_and_json(original, to, command, capsys, edit):
     assert "is not of the form ID=JSON" in capsys.readouterr().err
 
 
-def test_without_the_variable_a_program_records_as_ever(original, to, monkeypatch):
-    monkeypatch.delenv(FORK_VARIABLE, raising=False)
-    assert fork.from_env() is None
-    monkeypatch.setenv(FORK_VARIABLE, "")
-    assert fork.from_env() is None
-
-
 @pytest.mark.parametrize(
     "value",
     ["1", "{", '{"cassette": "a"}', '{"cassette": "a", "to": "b", "at": 1, "more": 2}', '{"edits": {"x": 1}}'],
@@ -101,14 +85,6 @@ def test_a_variable_with_something_else_in_it_is_an_error(monkeypatch, value):
     monkeypatch.setenv(FORK_VARIABLE, value)
     with pytest.raises(ConfigurationError, match=f"{FORK_VARIABLE} must be what `agent-cache cassette fork` prints"):
         fork.from_env()
-
-
-def test_a_replay_never_reads_the_variable(original, to, monkeypatch):
-    given = {"cassette": str(original), "to": str(to), "at": 1, "world": "as_is"}
-    monkeypatch.setenv(FORK_VARIABLE, json.dumps(given))
-    with pytest.raises(CassetteError), replay(original):
-        say("something else")
-    assert not to.exists()
 
 
 @pytest.fixture
@@ -129,24 +105,6 @@ def test_show_says_that_it_is_a_branch_and_has_the_ids_of_its_calls(branch, orig
     assert shown["header"]["forked_from"]["edits"] == [1]
 
 
-def test_diff_says_which_one_is_the_branch(branch, original, command):
-    code, out, _ = command("diff", original, branch)
-    assert code == 1
-    assert f"{branch}: A branch of run.jsonl" in out
-    assert "shop:say: outcome" in out
-
-
-def test_a_header_that_was_edited_breaks_no_command(branch, command):
-    text = branch.read_text()
-    header, _, rest = text.partition("\n")
-    data: dict[str, Any] = json.loads(header)
-    data["forked_from"] = {"at": [], "edits": 5}
-    branch.write_text(f"{json.dumps(data)}\n{rest}")
-    code, out, _ = command("show", branch)
-    assert code == 0
-    assert "A branch of a cassette in memory" in out
-
-
 def test_a_branch_is_a_cassette_like_any_other(branch, command):
     code, out, _ = command("verify", branch)
     assert code == 0, out
@@ -155,8 +113,3 @@ def test_a_branch_is_a_cassette_like_any_other(branch, command):
     assert cassette[1].arguments == {"order_id": "[redacted]"}
     assert cassette.header.forked_from["at"] == 3
     assert Cassette.from_dict(cassette.to_dict()).header == cassette.header
-
-
-def test_text_has_it_for_a_diff_of_git(branch, command):
-    _, out, _ = command("text", branch)
-    assert "forked_from" in out

@@ -78,10 +78,6 @@ def test_what_is_no_cassette_is_printed_as_it_is(content, tmp_path, command):
     assert command("text", path) == (0, content, "")
 
 
-def test_a_missing_file_is_an_error(tmp_path, command):
-    assert command("text", tmp_path / "none.jsonl")[0] == 2
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 @pytest.mark.parametrize("is_whole", [False, *slow(True)], ids=["what has changed", "and nothing else"])

@@ -83,12 +83,6 @@ def test_a_call_that_the_fixture_does_not_have_names_the_command(suite, fixture)
     result.stdout.fnmatch_lines(["used: 0 of 2 entries"])
 
 
-def test_a_missing_fixture_fails_before_the_body(suite, fixture):
-    fixture.unlink()
-    written(suite, "recorded")
-    suite.run(errors=1).stdout.fnmatch_lines(["*MissingFixture*"])
-
-
 @pytest.mark.parametrize(("mode", "expected"), [("rewrite", "live"), ("all", "live"), ("new_episodes", "recorded")])
 def test_recording_again_keeps_the_entries_of_others(mode, expected, suite, fixture):
     written(suite, expected)

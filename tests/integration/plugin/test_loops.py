@@ -111,25 +111,3 @@ def test_what_is_blocked_is_blocked_there(suite, text):
     assert outcome.get("failed", 0) + outcome.get("errors", 0) == 2
     assert "passed" not in outcome
     assert suite.live == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", ["-n1", "-n2"])
-def test_workers_of_xdist_record_and_replay(suite, workers):
-    pytest.importorskip("xdist")
-    suite.write(
-        "test_many.py",
-        """
-        import pytest
-        from shop import ask
-
-        @pytest.mark.agent_cassette
-        @pytest.mark.parametrize("what", range(6))
-        def test_it(what):
-            assert ask(str(what)) == f"pending{what}"
-        """,
-    )
-    suite.run(workers, "--agent-record-mode=rewrite", apart=True, passed=6)
-    assert len(suite.cassettes) == 6
-    result = suite.run(workers, apart=True, passed=6)
-    assert (suite.live, result.ret) == ([], 0)

@@ -61,32 +61,3 @@ def test_an_unchanged_suite_leaves_every_file_as_it_was(options, suite):
     suite.run("--agent-record-mode=rewrite", "-k", "test_reads_the_same", passed=1)
     assert files(suite) == before
     suite.run(passed=3)
-
-
-def test_a_test_with_a_cassette_may_start_with_what_others_have_cached(suite):
-    suite.write(
-        "test_agents.py",
-        """
-        import asyncio
-        import pytest
-        from shop import get_order
-
-        @pytest.fixture(scope="module", autouse=True)
-        def warm():
-            asyncio.run(get_order("7"))
-
-        @pytest.mark.agent_cassette(empty_cache=False)
-        async def test_warm():
-            await get_order("7")
-
-        @pytest.mark.agent_cassette
-        async def test_cold():
-            await get_order("7")
-        """,
-    )
-    suite.run("--agent-record-mode=once", passed=2)
-    texts = [(suite.path / name).read_text() for name in suite.cassettes]
-    assert [text.count('"source":"hit"') for text in texts] == [0, 1]
-    suite.run("--agent-record-mode=rewrite", "-o", "agent_empty_cache=false", "-k", "test_cold", passed=1)
-    assert '"source":"hit"' in (suite.path / suite.cassettes[0]).read_text()
-    suite.run(passed=2)

@@ -259,15 +259,3 @@ async def test_secrets_are_in_no_line_and_the_call_is_found_with_another_one(pat
 
 
 # Installing
-
-
-async def test_of_two_the_later_one_answers_and_records_what_the_earlier_one_answers(path, tmp_path):
-    await recorded(path, "hi")
-    with LLMReplay(path):
-        with LLMReplay(tmp_path / "new.jsonl", "record"):
-            assert content(await ask(reply="live")) == "answer to hi"
-        path.unlink()
-        assert content(await ask(reply="live")) == "answer to hi"
-    with LLMReplay(tmp_path / "new.jsonl"):
-        assert content(await ask(reply="live")) == "answer to hi"
-    assert content(await ask(reply="live")) == "live"

@@ -91,16 +91,6 @@ async def test_which_task_makes_the_first_call_makes_no_difference_to_a_file_tha
     assert path.read_bytes().splitlines(keepends=True) == after
 
 
-async def test_what_depends_on_time_is_in_the_header_and_in_the_trailer(path):
-    World.latency = LATENCIES[2]
-    lines = await lines_of(path)
-    assert not any(word in line for line in lines[1:-1] for word in (b"_ms", b'"after"'))
-    last = json.loads(lines[-1])
-    assert len(last["times"]) == last["trailer"]["calls"] == 11
-    for call, (started, duration) in zip(Cassette.load(path), last["times"], strict=True):
-        assert (call.started_ms, call.duration_ms) == (started / 1000, duration / 1000)
-
-
 async def test_equal_calls_of_two_tasks_get_their_answers_in_the_order_in_which_they_were_made(path):
     """Though the lines of one task stand together."""
     answers = iter(range(4))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 
-from agent_cache.recording import Redaction
 from benchmarks.recorded_runs import RETAIL_SETS, Run, data_directory, load_runs
-from benchmarks.recording.credentials import FORMS, fresh
+from benchmarks.recording.credentials import FORMS
 from benchmarks.recording.replayed import at_once, in_turn, with_credentials
 from benchmarks.retail.store import RetailStore, load_store
 from tests.harness.slow import slow
@@ -69,16 +67,6 @@ async def test_no_credential_that_was_passed_to_a_tool_is_in_any_file(
     assert outcome.credentials == outcome.calls > 80 * len(FORMS) // every
 
 
-async def test_each_credential_would_be_found_if_nothing_were_redacted(
-    store: RetailStore, all_runs: list[list[Run]]
-) -> None:
-    """So the search finds what it looks for; and a credential that is part of a call's identity does not match anew."""
-    runs = [run for of_set in all_runs for run in of_set[::64]]
-    outcome = await with_credentials("all", runs, store, nothing, Redaction(defaults=False))
-    assert outcome.found == outcome.credentials > 2 * len(FORMS)
-    assert outcome.equal == 0
-
-
 async def test_a_tool_that_gives_another_answer_in_the_replay_is_a_difference(
     store: RetailStore, runs: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,19 +75,3 @@ async def test_a_tool_that_gives_another_answer_in_the_replay_is_a_difference(
     outcome = await in_turn("all", runs[:5], store, nothing)
     assert len(outcome.differences) == 5
     assert outcome.equal == 0
-
-
-@pytest.mark.parametrize("number", range(len(FORMS)), ids=[name for name, _ in FORMS])
-def test_no_form_of_a_credential_survives_redaction(number: int) -> None:
-    """Without any data, too."""
-    from agent_cache.recording.arguments import plain_arguments
-    from agent_cache.recording.outcomes import encode
-
-    redaction = Redaction()
-    for seed in range(20):
-        credential = fresh(random.Random(seed), number)
-        data, raw = plain_arguments({"context": credential.argument})
-        assert any(trace in raw for trace in credential.traces())
-        assert redaction.may_change(raw)
-        written = encode(redaction.apply(data))
-        assert not any(trace in written for trace in credential.traces()), written
