@@ -137,7 +137,7 @@ class _Page:
     def __init__(self, path: Path, token: int, number: int) -> None:
         fd = _opened_page(path, token)
         try:
-            self.identity = _identity_of(fd)
+            self.identity = token, _identity_of(fd)
             self._map = mmap.mmap(fd, _SIZE)
         finally:
             os.close(fd)
@@ -250,7 +250,7 @@ class SqliteBackend:
         namespace: of the tier. Others in the file have entries and messages of their own, and the same roots.
 
     Attributes:
-        page: None while the files are not open.
+        page: None while the files are not open; `followed`: that of the last answer of `feed`.
         look_by: the clock reading by which the files are to be looked at again.
     """
 
@@ -267,6 +267,8 @@ class SqliteBackend:
         self._token = 0
         self._db: sqlite3.Connection | None = None
         self._feed_db: sqlite3.Connection | None = None
+        self._opened: tuple[_Page, sqlite3.Connection, int] | None = None
+        self.followed: _Page | None = None
         self._identities: dict[Path, tuple[int, int] | None] = {}
         self._ahead: tuple[int, float] = (0, 0.0)
         self._lock = threading.RLock()
@@ -316,7 +318,7 @@ class SqliteBackend:
             meta = dict(db.execute("select name, value from meta"))
             ((newest,),) = db.execute("select max(number) from feed")
             self._token = meta["token"]
-            if self.page is None or self.page.identity != _identity_of(beside(path, ".page")):
+            if self.page is None or self.page.identity != (self._token, _identity_of(beside(path, ".page"))):
                 former, self.page = self.page, None
                 if former is not None:
                     former.leave()
@@ -329,6 +331,7 @@ class SqliteBackend:
         if _identity_of(path) != identity:
             raise sqlite3.OperationalError("the file was replaced while it was opened")
         self._feed_db = self._connect(0.0)
+        self._opened = self.page, self._feed_db, self._token
         places = [beside(path, suffix) for suffix in ("", ".page", ".lock", "-wal", "-shm")]
         self._identities = {place: _identity_of(place) for place in places}
         self.look_by = time.monotonic() + _LOOK_AFTER
@@ -351,7 +354,7 @@ class SqliteBackend:
         for db in (self._db, self._feed_db):
             if db is not None:
                 db.close()
-        self._db = self._feed_db = None
+        self._db = self._feed_db = self._opened = None
 
     def _set_aside(self, identity: tuple[int, int] | None) -> None:
         """Replace a database, unless another process has: nobody trusts copies of its values any more, then it goes."""
@@ -590,12 +593,14 @@ class SqliteBackend:
     # The feed
 
     async def feed(self, since: int | None) -> News:
-        if self._feed_db is None or self.page is None or time.monotonic() >= self.look_by:
+        opened = self._opened
+        if opened is None or time.monotonic() >= self.look_by or opened[0].word[0] == _NOBODYS:
+            self.look_by = 0.0  # SQLite may answer for a database that was set aside, out of its memory
             with self._using():
-                pass
-        page, db = self.page, self._feed_db
-        if page is None or db is None:
+                opened = self._opened
+        if opened is None:
             raise Refused("the files are not open")
+        page, db, token = opened  # of one database, whatever another thread opens meanwhile
         self.require_clean()
         try:
             rows: Sequence[tuple[int, str, bytes]] = ()
@@ -614,10 +619,13 @@ class SqliteBackend:
         self.require_clean()  # again: a row may have been stored over the number that nobody has
         if page.word[0] != newest:
             self._repair(page, newest)
+        if page.word[0] == _NOBODYS:
+            raise Refused("its database may be replaced just now")
         is_whole = since is None or (newest >= since and (not rows or rows[0][0] == since + 1))
         own = "", self._namespace
         messages = [(number, message if space in own else b"") for number, space, message in rows]
-        return News(str(self._token), newest, messages if is_whole else None)
+        self.followed = page
+        return News(str(token), newest, messages if is_whole else None)
 
     def _repair(self, page: _Page, newest: int) -> None:
         """The page is ahead of the rows: a step is being committed, or was never."""

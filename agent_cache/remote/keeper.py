@@ -26,8 +26,7 @@ class Keeper:
         loop: in which it works; None before it has begun.
     """
 
-    def __init__(self, name: str, pause: float = 0.0) -> None:
-        self._pause = pause  # seconds before it begins
+    def __init__(self, name: str) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._name = name
         self._thread: threading.Thread | None = None
@@ -69,7 +68,6 @@ class Keeper:
     async def _keep(self, reference: weakref.ref[Any], ready: threading.Event) -> None:
         self.loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         ready.set()
-        await asyncio.sleep(self._pause)
         while (tier := reference()) is not None and not tier.is_closed:
             try:
                 pause: Awaitable[object] = await tier.look_after()

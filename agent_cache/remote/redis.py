@@ -22,6 +22,11 @@ restart, so versions of another history match nothing. A server that is no prima
 The feed of a process is complete until `max_staleness` after it has *sent* the last question for it that was
 answered. That question writes a key as well, so an old primary that has lost its replicas refuses it, if it is
 configured to. Only while that holds are local copies and values served.
+
+A server may be stopped, and go on for moments. What it was sent over connections that it has accepted is executed
+then, in any order, before anything that it is sent later. So a write that it does not answer is on its way to it when
+it returns, over a connection that is kept for that; and copies count from the question *before* the one that was
+answered last: see `VersionedTier.catch_up`, and the model `tests/properties/stopped_server.py`.
 """
 
 from __future__ import annotations
@@ -68,6 +73,8 @@ _OPTIONS: Final = frozenset({
     "namespace", "max_staleness", "timeout", "lease", "remote_ttl", "codec", "max_value_size"
 })  # fmt: skip
 _LONGEST_HEAD: Final = 1 << 18
+_SPARE_LASTS: Final = 60.0
+"""Seconds. Servers, and what lies before them, end connections that are idle for long."""
 _AT_ONCE: Final = 200
 """Keys that are looked at or deleted by one command."""
 
@@ -241,6 +248,7 @@ class _Loop:
         self.client = client
         self.asked: list[tuple[list[Cell], Cell | None, asyncio.Future[Reading]]] = []
         self.tasks: set[asyncio.Task[Any]] = set()
+        self.spare: Any = None
         self.ending = self._end()
         self.is_closed = False
 
@@ -255,6 +263,8 @@ class _Loop:
         """Close all connections that there are."""
         self.is_closed = True
         with suppress(RedisError, OSError, RuntimeError):
+            if self.spare is not None:
+                await self.spare.disconnect()
             await close_client(self.client)
             for _ in range(3):  # a transport that was given up closes its socket in a later step of the loop
                 await asyncio.sleep(0)
@@ -330,6 +340,9 @@ class RedisBackend:
         self._cell_ttl = int(cell_ttl * 1000)
         self._keys = f"{self.prefix}none", f"{self.prefix}n"
         self._is_over = False
+        self._spare: tuple[asyncio.AbstractEventLoop, Any] | None = None  # its event loop, and the connection
+        self._spare_ends = 0.0
+        self._handed_over: set[str] = set()
 
     # Commands
 
@@ -389,6 +402,50 @@ class RedisBackend:
 
         return await self._guarded(command)
 
+    # Steps that the server does not answer
+
+    async def keep_spare(self) -> None:
+        """Have a connection that the server has accepted. Called by the process's own thread, while it answers."""
+        if self._spare is None or self._handed_over or boottime() > self._spare_ends:
+            own = await self.own_loop()
+            own.spare = await self._guarded(self._connected)
+            former, self._spare = self._spare, (asyncio.get_running_loop(), own.spare)
+            self._spare_ends, self._handed_over = boottime() + _SPARE_LASTS, set()
+            if former is not None:
+                await former[1].disconnect(nowait=True)
+
+    async def _connected(self, client: Any) -> Any:
+        if hasattr(client, "get_node_from_key"):
+            await client.initialize()
+            servers = client.get_node_from_key(self._keys[1])
+        else:
+            servers = client.connection_pool
+        connection = servers.connection_class(**servers.connection_kwargs)
+        try:
+            await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+    async def _hand_over(self, writer: str, *values: Any) -> None:
+        """Send the end of a write once over that connection, and return when it is on its way. It stays pending."""
+        if self._spare is None or writer in self._handed_over:
+            return
+        loop, connection = self._spare
+        if loop is asyncio.get_running_loop() or not connection.is_connected:
+            return
+        text, sha = scripts_of(self._cell_ttl, self.shift)["commit"]
+        script = ("EVALSHA", sha) if self._handed_over else ("EVAL", text)
+        self._handed_over.add(writer)
+        sending = connection.send_command(*script, 2, *self._keys, writer, *values, check_health=False)
+        try:
+            sent = asyncio.run_coroutine_threadsafe(sending, loop)
+        except RuntimeError:  # that loop has ended
+            sending.close()
+        else:
+            await asyncio.wait([asyncio.wrap_future(sent)], timeout=self._timeout)
+
     # Backend
 
     async def read(self, cells: SomeCells, address: Cell | None) -> Reading:
@@ -443,7 +500,14 @@ class RedisBackend:
         return int((await self._run("begin", writer, *options))[1])
 
     async def commit(self, writer: str, moved: SomeCells, hold: float, message: bytes) -> int:
-        return int((await self._run("commit", writer, _list(moved), repr(hold), message))[1])
+        values = writer, _list(moved), repr(hold), message
+        try:
+            return int((await self._run("commit", *values))[1])
+        except _Rejected:
+            raise
+        except ConnectionError:
+            await self._hand_over(*values)
+            raise
 
     async def claim(self, name: str, who: str, lease: float) -> str:
         found: bytes = await self._run("claim", name, who, repr(lease))
@@ -526,7 +590,7 @@ class RedisBackend:
         """In the child: connections of the parent are not touched."""
         _INHERITED.extend(self.loops.values())
         self.loops.clear()
-        self.failure = None
+        self.failure = self._spare = None
 
 
 _INHERITED: list[_Loop] = []
@@ -661,6 +725,9 @@ class RedisTier(VersionedTier):
         if failure is not None and not is_its_own and not self.is_closed:
             raise Refused(failure)
         await super().catch_up()
+        term = self.trust.term
+        if term is not None and self.feed.has_listeners and not (term.is_running() or self.is_closed):
+            await super().catch_up()
 
     async def look_after(self) -> Awaitable[object]:
         """Apply what others have written, and deliver what is pending. Called by the thread.
@@ -670,6 +737,7 @@ class RedisTier(VersionedTier):
         """
         third = self.max_staleness / 3
         try:
+            await self.backend.keep_spare()
             await self.catch_up()
             self.log.allow_again(UNUSABLE)
             if self.pending:
@@ -685,7 +753,7 @@ class RedisTier(VersionedTier):
         self.feed.after_fork()
         self.pending = {}
         self.keeper = Keeper("agent_cache follows a server")
-        self.heard = Term(boottime)
+        self.heard, self._answered = Term(boottime), float("-inf")
         if self.trust.term is not None and not self.is_closed:
             self.trust.term.until = self.heard.until
 

@@ -147,6 +147,7 @@ class VersionedTier:
         self.feed = Feed(self.codec, self.log)
         self.max_staleness = seconds(max_staleness, f"{kind}: max_staleness", zero=True)
         self.heard = Term(boottime)
+        self._answered = float("-inf")
         self.trust = Lease(self, stamp=0, term=Term(boottime))
         names = ("hits", "misses", "stores", "unencodable", "bad_values", "failures", "unannounced")
         self.counts = dict.fromkeys(names, 0)
@@ -574,18 +575,23 @@ class VersionedTier:
         """Apply what others have written, where that does not wait."""
 
     async def catch_up(self) -> None:
-        """Apply what others have written up to now. Local copies count from then on for `max_staleness`.
+        """Apply what others have written up to now.
+
+        Values of the store count from then on for `max_staleness`. Local copies count from the question before, which
+        had been answered when this one was sent: a server that was stopped may answer one before it executes the end of
+        a write that has waited there for longer.
 
         Raises:
             ConnectionError: if that cannot be known.
         """
-        until = boottime() + self.max_staleness
+        before, asked = self._answered, boottime()
         self.feed.apply(await self.backend.feed(self.feed.number))
+        self._answered = max(self._answered, asked)
         await self._read_ttls()
-        self.heard.until = max(self.heard.until, until)
+        self.heard.until = max(self.heard.until, asked + self.max_staleness)
         term = self.trust.term
         if term is not None and self.feed.has_listeners and self.feed.ttls is not None and not self.is_closed:
-            term.until = max(term.until, until)
+            term.until = max(term.until, before + self.max_staleness)
 
     async def _read_ttls(self) -> None:
         """Read all ttls if they are not known. Those that are set later come with the feed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 from agent_cache import AgentCache
 from agent_cache.errors import ConfigurationError
+from agent_cache.remote.backend import drive
+from agent_cache.remote.feed import News
 from agent_cache.remote.file import FileTier
 from tests.contract.workbench import load, read, value_of, writing
 from tests.harness import library
@@ -107,6 +110,106 @@ async def test_a_message_that_was_being_written_at_the_subscription_is_not_misse
         await tier.caught_up()
         assert heard
         stop()
+
+
+NEVER = float("inf")
+
+
+async def following(path: Path) -> tuple[FileTier, list[Any]]:
+    """A tier that does not look at its files by itself any more, and what it tells of the writes of others."""
+    tier, told = FileTier(path), list[Any]()
+    tier.subscribe(told.append)
+    assert await tier.caught_up()
+    tier.backend.look_by = NEVER
+    return tier, told
+
+
+async def test_a_copy_ends_as_soon_as_its_damaged_database_is_set_aside(tmp_path: Path):
+    """Although SQLite still answers, out of its memory."""
+    path = tmp_path / "cache"
+    tier, told = await following(path)
+    other = FileTier(path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    async with writing(other, "order:7"):
+        pass
+    assert await tier.caught_up()
+    told.clear()
+    path.write_bytes(b"\xa5" * path.stat().st_size)
+    async with FileTier(path):
+        assert not tier.trust.is_valid() or told
+        assert await tier.caught_up()
+        assert told == [None]
+    for each in (tier, other):
+        await each.aclose()
+
+
+async def test_a_damaged_database_that_another_process_replaces_meanwhile_is_not_set_aside_twice(
+    tmp_path: Path, steps: list[Callable[[str], None]]
+):
+    path = tmp_path / "cache"
+    await FileTier(path).aclose()
+    path.write_bytes(b"\xa5" * path.stat().st_size)
+    others: list[FileTier] = []
+
+    def replace(_: str) -> None:
+        steps.clear()
+        others.append(FileTier(path))
+        error = sqlite3.DatabaseError("what was there until now is not a database")
+        error.sqlite_errorcode = sqlite3.SQLITE_NOTADB
+        raise error
+
+    steps.append(replace)
+    async with FileTier(path) as tier, others[0] as other:
+        await load(other, read("order:7"), "value")
+        assert await value_of(tier, read("order:7")) == "value"
+
+
+async def test_a_new_database_has_a_new_page_for_who_had_the_one_before(tmp_path: Path):
+    """A process that goes on with the page of the former one would raise a number that others do not see."""
+    tier, _ = await following(tmp_path / "cache")
+    (tmp_path / "cache").unlink()
+    tier.backend.look_by = 0.0
+    assert await tier.caught_up()
+    other, told = await following(tmp_path / "cache")
+    tier.backend.look_by = NEVER
+    async with writing(tier, "order:7"):
+        pass
+    assert other.trust.is_valid()  # it looks
+    assert told
+    for each in (tier, other):
+        await each.aclose()
+
+
+async def test_what_one_thread_reads_is_not_taken_for_that_of_a_database_that_another_opens_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The new one may come to the same number."""
+    tier, told = await following(tmp_path / "cache")
+    for _ in range(3):
+        async with writing(tier, "order:7"):
+            pass
+    apply = tier.feed.apply
+
+    def late(news: News) -> None:
+        monkeypatch.undo()
+        for file in tmp_path.iterdir():
+            file.unlink()
+        tier.backend.look_by = 0.0
+        with suppress(ConnectionError):
+            drive(tier.backend.read((), None))
+        tier.backend.look_by = NEVER
+        apply(news)
+
+    monkeypatch.setattr(tier.feed, "apply", late)
+    assert await tier.caught_up()
+    other = FileTier(tmp_path / "cache")
+    while await other.caught_up() and other.feed.number != tier.feed.number:
+        async with writing(other, "order:7"):
+            pass
+    assert not tier.trust.is_valid() or told
+    for each in (tier, other):
+        await each.aclose()
 
 
 @pytest.mark.slow

@@ -23,6 +23,8 @@ import redis.asyncio.sentinel
 from redis.asyncio.connection import Connection
 
 from agent_cache import AgentCache, RemoteTierError
+from agent_cache.clock import boottime
+from agent_cache.remote import versioned
 from agent_cache.remote.protocol import Touched
 from agent_cache.remote.redis import RedisTier
 from agent_cache.remote.versioned import Ticket
@@ -165,6 +167,46 @@ async def test_a_write_that_is_to_be_refused_asks_nobody_in_an_outage(
         with pytest.raises(RemoteTierError, match="the write was not begun"):
             await tier.begin(replace(write(f"order:{number}"), on_unreachable="refuse"))
     assert attempts.count == before
+
+
+@pytest.mark.parametrize("kind", ["single", "cluster"])
+async def test_a_write_that_a_stopped_server_does_not_answer_is_on_its_way_when_it_returns(
+    make: Make, request: pytest.FixtureRequest, kind: str
+):
+    """The server executes it before anything that it is sent later, whatever happens to its writer."""
+    servers = [request.getfixturevalue("own_valkey")] if kind == "single" else request.getfixturevalue("cluster").nodes
+    url = servers[0].url
+    tier, other = (make(url, **({"cluster": True} if kind == "cluster" else {})) for _ in range(2))
+    requests = [read(f"order:{number}", key=str(number)) for number in range(3)]
+    for each in requests:
+        await load(other, each, "old")
+    await until(tier.trust.is_valid)
+    tier.flush = lambda: asyncio.sleep(0)  # from now on nothing is sent once more
+    for server in servers:
+        server.pause()
+    for number in range(3):  # the first one finds out that the server does not answer
+        await tier.begin(intent := write(f"order:{number}"))
+        await commit(tier, intent)
+    assert tier.stats()["pending"] == 3
+    for server in servers:
+        server.resume()
+    assert await other.caught_up()
+    assert [await value_of(other, each) for each in requests] == ["nothing"] * 3
+
+
+async def test_copies_count_from_the_question_before_the_last_one_that_was_answered(
+    make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch
+):
+    """What the server was sent before that one was executed before the last one; what it was sent later may not be."""
+    tier = make(valkey.url, max_staleness=300.0)  # the thread asks once, and then no more
+    await until(tier.trust.is_valid)
+    now = boottime()
+    for second in (100.0, 200.0, 290.0):
+        monkeypatch.setattr(versioned, "boottime", lambda second=second: now + second)
+        await tier.catch_up()
+        assert tier.heard.until == now + second + 300.0
+        tier.trust.term.until = min(tier.trust.term.until, now + second + 299.0)
+    assert tier.trust.term.until == now + 200.0 + 300.0
 
 
 async def test_very_many_writes_that_could_not_be_announced_are_one_when_the_server_is_back(

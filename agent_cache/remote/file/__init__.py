@@ -18,7 +18,7 @@ from agent_cache.core.lease import Lease
 from agent_cache.core.options import configures, count, seconds
 from agent_cache.core.versions import VERSIONS
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.backend import Refused, checked_namespace, drive
+from agent_cache.remote.backend import checked_namespace, drive
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.keeper import Keeper
 from agent_cache.remote.versioned import UNUSABLE, VersionedTier
@@ -103,7 +103,7 @@ class FileTier(VersionedTier):
         self.log = self.backend.log
         self.max_value_size = min(self.max_value_size, max_bytes // 2)
         self.trust = Lease(self)
-        self.keeper = Keeper(_THREAD, _PERIOD)
+        self.keeper = Keeper(_THREAD)
         try:
             self.backend.open()
         except PASSING as error:
@@ -133,14 +133,14 @@ class FileTier(VersionedTier):
                 self.trust.stamp = -1
                 raise
             self.feed.apply(news)
-            page = self.backend.page
-            if page is None:
-                raise Refused("the files are not open")
+            page = self.backend.followed
+            assert page is not None
             # Last, and the page first: a hit that finds both compares the versions after that. Without a thread that
             # looks whether the files were replaced, each hit does.
             self.trust.page = page.word
             is_heard = self.feed.has_listeners and self.keeper.is_alive() and self.feed.ttls is not None
-            self.trust.stamp = self.feed.number or -1 if is_heard else -1
+            is_present = page is self.backend.page  # else another thread has opened another database
+            self.trust.stamp = self.feed.number or -1 if is_heard and is_present else -1
 
     def is_complete(self) -> bool:
         """See `VersionedTier`."""
@@ -193,7 +193,7 @@ class FileTier(VersionedTier):
         self.pending = {}
         self.feed.after_fork()
         self.trust.stamp = -1
-        self.keeper = Keeper(_THREAD, _PERIOD)
+        self.keeper = Keeper(_THREAD)
 
 
 _TIERS: weakref.WeakSet[FileTier] = weakref.WeakSet()
