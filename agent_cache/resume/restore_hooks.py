@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import functools
 import inspect
 import threading
 import types
@@ -25,7 +26,6 @@ from agent_cache.resume.checkpoints import (
     CustomState,
     LangChainState,
     OpenAIAgentsState,
-    State,
     framework_of,
     typed_state,
 )
@@ -172,14 +172,23 @@ class _Snapshot:
     """
 
     def __init__(self, target: Any) -> None:
-        kind = type(target)
-        self._target = target
-        self._has_attributes = not (kind in _CONTAINERS or kind in _SCALARS or isinstance(target, tuple))
-        if self._has_attributes and kind is not types.SimpleNamespace and has_native_state(kind):
-            raise RestoreError(f"the target is a {full_name(kind)}, which keeps state that cannot be put back")
-        self._attributes = _attributes(target) if self._has_attributes else {}
+        kind, self._target = type(target), target
+        self._attributes: dict[str, Any] | None = None
+        self._slots: list[tuple[types.MemberDescriptorType, Any]] = []
+        pending = [target]
+        if kind not in _CONTAINERS | _SCALARS and not isinstance(target, tuple):
+            if kind is not types.SimpleNamespace and has_native_state(kind):
+                raise RestoreError(f"the target is a {full_name(kind)}, which keeps state that cannot be put back")
+            each = [one for base in kind.__mro__ for one in vars(base).values()]
+            for slot in (one for one in each if isinstance(one, types.MemberDescriptorType)):
+                try:
+                    self._slots.append((slot, slot.__get__(target)))
+                except AttributeError:
+                    self._slots.append((slot, _MISSING))
+            if kind.__dictoffset__:
+                self._attributes = dict(object.__getattribute__(target, "__dict__"))
+            pending = [*(self._attributes or {}).values(), *(value for _, value in self._slots)]
         self._contents: dict[int, tuple[Any, Any]] = {}  # containers and their copies
-        pending: list[Any] = [target, *self._attributes.values()]
         while pending:
             value = pending.pop()
             if id(value) not in self._contents and (type(value) in _CONTAINERS or isinstance(value, tuple)):
@@ -188,43 +197,19 @@ class _Snapshot:
 
     def put_back(self) -> None:
         """Give the object all of it again, without code of its class."""
-        now = _attributes(self._target) if self._has_attributes else {}
-        for name in now | self._attributes:
-            value = self._attributes.get(name, _MISSING)
-            if value is not now.get(name, _MISSING):
-                _write(self._target, name, value)
+        if self._attributes is not None:
+            now = object.__getattribute__(self._target, "__dict__")
+            now.clear()
+            now.update(self._attributes)
+        for slot, value in self._slots:
+            with suppress(AttributeError, TypeError):  # it has no value, or takes none
+                slot.__delete__(self._target) if value is _MISSING else slot.__set__(self._target, value)
         for container, content in self._contents.values():
             if isinstance(container, list | bytearray):
                 container[:] = content
             elif not isinstance(container, tuple):
                 container.clear()
                 (container.extend if isinstance(container, deque) else container.update)(content)
-
-
-def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
-    found = {name: each for base in reversed(kind.__mro__) for name, each in vars(base).items()}
-    return {name: each for name, each in found.items() if isinstance(each, types.MemberDescriptorType)}
-
-
-def _attributes(owner: Any) -> dict[str, Any]:
-    """The attributes of an object, as they are kept."""
-    found: dict[str, Any] = {}
-    for name, slot in _slots(type(owner)).items():
-        with suppress(AttributeError):
-            found[name] = slot.__get__(owner)
-    return found | (object.__getattribute__(owner, "__dict__") if type(owner).__dictoffset__ else {})
-
-
-def _write(owner: Any, name: str, value: Any) -> None:
-    """Set or remove an attribute without code of the class."""
-    slot = _slots(type(owner)).get(name)
-    if slot is not None:
-        with suppress(AttributeError):
-            slot.__delete__(owner) if value is _MISSING else slot.__set__(owner, value)
-    elif value is _MISSING:
-        object.__getattribute__(owner, "__dict__").pop(name, None)
-    else:
-        object.__getattribute__(owner, "__dict__")[name] = value
 
 
 # Without a hook
@@ -258,21 +243,18 @@ def _assign_fields(state: Any, target: Any) -> Any:
 
 
 def _fields_of(state: Any, target: Any) -> dict[str, Any]:
+    """The fields of a state; of those of a framework, beside its messages or items, those that the target has."""
     if isinstance(state, CustomState):
         return dict(state.data)
-    if isinstance(state, LangChainState):
-        fields = {"messages": _messages_of(state), **state.values}
-        if state.intermediate_steps or _has(target, "intermediate_steps"):
-            fields["intermediate_steps"] = list(state.intermediate_steps)
-        return fields
     names = declared_names(type(state)) or tuple(cast("Any", type(state)).__pydantic_fields__)
-    if isinstance(state, State):
-        names = tuple(name for name in names if name == "items" or _has(target, name))
-    return {name: getattr(state, name) for name in names}
-
-
-def _has(target: Any, name: str) -> bool:
-    return name in target if isinstance(target, dict) else hasattr(target, name)
+    fields = {name: getattr(state, name) for name in names}
+    has = target.__contains__ if isinstance(target, dict) else functools.partial(hasattr, target)
+    if isinstance(state, LangChainState):
+        steps = {name: fields[name] for name in ("intermediate_steps",) if fields[name] or has(name)}
+        return {"messages": _messages_of(state), **state.values, **steps}
+    if isinstance(state, OpenAIAgentsState):
+        return {name: value for name, value in fields.items() if name == "items" or has(name)}
+    return fields
 
 
 # LangChain and LangGraph
