@@ -14,10 +14,9 @@ A recorded call is in one of these states, decided before the run begins:
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -31,7 +30,7 @@ from agent_cache.recording.api import Block, checked_path, loaded, recorded_http
 from agent_cache.recording.call_log import CassetteLog
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.exceptions import error_outcome, read_error
-from agent_cache.recording.file import RecordedCall, is_inside
+from agent_cache.recording.file import Intent, RecordedCall, is_inside
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
 from agent_cache.recording.match import Matcher, call_data, described, differences
 from agent_cache.recording.outcomes import (
@@ -45,6 +44,7 @@ from agent_cache.recording.outcomes import (
     schema_of,
     value_outcome,
 )
+from agent_cache.recording.pairing import ending_of
 from agent_cache.recording.partial_file import is_being_recorded
 from agent_cache.recording.redaction import Redaction, redaction_of
 from agent_cache.recording.tape import NO_CONTEXT, Tape
@@ -164,7 +164,7 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
 
         Calls inside of answered ones do not count.
         """
-        states = Counter(itertools.compress(self._prefix.states, self._prefix.is_reached))
+        states = Counter(self._prefix.states.values())
         return {"answered": states[_ANSWERED], "edited": len(self._prefix.edits), "repeated": states[_REPEATED]}
 
     def _open(self) -> Branch:
@@ -195,10 +195,8 @@ class _Prefix:
     """What of a recording comes before a branch leaves it, and what becomes of each of its calls.
 
     Attributes:
-        edits, states, lanes: by index.
-        is_due: by index, whether the run must make it before its lane goes live.
-        is_reached: by index, whether no answered call encloses it.
-        starts: indices in the order in which calls started.
+        states: of the calls before the fork that the run must make, by index: all but those inside of answered ones.
+        edits: by index.
     """
 
     def __init__(
@@ -206,41 +204,39 @@ class _Prefix:
     ) -> None:
         outline = cassette.outline
         if outline.foreign:
-            raise CassetteError("was recorded by agentcassette, which does not say what writes: it cannot be forked",
-                                cassette.path)  # fmt: skip
+            text = "was recorded by agentcassette, which does not say what writes: it cannot be forked"
+            raise CassetteError(text, cassette.path)
         self.cassette, self.at, self.lanes, self.starts = cassette, at, outline.lanes, outline.starts()
         self._parents, self._places = outline.enclosing(), outline.places()
-        self._cut = 2 * len(outline) if at is None else self._places[self._index(at, "at")]
-        enclosing = set() if at is None else set(self._around(self._index(at, "at")))
+        first = None if at is None else self._index(at, "at")
+        self._cut = 2 * len(outline) if first is None else self._places[first]
         writes = [index for index in self.starts if cassette.steps[index].is_write]
-        repeated = set(writes) if world == "sandbox" else set()
+        repeated = set(writes) if world == "sandbox" else set[int]()
         opened = {around for index in repeated for around in self._around(index)}
+        enclosing = set() if first is None else set(self._around(first))
         self.edits = {self._index(number, "edits"): edit for number, edit in edits.items()}
-        self.states, self.is_due, self.is_reached = (bytearray(len(outline)) for _ in range(3))
+        self.states: dict[int, int] = {}
+        live: set[int] = set()
         for index in self.starts:  # a call starts after the one that encloses it
             parent = self._parents[index]
-            self.is_reached[index] = parent == -1 or (
-                parent >= 0 and self.is_reached[parent] and self.states[parent] != _ANSWERED
-            )
-            if self._places[index] >= self._cut:
+            if parent != -1 and parent not in live and self.states.get(parent, _ANSWERED) == _ANSWERED:
                 continue
-            state = _ANSWERED
-            if index in enclosing or (index not in self.edits and self._has_no_answer(index)):
-                state = _OPENED
-            elif index not in self.edits and index in repeated:
-                state = _REPEATED
-            elif index not in self.edits and index in opened:
-                state = _OPENED
-            self.states[index] = state
-            self.is_due[index] = self.is_reached[index]
+            if self._places[index] >= self._cut:
+                live.add(index)
+            elif index in enclosing or (index not in self.edits and self._has_no_answer(index)):
+                self.states[index] = _OPENED
+            elif index in self.edits or index not in opened | repeated:
+                self.states[index] = _ANSWERED
+            else:
+                self.states[index] = _REPEATED if index in repeated else _OPENED
         for index, edit in self.edits.items():
-            call = cassette[index]
-            if self.states[index] != _ANSWERED or not self.is_reached[index]:
+            if self.states.get(index) != _ANSWERED:
                 text = "can have no effect: the call runs, or is inside of one that is answered as a whole"
-                raise _refused(call, text)
-            edited_outcome(call, edit, redaction)
+                raise _refused(cassette[index], text)
+            edited_outcome(cassette[index], edit, redaction)
         if world == "refuse":
-            self._check_world(writes)
+            runs = live | {index for index, state in self.states.items() if state != _ANSWERED}
+            self._check_world([cassette[index] for index in writes if index in runs and self._may_be_made(index)])
 
     def _index(self, number: int, name: str) -> int:
         index = self.cassette.outline.index_of()(number)
@@ -263,34 +259,29 @@ class _Prefix:
         # Without a fork, what else was left was left by the run itself.
         return not ends.isdisjoint(("unfinished",) if self.at is None else ("cancelled", "closed", "unfinished"))
 
-    def _check_world(self, writes: list[int]) -> None:
+    def _may_be_made(self, index: int) -> bool:
+        """Whether a write has changed the world, or may have: one that had begun before the fork, and has no answer."""
+        ended = ending_of(self.cassette[index].outcome)
+        return self._places[index] < self._cut or "result" in ended
+
+    def _check_world(self, writes: Sequence[RecordedCall | Intent]) -> None:
         """Raise WorldMovedError if the original made a write that this run would make, or would not find made."""
-        found: list[tuple[int, str, dict[str, Any]]] = []
-        for index in writes:
-            call = self.cassette[index]
-            if not self.is_reached[index] or self.states[index] == _ANSWERED:
-                continue
-            status = call.outcome.get("response", {}).get("status")
-            has_failed = not {"error", "cancelled", "unfinished"}.isdisjoint(call.outcome)
-            # One that had begun before may have been made, and would run again.
-            if self._places[index] < self._cut or not (has_failed or (isinstance(status, int) and status >= 400)):
-                found.append((call.id, call.name, call.arguments))
         if self.cassette.is_partial:  # writes of a journal that had begun when its process was killed
             intents = {one.id: one for one in self.cassette.intents}
             parents, ended = {one.id: one.parent for one in intents.values()}, frozenset(self.cassette.outline.ids)
-            left = [one for number, one in sorted(intents.items()) if not is_inside(number, ended, parents)]
-            found += [(one.id, one.name, one.arguments) for one in left]
-        if found:
-            where = "when it ended" if self.at is None else f"from call {self.at} on"
-            has = "may have" if self.at is None else "has"
-            count = "a write" if len(found) == 1 else f"{len(found)} writes"
-            named = "".join(f"\n    call {number}: {described(name, one)}" for number, name, one in found[:_MAX_NAMED])
-            raise WorldMovedError(
-                [{"id": number, "name": name, "arguments": arguments} for number, name, arguments in found],
-                f"{where}, the original made {count}, which the world {has} already:{named}\n"
-                'Give it a fresh world and world="sandbox", or accept the world as it is with world="as_is".',
-                self.cassette.path,
-            )
+            writes = [*writes, *(one for number, one in intents.items() if not is_inside(number, ended, parents))]
+        if not writes:
+            return
+        where = "when it ended" if self.at is None else f"from call {self.at} on"
+        count = "a write" if len(writes) == 1 else f"{len(writes)} writes"
+        has = "may have" if self.at is None else "has"
+        named = "".join(f"\n    call {one.id}: {described(one.name, one.arguments)}" for one in writes[:_MAX_NAMED])
+        raise WorldMovedError(
+            [{"id": one.id, "name": one.name, "arguments": one.arguments} for one in writes],
+            f"{where}, the original made {count}, which the world {has} already:{named}\n"
+            'Give it a fresh world and world="sandbox", or accept the world as it is with world="as_is".',
+            self.cassette.path,
+        )
 
 
 # The run
@@ -321,8 +312,7 @@ class Branch(Tape):
         self.live_from = prefix.at
         self._seconds = 0.0
         self._prefix = prefix
-        self._is_due = bytearray(prefix.is_due)
-        self._left = Counter(itertools.compress(prefix.lanes, prefix.is_due))  # calls to be made, by recorded lane
+        self._due = set(prefix.states)
         self._goal = "the end of the recording" if prefix.at is None else f"call {prefix.at}"
         self._lanes_of: dict[int, set[int]] = {}  # recorded lanes, by lanes of the run
         self._live_lanes: set[int] = set()
@@ -334,16 +324,13 @@ class Branch(Tape):
         return Saved(self.cursor, self._seconds, models.input_tokens, models.output_tokens)
 
     def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
-        state = _LIVE if index is None else self._prefix.states[index]
-        if index is not None and state != _LIVE:
-            if self._is_due[index]:
-                lane = self._prefix.lanes[index]
-                self._is_due[index] = 0
-                self._left[lane] -= 1
-                self._lanes_of.setdefault(call.lane, set()).add(lane)
-            if state == _ANSWERED:
-                self.take(call, index, answers)
-                return
+        state = _LIVE if index is None else self._prefix.states.get(index, _LIVE)
+        if index is not None and index in self._due:
+            self._due.remove(index)
+            self._lanes_of.setdefault(call.lane, set()).add(self._prefix.lanes[index])
+        if index is not None and state == _ANSWERED:
+            self.take(call, index, answers)
+            return
         if self.error is not None:  # a program that has swallowed it must not go on
             raise self.error.with_traceback(None)
         if index is not None and state != _LIVE:
@@ -371,18 +358,17 @@ class Branch(Tape):
         """As in `Tape`; the run must have got to the fork."""
         if self.error is not None:
             raise self.error.with_traceback(None)
-        if left := self._left.total():
-            missing = next(index for index in self._prefix.starts if self._is_due[index])
-            call = answers.shown(missing)
+        if due := self._due_in(self._prefix.lanes):
+            call = answers.shown(due[0])
             text = (
-                f"the run ended before the fork: {left} calls that come before {self._goal} "
+                f"the run ended before the fork: {len(due)} calls that come before {self._goal} "
                 f"were not made, the first is call {call.id}, {described(call.name, call.arguments)}"
             )
-            raise self.diverged(missing, None, text)
+            raise self.diverged(due[0], None, text)
 
     def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
         """As in `Tape`; before the fork nothing runs."""
-        if self._left.total():
+        if self._due:
             text = f"{called.name} was called in a thread before the fork, and would have run: {NO_CONTEXT}"
             raise self.latch(CassetteError(text, self.path or ""))
         super().escaped(called)
@@ -395,10 +381,10 @@ class Branch(Tape):
     def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         """Write a call. If one of the prefix that was made again has another outcome, the next call is refused."""
         super()._write(call, outcome)
-        if call.index is None or self._prefix.states[call.index] != _REPEATED:
+        if call.index is None or self._prefix.states.get(call.index) != _REPEATED:
             return
         recorded = self._prefix.cassette[call.index]
-        was, now = _comparable(recorded.outcome), _comparable(outcome)
+        was, now = (encode(ending_of(decode(encode(one)))).decode() for one in (recorded.outcome, outcome))
         if was != now:
             text = (
                 f"call {recorded.id}, {described(call.function.name, call.arguments)}, was made again, and has another "
@@ -407,6 +393,10 @@ class Branch(Tape):
             )
             self.diverged(call.index, call_data(call), text)
 
+    def _due_in(self, lanes: Collection[int]) -> list[int]:
+        """The calls before the fork that were not made in some recorded lanes, in their order."""
+        return [one for one in self._prefix.starts if one in self._due and self._prefix.lanes[one] in lanes]
+
     def _check_live(self, call: ActiveCall, index: int | None) -> None:
         """Refuse a call that would run before its task has made what the prefix has of it."""
         lanes = self._lanes_of.get(call.lane)
@@ -414,8 +404,8 @@ class Branch(Tape):
             lanes = {self._prefix.lanes[index]}
         elif lanes is None:  # of a task that has made no recorded call: it may be any that has not begun
             begun = set[int]().union(*self._lanes_of.values())
-            lanes = self._lanes_of.get(call.forked, set()) | ({*self._left} - begun)
-        due = [one for one in self._prefix.starts if self._is_due[one] and self._prefix.lanes[one] in lanes]
+            lanes = self._lanes_of.get(call.forked, set()) | ({*self._prefix.lanes} - begun)
+        due = self._due_in(lanes)
         if not due:
             self._live_lanes.add(call.lane)
             return
@@ -429,14 +419,6 @@ class Branch(Tape):
             text += f":\n{differences(first, call)}"
         text += "\nBefore the fork, the run must make the calls that were recorded. Fork it at an earlier call."
         raise self.diverged(due[0], call_data(call), text)
-
-
-def _comparable(outcome: dict[str, Any]) -> str:
-    """What is the same in two worlds that are: without marks, and without headers, which have times and numbers."""
-    plain = decode(encode({name: value for name, value in outcome.items() if name not in ("loops", "awaited")}))
-    if isinstance(plain.get("response"), dict):
-        plain["response"].pop("headers", None)
-    return encode(plain).decode()
 
 
 class _BranchLog(CassetteLog):
