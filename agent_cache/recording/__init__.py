@@ -13,12 +13,12 @@ from agent_cache.recording.api import now, observe, random, record, replay, uuid
 from agent_cache.recording.branch import Branch, Raised, Saved, fork
 from agent_cache.recording.call_log import CallListener
 from agent_cache.recording.cassette import Cassette
+from agent_cache.recording.differences import CassetteDiff, diff_cassettes
 from agent_cache.recording.drift import Baseline, DriftDetector, DriftEvent, DriftReport, DriftSeverity, Tolerance
 from agent_cache.recording.file import RecordedCall
 from agent_cache.recording.functions import cached_llm_call, intercept
 from agent_cache.recording.http.identity import Http
 from agent_cache.recording.outcomes import register
-from agent_cache.recording.pairing import CassetteDiff, diff_cassettes
 from agent_cache.recording.prices import Savings
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.tape import Tape

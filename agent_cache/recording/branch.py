@@ -29,6 +29,7 @@ from agent_cache.errors import CassetteError, ConfigurationError, WorldMovedErro
 from agent_cache.recording.api import Block, checked_path, loaded, recorded_http
 from agent_cache.recording.call_log import CassetteLog
 from agent_cache.recording.cassette import Cassette
+from agent_cache.recording.differences import ending_of
 from agent_cache.recording.exceptions import error_outcome, read_error
 from agent_cache.recording.file import Intent, RecordedCall, is_inside
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
@@ -44,7 +45,6 @@ from agent_cache.recording.outcomes import (
     schema_of,
     value_outcome,
 )
-from agent_cache.recording.pairing import ending_of
 from agent_cache.recording.partial_file import is_being_recorded
 from agent_cache.recording.redaction import Redaction, redaction_of
 from agent_cache.recording.tape import NO_CONTEXT, Tape

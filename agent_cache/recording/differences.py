@@ -1,19 +1,28 @@
-"""Where two values differ: divergences, ``cassette diff`` and drift show what is found here.
+"""Where two values and two runs differ: divergences, ``cassette diff`` and drift show what is found here.
 
-Elements of lists are aligned, and texts that are JSON are compared as what they say.
+In values, elements of lists are aligned, and texts that are JSON are compared as what they say. A *lane* of a run is
+what one task does in order. Lanes that make the same calls belong together, and their calls are aligned; what is left
+over is paired wherever it stands, and then by name with the fewest changes.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from itertools import islice
-from typing import Any, Final, TypeAlias
+from hashlib import blake2b
+from itertools import islice, starmap
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from agent_cache.recording.outcomes import common_length, encode_sorted
+from agent_cache.recording.cassette import Cassette
+from agent_cache.recording.file import RecordedCall
+from agent_cache.recording.outcomes import common_length, encode, encode_sorted
+
+T = TypeVar("T")
 
 ABSENT: Final[Any] = object()
 """Stands for a value that only the other side has."""
@@ -146,3 +155,266 @@ def _short(value: Any) -> str:
         return "(none)"
     text = value.replace("\n", "\\n") if type(value) is str else repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
+
+
+# Which call of one run is which call of another
+
+_MAX_COMPARED = 900
+"""Pairs of calls of one name up to which all are compared. Of more, those in the same place are."""
+_MAX_MOVED = 64
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A call in its run.
+
+    Attributes:
+        number: its position in the order in which calls started; `index`: in its cassette.
+        chain: the names of the calls that enclose it.
+        identity: what tells it apart, as far as it counts: its arguments, and its key and its asker if it has any.
+        ended: how it ended, as far as it counts: as `ending_of` has it.
+        key: the same for the same call; `outcome`: the same for the same ending.
+    """
+
+    call: RecordedCall
+    number: int
+    index: int
+    chain: tuple[str, ...]
+    identity: dict[str, Any]
+    ended: dict[str, Any]
+    key: Hashable
+    outcome: bytes
+
+
+class Match(NamedTuple):
+    """A call of the first run, and the one of the second run that it is. There is one of them at least.
+
+    `over` has the calls of the first run that it was moved over in its task.
+    """
+
+    one: Step | None
+    other: Step | None
+    over: Sequence[Step] = ()
+
+
+def step_of(call: RecordedCall, chain: tuple[str, ...], number: int = 0, index: int = 0) -> Step:
+    """A call in its run."""
+    given = {"arguments": call.arguments, "key": call.key, "asker": call.asker or None}
+    identity = {name: one for name, one in given.items() if one is not None}
+    ended = ending_of(call.outcome)
+    return Step(call, number, index, chain, identity, ended, (chain, call.digest + call.asker), digest_of(ended))
+
+
+def digest_of(value: Any) -> bytes:
+    """16 bytes that are the same for the same plain data."""
+    return blake2b(encode(value), digest_size=16).digest()
+
+
+def ending_of(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an outcome counts: ``result`` or ``error``, or that it was ``cancelled`` or is ``unfinished``.
+
+    Of a response, the status and the body count; one of a status from 400 is an error (RFC 9110, 15.5). Headers do not:
+    most change with each request.
+    """
+    for name in ("error", "cancelled", "unfinished"):
+        if name in outcome:
+            return {name: outcome[name]}
+    inner = outcome.get("stream") or outcome.get("response")
+    if inner is None:
+        rest = {name: one for name, one in outcome.items() if name not in ("instead", "loops", "awaited")}
+        return {"result": next((outcome[one] for one in _RESULTS if one in outcome), rest)}
+    ended = ending_of(inner.get("end") or {})
+    shown = {name: one for name, one in inner.items() if name not in _NO_CONTENT}
+    if "stream" in outcome:
+        shown["chunks"] = [ending_of(chunk).get("result") for chunk in inner.get("chunks", ())]
+    status = shown.get("status")
+    if "result" not in ended:
+        return ended if "error" in ended else ended | {"result": shown}
+    is_error = isinstance(status, int) and status >= 400
+    return {"error": {"type": f"HTTP {status}", **shown}} if is_error else {"result": shown}
+
+
+_RESULTS = ("value", "typed", "any", "object", "unencodable")
+_NO_CONTENT = ("headers", "spelling", "reason", "charset", "end")
+
+
+def read_run(cassette: Cassette) -> list[Step]:
+    """The calls of a recording in the order in which they started."""
+    enclosing = cassette.outline.enclosing()
+    chains: dict[int, tuple[str, ...]] = {-1: (), -2: ("",)}
+    steps: list[Step] = []
+    for number, index in enumerate(cassette.outline.starts()):
+        call, chain = cassette.steps[index], chains[enclosing[index]]
+        chains[index] = (*chain, call.name)
+        steps.append(step_of(call, chain, number, index))
+    return steps
+
+
+def pair_runs(base: Sequence[Step], new: Sequence[Step], count_changes: Callable[[Step, Step], int]) -> list[Match]:
+    """Say of each call of two runs which one of the other run it is."""
+    found: list[Match] = []
+    left, right = dict.fromkeys(base), dict.fromkeys(new)
+
+    def take(pairs: Iterable[tuple[Step, Step]]) -> list[tuple[Step, Step]]:
+        taken = list(pairs)
+        for one, other in taken:
+            del left[one], right[other]
+        return taken
+
+    def same(ones: Iterable[Step], others: Iterable[Step]) -> list[tuple[Step, Step]]:
+        pairs: list[tuple[Step, Step]] = []
+        for of in (_outcome, _key):
+            pairs += take(_equal(of, filter(left.__contains__, ones), filter(right.__contains__, others)))
+        return pairs
+
+    twins = _twin_lanes(base, new)
+    lanes = _grouped(new, lambda step: (twins.get(step.call.lane), step.chain))
+    for lane, ones in _grouped(base, lambda step: (step.call.lane, step.chain)).items():
+        others = lanes.get(lane, [])
+        ordered = take(_in_order(ones, others, _outcome))
+        moved = same(ones, others)
+        pairs = ordered + moved
+        found += starmap(Match, ordered + moved[_MAX_MOVED:])
+        for one, other in moved[:_MAX_MOVED]:
+            over = [was for was, now in pairs if (was.number < one.number) != (now.number < other.number)]
+            found.append(Match(one, other, over))
+    found += starmap(Match, same(base, new))
+    known = {step.key for step in base}  # what the base has, too, is no other call with changed arguments
+    groups = _grouped((step for step in right if step.key not in known), _name)
+    for name, ones in _grouped(left, _name).items():
+        found += starmap(Match, take(_nearest(ones, groups.get(name, []), count_changes)))
+    return [*found, *(Match(None, other) for other in right), *(Match(one, None) for one in left)]
+
+
+def _key(step: Step) -> Hashable:
+    return step.key
+
+
+def _outcome(step: Step) -> Hashable:
+    return step.key, step.outcome
+
+
+def _name(step: Step) -> Hashable:
+    return step.chain, step.call.name
+
+
+def _grouped(items: Iterable[T], of: Callable[[T], Hashable]) -> dict[Hashable, list[T]]:
+    found: dict[Hashable, list[T]] = {}
+    for item in items:
+        found.setdefault(of(item), []).append(item)
+    return found
+
+
+def _equal(of: Callable[[T], Hashable], ones: Iterable[T], others: Iterable[T]) -> list[tuple[T, T]]:
+    """Pairs of what is equal in this respect, in their order."""
+    waiting = _grouped(reversed([*others]), of)
+    return [(one, waiting[of(one)].pop()) for one in ones if waiting.get(of(one))]
+
+
+def _in_order(ones: list[Step], others: list[Step], of: Callable[[Step], Hashable]) -> Iterator[tuple[Step, Step]]:
+    """Pair the same calls in their order, of several those with the same outcome."""
+    matcher = SequenceMatcher(None, list(map(of, ones)), list(map(of, others)))
+    for tag, begin, end, begin_new, end_new in matcher.get_opcodes():
+        if tag == "equal":
+            yield from zip(ones[begin:end], others[begin_new:end_new], strict=True)
+        elif tag == "replace" and of is _outcome:
+            yield from _in_order(ones[begin:end], others[begin_new:end_new], _key)
+
+
+def _nearest(ones: list[Step], others: list[Step], count: Callable[[Step, Step], int]) -> Iterator[tuple[Step, Step]]:
+    """Pair calls of one name, those with the fewest changes first."""
+    if len(ones) * len(others) > _MAX_COMPARED:
+        yield from zip(ones, others, strict=False)
+        return
+    taken = set[Step]()
+    pairs = [(one, other) for one in ones for other in others]
+    for one, other in sorted(pairs, key=lambda pair: (count(*pair), abs(pair[0].number - pair[1].number))):
+        if taken.isdisjoint((one, other)):
+            taken.update((one, other))
+            yield one, other
+
+
+def _twin_lanes(base: Sequence[Step], new: Sequence[Step]) -> dict[int, int]:
+    """By lane of the new run, the lane that it belongs together with: both make the same calls, or are left over."""
+    ones, others = ([*_grouped(steps, lambda step: step.call.lane).values()] for steps in (base, new))
+    twins: dict[int, int] = {}
+    signatures: tuple[Callable[[list[Step]], Hashable], ...] = (
+        lambda lane: tuple(map(_outcome, lane)), lambda lane: tuple(map(_key, lane)), lambda _: None,
+    )  # fmt: skip
+    for signature in signatures:
+        twins |= {other[0].call.lane: one[0].call.lane for one, other in _equal(signature, ones, others)}
+        ones = [steps for steps in ones if steps[0].call.lane not in twins.values()]
+        others = [steps for steps in others if steps[0].call.lane not in twins]
+    return twins
+
+
+# Differences of two cassettes
+
+
+@dataclass(frozen=True, slots=True)
+class CassetteDiff:
+    """The differences of a recording `b` from a recording `a`.
+
+    Attributes:
+        new_calls: names of calls that only `b` has, sorted; a name appears once for each such call.
+        dropped_calls: the same for `a`.
+        changed_calls: calls of both whose arguments, asker or outcome differ: ``{"id", "id_b", "name", "changed", "a",
+            "b"}``, with the names of the parts that differ under ``"changed"``.
+        moved_calls: calls that are the same in both, in another order of their task: ``{"id", "id_b", "name"}``.
+        new_ids, dropped_ids: ids of these calls in `b` and in `a`.
+        input_token_delta, output_token_delta, token_delta, step_delta: `b` minus `a`.
+    """
+
+    new_calls: list[str] = field(default_factory=list)
+    dropped_calls: list[str] = field(default_factory=list)
+    changed_calls: list[dict[str, Any]] = field(default_factory=list)
+    moved_calls: list[dict[str, Any]] = field(default_factory=list)
+    new_ids: list[int] = field(default_factory=list)
+    dropped_ids: list[int] = field(default_factory=list)
+    input_token_delta: int = 0
+    output_token_delta: int = 0
+    step_delta: int = 0
+
+    @property
+    def token_delta(self) -> int:
+        """The difference in tokens sent and received."""
+        return self.input_token_delta + self.output_token_delta
+
+    @property
+    def identical(self) -> bool:
+        """Whether the tasks of both made the same calls in one order, with the same outcomes. Times do not count."""
+        return not (self.new_ids or self.dropped_ids or self.changed_calls or self.moved_calls)
+
+
+def diff_cassettes(a: Cassette | str | os.PathLike[str], b: Cassette | str | os.PathLike[str]) -> CassetteDiff:
+    """Compare two recordings, given as cassettes or as paths. Which call is which is found as for drift.
+
+    Raises:
+        CassetteError: if one cannot be loaded.
+    """
+    before, after = (each if isinstance(each, Cassette) else Cassette.load(each) for each in (a, b))
+    diff = CassetteDiff(
+        input_token_delta=after.total_input_tokens - before.total_input_tokens,
+        output_token_delta=after.total_output_tokens - before.total_output_tokens,
+        step_delta=len(after) - len(before),
+    )
+    for one, other, over in pair_runs(
+        read_run(before), read_run(after), lambda one, other: len(places_of(one.identity, other.identity))
+    ):
+        if one is None or other is None:
+            names, ids = (diff.new_calls, diff.new_ids) if one is None else (diff.dropped_calls, diff.dropped_ids)
+            call = (one or other).call  # type: ignore[union-attr]  # there is one of them
+            names.append(call.name)
+            ids.append(call.id)
+            continue
+        was, now = one.call, other.call
+        about = {"id": was.id, "id_b": now.id, "name": was.name}
+        parts = ("name", "arguments", "key", "asker", "outcome")
+        if changed := [part for part in parts if getattr(was, part) != getattr(now, part)]:
+            diff.changed_calls.append({**about, "changed": changed, "a": was, "b": now})
+        if over:
+            diff.moved_calls.append(about)
+    diff.changed_calls.sort(key=lambda one: one["id"])
+    for names in (diff.new_calls, diff.dropped_calls):
+        names.sort()
+    return diff

@@ -27,10 +27,22 @@ from agent_cache.core.tags import meet
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.api import observe, recorded_http
 from agent_cache.recording.cassette import Cassette, recorded_rules
-from agent_cache.recording.differences import KEY, Places, changes, joined, places_of, read_json
+from agent_cache.recording.differences import (
+    KEY,
+    Match,
+    Places,
+    Step,
+    changes,
+    digest_of,
+    joined,
+    pair_runs,
+    places_of,
+    read_json,
+    read_run,
+    step_of,
+)
 from agent_cache.recording.file import Header, RecordedCall
 from agent_cache.recording.match import described
-from agent_cache.recording.pairing import Match, Step, digest_of, pair_runs, read_run, step_of
 from agent_cache.recording.partial_file import replace_file
 from agent_cache.recording.redaction import Redaction
 
@@ -255,7 +267,9 @@ class _Rule:
                     found.append(_Finding("less often" if one.key in made else "missing", one, None))
                 continue
             where = {} if one.key == other.key else self.changes(one, other)
-            if where and not {("extra", other.key), ("missing", one.number)} <= learned:
+            if where and {("extra", other.key), ("missing", one.number)} <= learned:
+                continue
+            if where:
                 found.append(_Finding("arguments", one, other, where))
             if one.outcome != other.outcome:
                 found += (drift for drift in self.outcome(one, other) if not where or "error" in drift.kind)
@@ -483,12 +497,6 @@ class Baseline:
             self._learned.add(("order" if kind == "order" else "error", step.number))
         elif step is not None:
             self._places[name].update(where)
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __repr__(self) -> str:
-        return f"<Baseline of {', '.join(path or 'a cassette' for path in self._paths)}>"
 
 
 def _counting(cassette: Cassette) -> list[Step]:

@@ -123,19 +123,20 @@ def events_after(source: Any, after: Checkpoint) -> list[Event]:
         CheckpointError: if the checkpoint is not of this run.
         ConfigurationError: if there are other things among the events.
     """
-    events = [*source.calls, *source.checkpoints] if hasattr(source, "checkpoints") else list(source)
+    is_journal = hasattr(source, "checkpoints")
+    events = [*source.calls, *source.checkpoints] if is_journal else list(source)
     calls = [event for event in events if isinstance(event, RecordedCall)]
     checkpoints = [event for event in events if isinstance(event, Checkpoint)]
     if len(calls) + len(checkpoints) < len(events):
         raise ConfigurationError("AutoReplayManager: events are a journal, or its calls and checkpoints")
     places = {0: -1} | {call.id: index for index, call in enumerate(calls)}
-    if after.after not in places:
+    begin = places.get(after.after)
+    if begin is None:
         raise CheckpointError(f"there is no call {after.after}, after which the checkpoint was made", "after")
-    is_there = not hasattr(source, "checkpoints") or after.id in {one.id for one in checkpoints}
-    if not is_there or any(one.session_id != after.session_id for one in checkpoints):
+    is_of_run = all(one.session_id == after.session_id for one in checkpoints)
+    if not is_of_run or (is_journal and after.id not in {one.id for one in checkpoints}):
         raise CheckpointError("the checkpoint is of another run", "id")
-    begin = places[after.after]
-    found: list[tuple[int, int, Event]] = [(index, 0, calls[index]) for index in range(begin + 1, len(calls))]
+    found: list[tuple[int, int, Event]] = [(index, 0, call) for index, call in enumerate(calls) if index > begin]
     later = [one for one in checkpoints if one.sequence > after.sequence]
     found += [(max(places.get(one.after, -1), begin), one.sequence, one) for one in later]
     return [event for _, _, event in sorted(found, key=lambda each: each[:2])]

@@ -11,7 +11,6 @@ import copy
 import dataclasses
 import functools
 import inspect
-import threading
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Awaitable, Callable
@@ -37,8 +36,6 @@ T = TypeVar("T")
 _Hook = Callable[[Any, Any], Any]
 
 _hooks: dict[str, list[_Hook]] = {}
-_busy: set[int] = set()
-_lock = threading.Lock()
 
 
 def register_restore_hook(framework: str, hook: _Hook) -> Callable[[], None]:
@@ -63,12 +60,10 @@ def register_restore_hook(framework: str, hook: _Hook) -> Callable[[], None]:
         raise ConfigurationError(
             f"register_restore_hook takes a name and a function of state and target, got {framework!r} and {hook!r}"
         )
-    with _lock:
-        _hooks[framework] = [*_hooks.get(framework, ()), hook]
+    _hooks[framework] = [*_hooks.get(framework, ()), hook]
 
     def remove() -> None:
-        with _lock:
-            _hooks[framework] = [one for one in _hooks[framework] if one is not hook]
+        _hooks[framework] = [one for one in _hooks[framework] if one is not hook]
 
     return remove
 
@@ -76,10 +71,12 @@ def register_restore_hook(framework: str, hook: _Hook) -> Callable[[], None]:
 async def restore(checkpoint: Checkpoint, target: T, *, accept_redacted: bool = False) -> T:
     """Put the state of a checkpoint into an agent. If that fails, the agent is as it was.
 
+    One restore of a target runs at a time; nothing else changes it meanwhile.
+
     The hooks that are registered for the checkpoint's framework change the target. If one fails, is cancelled, or
     returns a new object, the target gets back the attributes that it had, and each builtin container among them, and in
     these, its content. What a hook has done to anything else stays done: to objects that the target refers to, to
-    files, servers and databases.
+    its class, to files, servers and databases.
 
     Without a hook, a state is restored by what it is and by what the target is:
 
@@ -101,7 +98,7 @@ async def restore(checkpoint: Checkpoint, target: T, *, accept_redacted: bool = 
     Raises:
         CheckpointError: if the state does not fit the class of its framework, or lacks what redaction has removed.
         RestoreError: if a hook raised, with the errors of all hooks; if the target keeps state that could not be put
-            back; if another restore of this target is running.
+            back.
     """
     if not isinstance(checkpoint, Checkpoint):
         raise CheckpointError(f"restore takes a Checkpoint, got {type(checkpoint).__name__}")
@@ -113,21 +110,13 @@ async def restore(checkpoint: Checkpoint, target: T, *, accept_redacted: bool = 
         )
     state = typed_state(checkpoint.state)
     hooks = tuple(_hooks.get(framework_of(state), ()))
-    with _lock:
-        if target is not None and id(target) in _busy:
-            raise RestoreError(f"another restore of this {type(target).__qualname__} is running")
-        _busy.add(id(target))
-    try:
-        if not hooks and isinstance(state, LangChainState) and hasattr(type(target), "aupdate_state"):
-            await _restore_thread(state, target)
-        elif not hooks and isinstance(state, OpenAIAgentsState) and hasattr(type(target), "clear_session"):
-            await _restore_session(state, target)
-        else:
-            return cast("T", await _restored(state, target, hooks or (_assign_fields,)))
-        return target
-    finally:
-        with _lock:
-            _busy.discard(id(target))
+    if not hooks and isinstance(state, LangChainState) and hasattr(type(target), "aupdate_state"):
+        await _restore_thread(state, target)
+    elif not hooks and isinstance(state, OpenAIAgentsState) and hasattr(type(target), "clear_session"):
+        await _restore_session(state, target)
+    else:
+        return cast("T", await _restored(state, target, hooks or (_assign_fields,)))
+    return target
 
 
 async def _restored(state: Any, target: Any, hooks: tuple[_Hook, ...]) -> Any:

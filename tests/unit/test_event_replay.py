@@ -6,13 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from agent_cache.errors import CheckpointError, ConfigurationError
-from agent_cache.recording import RecordedCall, intercept, observe
+from agent_cache.recording import RecordedCall
 from agent_cache.resume import AutoReplayManager, Checkpoint
 from agent_cache.resume.event_replay import importance_of
-from tests.harness.searches import searched
 
 
 def call(number: int, after: int = 0, **fields: Any) -> RecordedCall:
@@ -119,69 +117,3 @@ def test_events_of_another_run_are_refused(events, after):
 def test_bad_arguments_are_refused(options):
     with pytest.raises(ConfigurationError):
         AutoReplayManager(options.pop("events", CALLS), **{"after": checkpoint(), **options})
-
-
-class Observer:
-    """The calls of a run in the order in which they ended, as a journal has them."""
-
-    def __init__(self) -> None:
-        self.ended: list[RecordedCall] = []
-        self.started: list[RecordedCall] = []
-
-    def on_start(self, call: RecordedCall) -> None:
-        self.started.append(call)
-
-    def on_end(self, call: RecordedCall) -> None:
-        self.ended.append(call)
-
-
-# Any interleaving of the calls of several tasks
-
-
-@searched(15, 100, st.lists(st.tuples(st.sampled_from(["call", "checkpoint"]), st.integers(0, 3)), max_size=30))
-def test_only_what_ended_after_the_checkpoint_is_replayed_whatever_the_tasks_do(schedule):
-    """Each task makes its next call, or ends the one that it is in, when it is its turn."""
-    observer = Observer()
-    at: list[tuple[Checkpoint, set[int]]] = []
-
-    async def run() -> None:
-        gates: dict[int, asyncio.Event] = {}
-        tasks = []
-
-        @intercept
-        async def work(lane: int) -> int:
-            await gates[lane].wait()
-            return lane
-
-        async def settle() -> None:
-            for _ in range(6):
-                await asyncio.sleep(0)
-
-        with observe(observer):
-            for what, lane in schedule:
-                if what == "checkpoint":
-                    last = observer.ended[-1].id if observer.ended else 0
-                    made = checkpoint(len(at) + 1, last)
-                    at.append((made, {each.id for each in observer.ended}))
-                elif lane in gates:
-                    gates.pop(lane).set()
-                else:
-                    gates[lane] = asyncio.Event()
-                    tasks.append(asyncio.create_task(work(lane)))
-                await settle()
-            for gate in gates.values():
-                gate.set()
-            await asyncio.gather(*tasks)
-            for index, (made, ended) in enumerate(at):
-                events = [*observer.ended, *(each for each, _ in at)]
-                report = await AutoReplayManager(events, after=made).run()
-                calls = [each for each in report.replayed if isinstance(each, RecordedCall)]
-                assert calls == [each for each in observer.ended if each.id not in ended]
-                others = [each for each in report.replayed if isinstance(each, Checkpoint)]
-                assert others == [each for each, _ in at[index + 1 :]]
-                for other, done in at[index + 1 :]:  # each checkpoint stands behind what had ended when it was made
-                    place = report.replayed.index(other)
-                    before = {each.id for each in report.replayed[:place] if isinstance(each, RecordedCall)}
-                    assert before == done - ended
-
-    asyncio.run(run())

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import strategies as st
 
 from agent_cache.errors import CheckpointError, ConfigurationError, RestoreError
 from agent_cache.recording import Redaction
@@ -21,11 +20,9 @@ from agent_cache.resume import (
     LangChainState,
     OpenAIAgentsState,
     register_restore_hook,
-    register_state,
     restore,
 )
 from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of
-from tests.harness.searches import searched
 
 _numbers = itertools.count()
 
@@ -220,25 +217,6 @@ async def test_hooks_run_in_order_and_all_errors_are_reported(hooked):
     assert target.messages == ["old", "a", "b"]
 
 
-async def test_two_restores_of_one_target_at_once_are_refused_and_those_of_two_are_not(hooked):
-    target, other, go = Agent(), Agent(), asyncio.Event()
-
-    async def waits(state, target):
-        target.plan = state.data["plan"]
-        await go.wait()
-
-    first = asyncio.create_task(hooked(target, waits, plan="first"))
-    second = asyncio.create_task(hooked(other, waits, plan="second"))
-    await asyncio.sleep(0)
-    with pytest.raises(RestoreError, match="another restore of this Agent"):
-        await hooked(target, assigns)
-    go.set()
-    await first
-    await second
-    assert (target.plan, other.plan) == ("first", "second")
-    assert target.messages == ["old"]
-
-
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     messages: list[str]
@@ -392,23 +370,6 @@ async def test_a_class_that_declares_its_fields_gets_no_others():
         await restore(checkpoint({"plans": 1}), Slotted())
 
 
-async def test_the_state_of_a_registered_class_is_given_to_its_hooks_as_an_object():
-    @dataclasses.dataclass
-    class State:
-        plan: str
-
-    name = f"restored-{next(_numbers)}"
-    register_state(State, framework=name)
-    target = Agent()
-    await restore(checkpoint(State("new")), target)
-    assert target.plan == "new"
-    seen = []
-    remove = register_restore_hook(name, lambda state, target: seen.append(state))
-    await restore(checkpoint(State("newer")), target)
-    remove()
-    assert seen == [State("newer")]
-
-
 async def test_a_state_that_does_not_fit_its_class_is_an_error_that_names_the_field():
     with pytest.raises(CheckpointError) as caught:
         await restore(checkpoint(CustomState({"messages": "x"}, "langchain")), Agent())
@@ -453,63 +414,3 @@ async def test_a_state_without_its_secrets_is_restored_only_if_that_is_accepted(
     assert (target.plan, target.password) == ("new", "[redacted]")
     await restore(made, target)
     assert target.password == "hunter2"
-
-
-# Any sequence of changes
-
-names = st.sampled_from(["a", "b", "c"])
-values = st.recursive(st.integers(0, 3), lambda each: st.lists(each, max_size=2) | st.dictionaries(names, each))
-operations = st.lists(
-    st.tuples(st.sampled_from(["set", "delete", "append", "key", "move", "alias"]), names, names, values), max_size=12
-)
-
-
-def perform(target: Any, operation: Any) -> None:
-    what, one, other, value = operation
-    found = getattr(target, one, None)
-    if what == "set":
-        setattr(target, one, copy.deepcopy(value))
-    elif what == "delete" and one in vars(target):
-        delattr(target, one)
-    elif what == "append" and isinstance(found, list):
-        found.append(copy.deepcopy(value))
-    elif what == "key" and isinstance(found, dict):
-        found[other] = copy.deepcopy(value)
-    elif what == "move" and isinstance(found, list) and found:
-        setattr(target, other, found.pop())
-    elif what == "alias":
-        setattr(target, other, found)
-
-
-@searched(13, 100, st.dictionaries(names, values), operations, operations, st.booleans())
-def test_whatever_hooks_do_is_done_as_a_whole_or_not_at_all(attributes, before, hook, fails):
-    target, expected = types.SimpleNamespace(**copy.deepcopy(attributes)), types.SimpleNamespace(**attributes)
-    for operation in before:
-        perform(target, operation)
-        perform(expected, operation)
-    as_it_was = repr(target)
-
-    def run(state, target):
-        for operation in hook:
-            perform(target, operation)
-        if fails:
-            raise RuntimeError
-
-    framework = f"restored-{next(_numbers)}"
-    remove = register_restore_hook(framework, run)
-    try:
-        asyncio.run(restore(checkpoint(CustomState({}, framework)), target))
-    except RestoreError:
-        assert fails
-        assert repr(target) == as_it_was
-    else:
-        for operation in hook:
-            perform(expected, operation)
-        assert vars(target).keys() == vars(expected).keys()
-        assert {name: repr(value) for name, value in vars(target).items()} == {
-            name: repr(value) for name, value in vars(expected).items()
-        }
-        shared = [(a is b) for a, b in itertools.combinations([getattr(target, n, n) for n in "abc"], 2)]
-        assert shared == [(a is b) for a, b in itertools.combinations([getattr(expected, n, n) for n in "abc"], 2)]
-    finally:
-        remove()

@@ -70,13 +70,6 @@ def test_a_fork_that_cannot_work_is_an_error_at_once(original, to, command, opti
     assert text in err
 
 
-@pytest.mark.parametrize("edit", ["1", "1=x", "a=1"])
-def test_an_edit_is_an_id_and_json(original, to, command, capsys, edit):
-    with pytest.raises(SystemExit):
-        command("fork", original, "--at", 2, "--to", to, "--edit", edit)
-    assert "is not of the form ID=JSON" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "value",
     ["1", "{", '{"cassette": "a"}', '{"cassette": "a", "to": "b", "at": 1, "more": 2}', '{"edits": {"x": 1}}'],

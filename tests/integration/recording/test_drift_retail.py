@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.drift.measure import Measurement, natural, raw_runs
+from benchmarks.drift.measure import Measurement
 from benchmarks.drift.runs import SHAPES
 from benchmarks.recorded_runs import data_directory, load_retail_runs
 from benchmarks.retail.store import RetailStore, load_store
@@ -55,11 +55,3 @@ async def test_volatile_fields_alarm_with_one_recording_and_not_with_two(store: 
     assert one.alarms == one.repeats > 0
     assert two.examples == []
     assert (two.alarms, two.missed) == (0, 0)
-
-
-@pytest.mark.slow
-async def test_successful_runs_of_a_task_write_the_same_and_most_others_do_not(store: RetailStore) -> None:
-    plain, same = await natural(raw_runs(data_directory()), store)
-    assert plain.successes == same.successes > 400
-    assert same.alarms < plain.alarms
-    assert same.found > 0.8 * same.failures

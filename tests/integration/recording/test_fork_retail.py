@@ -42,16 +42,3 @@ async def test_a_fork_in_a_sandbox_equals_the_original_and_reads_nothing_again(
     assert outcome.reads_before == 0
     assert outcome.writes_again > 0
     assert outcome.answered > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [40, *slow(10)])
-@pytest.mark.parametrize("world", WORLDS[1:])
-async def test_in_another_world_some_branches_are_different(
-    store: RetailStore, runs: list[Run], world: str, share: int
-) -> None:
-    """So the comparison can fail, and a world matters."""
-    outcome = await fork_all(runs[::share], store, WAYS[0], world, nothing)
-    assert outcome.equal_with_writes < outcome.with_writes
-    assert outcome.equal - outcome.equal_with_writes == outcome.forks - outcome.with_writes
-    assert outcome.reads_before == 0

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,29 +102,6 @@ async def test_a_state_that_cannot_be_written_leaves_the_journal_and_the_run_as_
         assert made.sequence == 1
     [found] = read_journal(journal.path("run/7")).checkpoints
     assert found == made
-
-
-@register_state
-@dataclasses.dataclass(eq=False)
-class Incomparable:
-    value: float
-
-
-async def test_a_resumed_run_has_its_checkpoints_once_also_if_their_states_equal_nothing(tmp_path):
-    journal = Journal(tmp_path)
-
-    async def run(*, fails: bool) -> list[str]:
-        async with AgentCacheSession("run/7", journal=journal) as session:
-            made = [await session.checkpoint("a", state) for state in ({"x": [math.nan]}, Incomparable(1))]
-            if fails:
-                raise Killed
-        return [each.id for each in made]
-
-    with pytest.raises(Killed):
-        await run(fails=True)
-    first = [each.id for each in read_journal(journal.path("run/7")).checkpoints]
-    assert await run(fails=False) == first
-    assert [each.id for each in read_journal(journal.path("run/7")).checkpoints] == first
 
 
 async def test_a_checkpoint_of_an_earlier_run_of_the_session_is_refused(tmp_path):

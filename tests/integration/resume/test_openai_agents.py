@@ -76,16 +76,6 @@ async def test_a_session_goes_back_to_its_checkpoint_and_on_from_there(session):
     assert len(model.last_call.input) == len(items) + 1
 
 
-async def test_a_session_whose_settings_give_a_part_is_restored_as_a_whole(tmp_path):
-    session = SQLiteSession("s", tmp_path / "sessions.db", session_settings={"limit": 1})
-    try:
-        await session.add_items([*ITEMS, {"role": "user", "content": "later"}])
-        await restore(checkpoint(OpenAIAgentsState(items=ITEMS)), session)
-        assert await session.get_items(10) == ITEMS
-    finally:
-        session.close()
-
-
 class Failing(SQLiteSession):
     """A session whose database can be made to fail, or to wait."""
 
@@ -131,13 +121,6 @@ async def test_a_cancelled_restore_leaves_the_session_as_it_was(failing):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await failing.get_items() == before
-
-
-async def test_a_session_that_cannot_be_put_back_is_said(failing):
-    failing.fails_in = frozenset({"add_items", "always"})
-    with pytest.raises(RestoreError, match="is not as it was") as caught:
-        await restore(checkpoint(OpenAIAgentsState(items=ITEMS)), failing)
-    assert [type(error) for error in caught.value.errors] == [OSError, OSError]
 
 
 async def test_a_result_that_is_still_streaming_is_refused():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -70,24 +68,3 @@ def test_what_is_no_journal_is_left_out_and_said(listed, store, journal, caplog)
     assert listed() == [good]
     for name in ("note", "empty", "cassette", "newer", "folder", "link", "pipe", "s-2"):
         assert f"{name}.jsonl cannot be read, so its checkpoints are not listed" in caplog.text
-
-
-def test_threads_list_while_journals_are_written(listed, store):
-    runs = [WrittenJournal(store, f"s-{number}") for number in range(4)]
-    stop = threading.Event()
-
-    def look():
-        seen = set()
-        while not stop.is_set():
-            found = listed()
-            assert len(found) == len(set(found))
-            assert seen <= set(found)
-            seen = set(found)
-
-    with ThreadPoolExecutor(4) as pool:
-        looking = [pool.submit(look) for _ in range(4)]
-        made = [runs[number % 4].checkpoint() for number in range(40)]
-        stop.set()
-        for each in looking:
-            each.result()
-    assert listed() == made[::-1]
