@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import is_
 from types import EllipsisType as Unchanged
@@ -85,15 +85,6 @@ def _is_same(one: Any, two: Any) -> bool:
     return one is two or (isinstance(one, int | float) and bool(one == two))
 
 
-class _Setting:
-    """A value that a plain call has set, over the one that it has replaced; ``...`` if it was taken back."""
-
-    __slots__ = ("below", "value")
-
-    def __init__(self, value: Any, below: _Setting | None) -> None:
-        self.value, self.below = value, below
-
-
 class Current:
     """The configuration in force, and what it is made of.
 
@@ -110,7 +101,7 @@ class Current:
         self.lock = threading.RLock()
         self.listeners: list[Callable[[Configuration, Configuration], None]] = []
         self.once_configured: tuple[weakref.ref[Tier], ...] = ()
-        self.base: dict[str, _Setting] = {}
+        self.base: dict[str, Any] = {}
         self.layers: tuple[Change, ...] = ()
         self._instrumentation: tuple[Installed, ...] = ()
         self._updates = 0
@@ -150,17 +141,10 @@ class Current:
         return [tier for known in self.once_configured if (tier := known()) is not None]
 
     def configured_tiers(self) -> list[Tier]:
-        """The tiers that the base or any layer names, also those that another one hides."""
-        nearer = [tier for tiers in self._values("backup") for tier in tiers]
-        return nearer + [tier for tier in self._values("remote") if tier is not None]
-
-    def in_base(self, name: str) -> Iterator[_Setting]:
-        """The plain calls of a setting that count, the last one first."""
-        setting = self.base.get(name)
-        while setting is not None:
-            if setting.value is not ...:
-                yield setting
-            setting = setting.below
+        """The tiers that the base or any layer names, also those that another layer hides."""
+        named = [self.base, *(one.settings for one in self.layers)]
+        nearer = [tier for settings in named for tier in settings.get("backup", ())]
+        return nearer + [tier for settings in named if (tier := settings.get("remote")) is not None]
 
     def update(self, *, is_another: bool = False) -> None:
         """Put in force what is set; where that is the same as before, only if `is_another`."""
@@ -182,13 +166,10 @@ class Current:
             for listener in self.listeners:
                 listener(old, new)
 
-    def _values(self, name: str) -> list[Any]:
-        """The values of a setting: first the one in force, then those that it hides."""
-        layers = [one.settings[name] for one in reversed(self.layers) if name in one.settings]
-        return [*layers, *(one.value for one in self.in_base(name))]
-
     def _combined(self) -> Configuration:
-        settings = {name: values[0] for name in _CHECKS if (values := self._values(name))}
+        settings = dict(self.base)
+        for layer in self.layers:
+            settings.update(layer.settings)
         settings["middleware"] = self._instrumentation + settings.get("middleware", ())
         if os.environ.get("AGENT_CACHE_ENABLED", "").strip().lower() in {"0", "false", "no", "off"}:
             settings["enabled"] = False
@@ -204,9 +185,8 @@ class Change:
         self.settings = settings
         self.is_entered = False
         with CURRENT.lock:
-            below = {name: next(CURRENT.in_base(name), None) for name in settings}
-            self._in_base = {name: _Setting(value, below[name]) for name, value in settings.items()}
-            CURRENT.base = CURRENT.base | self._in_base
+            self._former = {name: CURRENT.base.get(name, ...) for name in settings}
+            CURRENT.base = {**CURRENT.base, **settings}
         CURRENT.update()
 
     def __enter__(self) -> Self:
@@ -224,14 +204,13 @@ class Change:
         CURRENT.update()
 
     def _take_back(self) -> None:
+        """Undo what the plain call has set, but for what another one has set since."""
         self.is_entered = False
-        for setting in self._in_base.values():
-            setting.value = ...
-        self._in_base = {}
-
-    def __del__(self) -> None:
-        for setting in self._in_base.values():
-            setting.below = None  # nobody can take this one back any more, so that never counts again
+        with CURRENT.lock:
+            former, self._former = self._former, {}
+            own = {name for name in former if CURRENT.base.get(name) is self.settings[name]}
+            base = {name: former[name] if name in own else value for name, value in CURRENT.base.items()}
+            CURRENT.base = {name: value for name, value in base.items() if value is not ...}
 
 
 @configures

@@ -108,7 +108,7 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
         if insert is not None:
             insert(call, stored)
         elif insert_if_valid(call, stored) and former is not None:
-            operation.evidence.note(call, value, stored, former)
+            operation.evidence.note(call, value, former)
         return
     if call.is_fresh or (policy.kept_for and not is_failure):
         with VERSIONS.lock:  # older than the value that is not to be stored; assigned, so that it is freed afterwards

@@ -65,9 +65,7 @@ def test_a_block_is_a_layer_over_the_base_and_takes_only_its_own_away(here: Watc
 def test_blocks_that_overlap_may_be_left_in_any_order(order: tuple[int, ...]):
     configure(max_bytes=9)
     settings: list[dict[str, Any]] = [{"enabled": False}, {"enabled": True, "max_bytes": 2}, {"max_bytes": 3}]
-    blocks = [configure(**each) for each in settings]
-    for block in blocks:
-        block.__enter__()
+    blocks = [configure(**each).__enter__() for each in settings]
     left = dict(enumerate(settings))
     assert in_force() == {"max_bytes": 3}
     for number in order:
