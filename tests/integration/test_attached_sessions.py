@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 import gc
-import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -82,29 +80,6 @@ async def test_many_are_inside_at_once_and_leaving_ends_nothing():
     assert library.nothing_in_flight()
 
 
-def test_threads_with_event_loops_of_their_own_join_a_session():
-    runs = Runs("session")
-    answers: list[int] = []
-
-    async def in_thread() -> None:
-        async with session.attach():
-            answers.append(await runs.read())
-
-    async def main() -> None:
-        async with session:
-            answers.append(await runs.read())
-            threads = [threading.Thread(target=lambda: asyncio.run(in_thread())) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                await asyncio.to_thread(thread.join)
-
-    session = AgentCacheSession(loop_detection=False)
-    asyncio.run(main())
-    assert answers == [1] * 5
-    assert session.metrics.hits == 4
-
-
 def test_threads_without_an_event_loop_join_a_session_by_synchronous_tools():
     runs = 0
 
@@ -138,20 +113,6 @@ async def test_the_loop_guard_counts_over_all_that_have_joined():
             await elsewhere(request)
     assert session.loop_error is not None
     session = AgentCacheSession(loop_policy=LoopPolicy(max_execution_depth=2))
-    with pytest.raises(AgentLoopDetectedError):
-        async with session:
-            for _ in range(3):
-                await elsewhere(request)
-
-
-async def test_a_loop_that_a_request_swallowed_is_raised_by_the_session_and_not_by_the_block():
-    runs = Runs()
-
-    async def request() -> None:
-        with session.attach(), contextlib.suppress(AgentLoopDetectedError):
-            await runs.read()
-
-    session = AgentCacheSession(max_tool_repeats=2)
     with pytest.raises(AgentLoopDetectedError):
         async with session:
             for _ in range(3):
@@ -270,28 +231,6 @@ async def test_calls_of_a_block_whose_session_has_ended_are_made_where_it_was_en
     assert not session._stores
 
 
-async def test_a_session_that_is_entered_again_is_joined_anew():
-    runs, go, ready = Runs("session"), asyncio.Event(), asyncio.Event()
-    session = AgentCacheSession()
-
-    async def request() -> list[Any]:
-        with session.attach():
-            first = await runs.read()
-            ready.set()
-            await go.wait()
-            late = await runs.read()
-        with session.attach():
-            return [first, late, await runs.read()]
-
-    async with session:
-        task = asyncio.create_task(elsewhere(request))
-        await ready.wait()
-    async with session:
-        assert await runs.read() == 2
-        go.set()
-        assert await task == [1, 3, 2], "the first block is of a session that has ended"
-
-
 async def test_a_block_is_left_where_it_was_entered():
     async def crossed() -> None:
         outer, inner = session.attach(), AgentCacheSession()
@@ -336,32 +275,6 @@ async def test_a_generator_with_a_block_may_be_left_by_break():
             assert await runs.read() == 1
             assert await elsewhere(request) == [2, 3], "outside of the session again"
             assert await runs.read() == 1
-
-
-async def test_what_a_block_leaves_is_freed_without_the_garbage_collector():
-    runs = Runs()
-
-    @AgentCache("report", name="report")
-    async def report() -> Any:
-        return await runs.read()
-
-    async def request() -> None:
-        with session.attach():
-            await report()
-            places.append(weakref.ref(PLACE.get().scope))
-
-    places: list[Any] = []
-    gc.disable()
-    try:
-        async with AgentCacheSession() as session:
-            for _ in range(3):
-                await runs.write()
-                await elsewhere(request)
-            await asyncio.sleep(0)
-            assert [place() for place in places] == [None] * 3
-            assert not session._blocks
-    finally:
-        gc.enable()
 
 
 # -- Recordings ----------------------------------------------------------------------------------------------

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import contextvars
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -26,9 +21,8 @@ from agent_cache import (
     get_metrics,
     invalidate,
 )
-from agent_cache.testing import MemoryTier
 from tests.harness import library
-from tests.harness.gates import Gate, idle, started
+from tests.harness.gates import Gate, started
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -240,15 +234,6 @@ async def test_the_least_recently_used_answer_makes_room_in_both_scopes(scope: s
     assert get_metrics()["evictions"] == 3
 
 
-async def test_without_a_maxsize_everything_is_kept():
-    runs = Runs(maxsize=None)
-    await runs.keeps(*range(1_000))
-    assert all(await runs.keeps(*range(1_000)))
-    default = Runs()
-    await default.keeps(*range(129))
-    assert await default.keeps(128, 1, 0) == [True, True, False]
-
-
 # -- What a decorated tool has -------------------------------------------------------------------------------
 
 
@@ -392,43 +377,6 @@ async def test_while_caching_is_off_writes_still_invalidate():
     assert await runs.keeps(1, 2, 3) == [False, False, True]
 
 
-def in_a_process(source: str, **environment: str) -> str:
-    """What a program prints that is run in a process of its own."""
-    found = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(source)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    return found.stdout.strip()
-
-
-PROGRAM = """
-    import asyncio, agent_cache, agent_cache.testing
-    if {reset}: agent_cache.testing.reset()
-    if {configure}: agent_cache.configure(enabled=True)
-    @agent_cache.AgentCache("r")
-    async def tool(): runs.append(1)
-    runs = []
-    async def main():
-        async with agent_cache.AgentCacheSession() as session:
-            await tool(); await tool(); await tool.fresh()
-        print(len(runs), session.get_metrics()["uncached"], len(session.get_execution_trace()))
-    asyncio.run(main())
-"""
-
-
-@pytest.mark.slow
-def test_the_environment_switches_caching_off_and_wins():
-    """Over `configure(enabled=True)`, and over `testing.reset()`, which restores the default."""
-    program = PROGRAM.format(reset=True, configure=True)
-    for word in ("0", "off"):
-        assert in_a_process(program, AGENT_CACHE_ENABLED=word) == "3 3 3"
-    assert in_a_process(program, AGENT_CACHE_ENABLED="1") == "2 0 3"
-
-
 def test_the_environment_is_read_again_by_reset(monkeypatch: pytest.MonkeyPatch):
     from agent_cache import testing
     from agent_cache.config import CURRENT
@@ -488,17 +436,6 @@ async def test_an_answer_larger_than_all_the_room_is_not_kept_and_evicts_nothing
     assert get_metrics()["evictions"] == 0
 
 
-async def test_the_bound_holds_across_scopes_and_counts_where_the_calls_are_counted():
-    texts = Texts(scope="session")
-    with configure(max_bytes=5_000):
-        async with AgentCacheSession() as session:
-            await texts.keeps((3_000, 0), (3_000, 1))
-            assert await texts.keeps((3_000, 1)) == [True]
-            assert await texts.keeps((3_000, 0)) == [False]
-        assert get_metrics()["evictions"] == 2
-        assert session.get_metrics()["evictions"] == 2
-
-
 # -- What users' functions may do to a call ------------------------------------------------------------------
 
 
@@ -538,34 +475,6 @@ async def test_async_functions_stand_nowhere_where_an_answer_is_needed_at_once()
         forgetting(function)
     with pytest.raises(ConfigurationError, match="ok"):
         AgentCacheInvalidator("r", ok=function)
-
-
-class Distrusted(MemoryTier):
-    """A tier that has not been heard of for too long."""
-
-    def is_complete(self) -> bool:
-        return False
-
-
-@pytest.mark.parametrize("tier", [MemoryTier, Distrusted])
-@pytest.mark.parametrize("value", ["text", [1]], ids=["shared", "copied"])
-async def test_a_burst_runs_the_tool_once_whatever_becomes_of_the_tier_behind_it(tier: Any, value: Any):
-    """Trust decides what is served later from the local store, not who shares a load that is under way."""
-    gate = Gate()
-
-    @AgentCache("order:{id}", remote_cache=tier())
-    async def tool(id: str) -> Any:
-        return await gate()
-
-    tasks = [asyncio.ensure_future(tool("7")) for _ in range(10)]
-    await idle()
-    gate.last.returns(value)
-    await idle()
-    for held in gate.running:
-        held.returns("a run of its own")
-    assert await asyncio.gather(*tasks) == [value] * 10
-    assert len(gate.calls) == 1
-    assert (get_metrics()["misses"], get_metrics()["shared"]) == (1, 9)
 
 
 async def test_a_fresh_answer_that_is_not_to_be_kept_does_not_leave_an_older_one_behind():

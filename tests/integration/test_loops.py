@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import pickle
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -95,26 +94,6 @@ async def test_a_write_that_repeats_itself_is_answered_and_the_next_call_is_refu
     assert (caught.value.kind, caught.value.tool, caught.value.count) == ("repeat", "add", 10)
 
 
-async def test_an_error_that_is_raised_again_and_again_does_not_grow():
-    shop = Shop()
-    session = AgentCacheSession()
-
-    def depth(error: BaseException) -> int:
-        return len(traceback.extract_tb(error.__traceback__))
-
-    depths = []
-    with pytest.raises(STOPPED) as caught:
-        async with session:
-            assert (await outcomes(shop.get, 5))[-1] == STOPPED
-            for _ in range(5):
-                try:
-                    session.raise_for_loop()
-                except STOPPED as error:
-                    depths.append(depth(error))
-    assert depths == depths[:1] * 5
-    assert depth(caught.value) <= 4, "where the session ended, and nothing of the calls that were refused"
-
-
 async def test_a_loop_that_nobody_was_told_of_is_not_raised_at_the_end():
     """The tenth write was answered, and there was no eleventh: there is nothing to swallow."""
     shop = Shop()
@@ -123,23 +102,6 @@ async def test_a_loop_that_nobody_was_told_of_is_not_raised_at_the_end():
         assert session.loop_error is not None
         with pytest.raises(STOPPED):
             session.raise_for_loop()
-
-
-async def test_what_a_run_was_stopped_for_is_forgotten_when_it_is_entered_again(caplog: pytest.LogCaptureFixture):
-    shop = Shop()
-    session = AgentCacheSession()
-    with pytest.raises(STOPPED):
-        async with session:
-            assert (await outcomes(shop.get, 5))[-1] == STOPPED
-    async with session:
-        assert session.loop_error is None
-        assert await outcomes(shop.add, 10) == ["same"] * 10, "the next one would be refused, and told so"
-    warned = AgentCacheSession(on_loop="warn", max_execution_depth=1)
-    for _ in range(2):
-        async with warned:
-            await outcomes(shop.get, 3)
-    kinds = [record.agent_cache_kind for record in caplog.records if record.agent_cache_event == "loop"]
-    assert kinds == ["repeat", "repeat", "depth", "depth"]
 
 
 async def test_the_same_error_again_and_again_is_refused_with_the_error_behind_it():
@@ -226,19 +188,6 @@ async def test_tools_that_share_a_helper_are_not_in_a_loop():
         assert [await report(x) for x in range(20)] == [f"{x}: the same" for x in range(20)]
     assert session.get_metrics()["loops"] == session.get_metrics()["loop_notices"] == {}
     assert session.metrics.calls == 60
-
-
-async def test_a_tool_that_goes_round_is_found_whatever_it_calls():
-    shop = Shop()
-
-    @AgentCacheInvalidator("r", name="outer")
-    async def outer(x: int) -> Any:
-        return [await shop.get(), await shop.get()]
-
-    with pytest.raises(AgentLoopDetectedError) as raised:
-        async with AgentCacheSession():
-            assert (await outcomes(lambda: outer(1), 11))[10] is STOPPED
-    assert raised.value.tool == "outer"
 
 
 async def test_what_a_tool_newly_writes_changes_the_world():
@@ -372,18 +321,6 @@ async def test_a_warning_is_given_once_a_streak_and_nothing_is_changed(caplog: p
     assert session.loop_error is None
 
 
-async def test_a_cycle_is_warned_of_once_a_streak(caplog: pytest.LogCaptureFixture):
-    shop = Shop()
-    async with AgentCacheSession(on_loop="warn", loop_policy=LoopPolicy(repeat=None)) as session:
-        for number in range(2):
-            for _ in range(10):
-                await shop.get()
-                await shop.list()
-            await shop.get(f"news {number}")
-    assert [record.agent_cache_kind for record in caplog.records if record.levelname == "WARNING"] == ["cycle"] * 2
-    assert session.get_metrics()["loops"]["cycle"] > 10
-
-
 # -- short_circuit -------------------------------------------------------------------------------------------
 
 
@@ -449,29 +386,6 @@ async def test_the_model_reads_what_happened():
     assert sources(session)[4:6] == [("blocked", "notice")] * 2
 
 
-async def test_the_model_reads_of_an_error_instead_of_getting_it():
-    shop = Shop()
-    shop.answers = LookupError("no such order")
-    async with AgentCacheSession(on_loop="notice"):
-        given = await outcomes(shop.get, 5)
-    assert given[:3] == [LookupError] * 3
-    for fact in ("get", "4 times in a row", "no such order"):
-        assert fact in given[3]
-
-
-@pytest.mark.parametrize("on_loop", ["notice", "short_circuit"])
-async def test_a_loop_is_warned_of_once_however_often_it_is_refused(on_loop: Any, caplog: pytest.LogCaptureFixture):
-    shop = Shop()
-    async with AgentCacheSession(on_loop=on_loop) as session:
-        await outcomes(shop.add, 30)
-        for _ in range(10):
-            await outcomes(shop.get, 1)
-            await outcomes(lambda: shop.add("x"), 1)
-    warned = [(r.agent_cache_kind, r.agent_cache_tool) for r in caplog.records if r.agent_cache_event == "loop"]
-    assert warned == [("repeat", "add"), ("cycle", "add"), ("repeat", "get")]
-    assert sum(session.get_metrics()["loops"].values()) > 30
-
-
 async def test_a_refused_write_is_not_carried_out_until_something_has_changed():
     shop = Shop()
     async with AgentCacheSession(on_loop="notice") as session:
@@ -529,13 +443,6 @@ async def test_a_function_may_begin_a_new_turn(is_nested: bool):
     assert outer.get_metrics()["loops"]["depth"] == 30
 
 
-async def test_a_write_that_a_function_lets_go_on_is_counted_once_each_time():
-    shop = Shop()
-    async with AgentCacheSession(on_loop=lambda report: None) as session:
-        assert await outcomes(shop.add, 20) == ["same"] * 20
-    assert session.get_metrics()["loops"] == {"repeat": 11}
-
-
 @pytest.mark.parametrize("kind", ["read", "write"])
 @pytest.mark.parametrize("wrong", ["shout", 1 / 3, "an error"])
 async def test_a_function_that_cannot_decide_stops_the_loop_and_breaks_nothing(
@@ -588,31 +495,6 @@ async def test_a_notice_that_nobody_can_take_breaks_nothing(kind: str, caplog: p
 
 
 # -- Epochs and rounds ---------------------------------------------------------------------------------------
-
-
-async def test_a_follower_whose_leader_is_of_another_run_counts_in_its_own():
-    gate = Gate()
-
-    @AgentCache("r", name="get")
-    async def get() -> Any:
-        return await gate()
-
-    async def run(results: list[int]) -> None:
-        async with AgentCacheSession(on_loop="warn") as session:
-            for _ in range(6):
-                await get()
-                await asyncio.sleep(0)
-            results.append(session.get_metrics()["loop_detections"])
-
-    counts: list[int] = []
-    tasks = [asyncio.create_task(run(counts)) for _ in range(2)]
-    for _ in range(50):
-        await asyncio.sleep(0)
-        for held in gate.running:
-            held.returns("same")
-            get.clear()
-    await asyncio.gather(*tasks)
-    assert counts == [2, 2]
 
 
 # -- What a tool says of itself ------------------------------------------------------------------------------
@@ -677,17 +559,6 @@ async def test_an_answer_that_cache_if_turns_away_is_a_failed_call_and_an_empty_
             assert await outcomes(lambda: empty.get(next(numbers)), 20) == [[]] * 20
             assert (await outcomes(lambda: failing.get(next(numbers)), 6))[-1] == STOPPED
     assert caught.value.kind == "any_error"
-
-
-async def test_groups_of_errors_are_told_apart_by_the_errors_in_them():
-    shop = Shop()
-    shop.answers = lambda x: ExceptionGroup("tasks failed", [LookupError(f"no order {x}")])
-    numbers = iter(range(100))
-    with pytest.raises(STOPPED) as caught:
-        async with AgentCacheSession():
-            assert await outcomes(lambda: shop.get(next(numbers)), 20) == [ExceptionGroup] * 20
-            assert (await outcomes(lambda: shop.get("same"), 4))[-1] == STOPPED
-    assert caught.value.kind == "error"
 
 
 async def test_an_answer_without_identity_is_never_the_same():
@@ -785,21 +656,6 @@ async def test_what_a_budget_refuses_may_be_answered_from_the_cache():
     assert session.get_metrics()["hits"] == get_metrics()["hits"] == 3
 
 
-@pytest.mark.parametrize("ends", ["budget", "cycle"])
-async def test_who_wants_to_know_what_is_true_now_may_be_answered_from_the_cache(ends: str):
-    shop = Shop()
-    async with AgentCacheSession(on_loop="short_circuit", max_execution_depth=8 if ends == "budget" else 99) as session:
-        for _ in range(4):
-            await shop.get.fresh()
-            await shop.add()
-        ran = len(shop.runs)
-        assert await outcomes(shop.get.fresh, 2) == ["same"] * 2
-        shop.get.clear()
-        assert await outcomes(shop.get.fresh, 2) == [STOPPED] * 2, "nothing is made up"
-    assert len(shop.runs) == ran
-    assert session.get_metrics()["loops"]["depth" if ends == "budget" else "cycle"] >= 4
-
-
 async def test_a_budget_tells_the_model():
     shop = Shop()
     async with AgentCacheSession(on_loop="notice", max_execution_depth=1):
@@ -810,26 +666,6 @@ async def test_a_budget_tells_the_model():
 
 
 # -- Nested runs ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("which", ["outer", "inner"])
-@pytest.mark.parametrize("ends", ["budget", "loop"])
-async def test_a_hit_of_an_inner_run_is_answered_from_the_cache(which: str, ends: str):
-    """Whichever of the two has something against it."""
-    shop = Shop()
-    reacts: dict[str, Any] = {"on_loop": "short_circuit"} | ({"max_execution_depth": 3} if ends == "budget" else {})
-    calls = 9 if ends == "budget" or which == "inner" else 4
-    both = (
-        AgentCacheSession(**(reacts if which == "outer" else {})),
-        AgentCacheSession(**(reacts if which == "inner" else {})),
-    )
-    async with both[0], both[1]:
-        assert await outcomes(shop.get, calls) == ["same"] * calls
-        if ends == "budget":
-            assert await outcomes(lambda: shop.get("another"), 1) == [STOPPED], "nothing is cached for it"
-    for session in both:
-        assert session.get_metrics()["hits"] == calls - 1
-    assert shop.runs == [("get", 0)]
 
 
 @pytest.mark.parametrize("writes", ["new", "the same", "failing", "rejected"])
@@ -864,19 +700,6 @@ async def test_the_writes_of_an_inner_run_are_not_counted_in_the_outer_one():
     assert outer.get_metrics()["loops"] == {}
 
 
-async def test_an_inner_run_that_is_told_something_instead_shows_in_both_traces():
-    shop = Shop()
-    async with AgentCacheSession() as outer, AgentCacheSession(on_loop="notice", max_execution_depth=2) as inner:
-        assert await outcomes(shop.get, 2) == ["same"] * 2
-        for call in (shop.get, shop.add):
-            assert "max_execution_depth" in await call()
-    for session in (outer, inner):
-        assert sources(session)[2:] == [("blocked", "notice")] * 2
-        metrics = session.get_metrics()
-        assert (metrics["loops"], metrics["hits"], metrics["misses"]) == ({"depth": 2}, 2, 1)
-    assert get_metrics()["hits"] == 2
-
-
 async def test_the_budgets_of_the_outer_run_hold_in_the_inner_one():
     shop = Shop()
     policy = LoopPolicy(max_tool_calls={"get": 3})
@@ -895,18 +718,6 @@ async def test_the_budget_of_a_tool_is_one_for_all_inner_runs():
                 async with AgentCacheSession():
                     await shop.get(number % 2)
     assert (caught.value.kind, caught.value.count) == ("tool_calls", 4)
-
-
-async def test_what_was_counted_stays_when_the_configuration_changes():
-    shop = Shop()
-    with pytest.raises(STOPPED) as caught:
-        async with AgentCacheSession(max_tool_repeats=6, loop_policy=LoopPolicy(max_tool_calls=50)):
-            given = []
-            for enabled in (True, False, True):
-                with configure(enabled=enabled):
-                    given += await outcomes(shop.get, 2)
-    assert given == ["same"] * 5 + [STOPPED]
-    assert (caught.value.kind, caught.value.count) == ("repeat", 6)
 
 
 # -- The report ----------------------------------------------------------------------------------------------
@@ -939,39 +750,7 @@ def test_a_long_cycle_is_named_in_part():
 # -- Memory --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["hits", "runs", "errors"])
-async def test_a_run_keeps_no_task_that_has_ended_nor_what_it_gave(how: str):
-    class Given:
-        pass
-
-    shop = Shop()
-    # Another error each time: from Python 3.13 on, the traceback of one that a test keeps leads to its callers' frames.
-    shop.answers = (lambda _: LookupError("no")) if how == "errors" else "same"
-    kept: list[weakref.ref[Any]] = []
-
-    async def work() -> Given:
-        await outcomes(shop.get if how == "hits" else shop.get.fresh, 2)
-        given = Given()
-        kept.append(weakref.ref(given))
-        return given
-
-    async with AgentCacheSession(on_loop="warn") as session:
-        for _ in range(3):
-            task = asyncio.create_task(work())
-            await task
-            kept.append(weakref.ref(task))
-            del task
-            await asyncio.sleep(0)
-        gc.collect()
-        assert [reference() for reference in kept] == [None] * 6
-    assert session.metrics.calls == 6
-
-
 # -- Comparing answers -----------------------------------------------------------------------------------------
-
-
-def tree(number: int) -> dict[str, Any]:
-    return {"id": number, "items": [{"price": 1.5, "size": "L"}, {"price": 2.5, "size": "M"}]}
 
 
 @pytest.mark.parametrize("how", ["write", "read", "uncached"])
@@ -994,16 +773,6 @@ async def test_answers_are_the_same_if_they_are_equal_in_the_same_order_with_the
     assert not await noticed({"a": [1], "b": [2]}, {"b": [2], "a": [1]}, {"a": [1], "b": [2]})
     assert not await noticed({"a": [1]}, {"a": [True]}, {"a": [1.0]})
     assert not await noticed({"a": [b"x"]}, {"a": ["x"]}, {"a": [(b"x",)]})
-
-
-async def test_a_caller_that_changes_what_it_was_given_does_not_change_what_the_next_is_compared_with():
-    shop = Shop()
-    shop.answers = tree
-    async with AgentCacheSession(on_loop="notice") as session:
-        for _ in range(10):
-            (await shop.add(1))["items"].clear()
-        assert isinstance(await shop.add(1), str), "refused"
-    assert session.loop_error is None
 
 
 # -- useful work that repeats a call ---------------------------------------------------------------------------

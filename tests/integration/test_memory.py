@@ -30,9 +30,7 @@ from agent_cache import (
 from agent_cache.core.store import NEVER, Entry, Sizes, Store
 from agent_cache.core.versions import VERSIONS, Versions
 from agent_cache.engine import state
-from agent_cache.engine.tiers import _Known
 from agent_cache.metrics import Metrics
-from agent_cache.remote.protocol import Touched
 from agent_cache.testing import FakeClock
 
 
@@ -299,21 +297,6 @@ def test_counters_of_tools_that_are_gone_are_summed_up(monkeypatch):
     assert "(others)" not in counters.snapshot()["resources"]
 
 
-def test_explicit_invalidations_of_many_roots_are_summed_up(monkeypatch):
-    monkeypatch.setattr(metrics, "_MAX_ROWS", 10)
-    counters = Metrics()
-    for number in range(100):
-        counters.invalidated([f"user{number}"])
-    counters.invalidated(["x" * 100_000])
-    counters.invalidated(["user1"])
-    found = counters.snapshot()
-    assert found["invalidations"] == 102
-    assert len(found["resources"]) == 11
-    assert found["resources"]["user1"]["invalidations"] == 2
-    assert found["resources"]["(others)"]["invalidations"] == 91
-    assert "(others)" not in found["tools"]
-
-
 @pytest.mark.parametrize("maxsize", [None, 100_000])
 async def test_expired_answers_leave_a_store_without_a_bound(clock, maxsize):
     """100 are in use at a time; there are never more than a few times as many."""
@@ -374,39 +357,6 @@ async def test_a_stale_answer_makes_room_before_one_in_use_is_evicted():
     assert len(store_of(thing)) == 100
     assert sum(thing.contains(number) for number in range(150)) >= 100 - evicted
     assert evicted <= 25
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_tasks_of_closed_loops_are_let_go(caplog):
-    """A loop that is closed without ending its tasks leaves them pending for ever."""
-    caplog.set_level(logging.CRITICAL, "asyncio")
-    tasks: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    async def never() -> None:
-        await asyncio.Event().wait()
-
-    async def start() -> None:
-        task = asyncio.get_running_loop().create_task(never())
-        tasks.add(task)
-        state.keep(task)
-
-    for _ in range(300):
-        loop = asyncio.new_event_loop()
-        loop.run_until_complete(start())
-        loop.close()
-    gc.collect()
-    assert len(tasks) <= 130
-
-
-def test_what_a_nearer_tier_has_not_received_is_bounded():
-    """It may not be asked for hours while other processes write."""
-    known = _Known()
-    known.roots.add("order")
-    for number in range(5_000):
-        known.add(Touched((f"order:{number}", f"user{number}:x"), (("tool", number),)))
-    assert "order" in known.pending
-    assert len(known.pending) <= 1_001
-    assert not any(str(name).startswith("user") for name in known.pending)
 
 
 # -- max_bytes -----------------------------------------------------------------------------------------------

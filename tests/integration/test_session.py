@@ -140,18 +140,6 @@ async def test_equal_calls_have_equal_keys_and_others_have_others():
     assert len({hash(key) for key in keys[:4]}) == 3
 
 
-@pytest.mark.parametrize("tenant", [None, "acme"])
-async def test_a_hit_and_a_miss_of_one_call_have_one_key(tenant: Any):
-    runs, scoped = Runs(), Runs("session")
-    async with AgentCacheSession(tenant=tenant) as session:
-        for tool in (runs.read, scoped.read):
-            await tool(1)
-            await tool(1)
-    keys = short(session, "key")
-    assert keys[0] == keys[1]
-    assert keys[2] == keys[3]
-
-
 async def test_how_a_call_ended_is_recorded():
     class Broken(Exception):
         pass
@@ -269,17 +257,6 @@ async def test_session_scoped_answers_live_in_the_innermost_session_and_end_with
     async with AgentCacheSession():
         assert await runs.read() == 5
     assert await runs.read() == 6
-
-
-async def test_sessions_side_by_side_share_nothing_of_their_own():
-    runs = Runs("session")
-
-    async def run() -> list[int]:
-        async with AgentCacheSession():
-            return [await runs.read(), await runs.read()]
-
-    first, second = await asyncio.gather(run(), run())
-    assert first[0] == first[1] != second[0] == second[1]
 
 
 async def test_child_tasks_belong_to_the_session_they_were_started_in():
@@ -762,26 +739,6 @@ async def test_a_loop_over_a_generator_with_a_session_may_be_left_by_break(aroun
         assert await streams.runs.read() == 5, "it may be entered again"
 
 
-@pytest.mark.parametrize("is_inside", [False, True])
-async def test_a_tool_may_leave_a_generator_with_a_session_by_break(is_inside: bool):
-    """What the load reads afterwards is outside of that session, and the load depends on it all the same."""
-    streams, numbers = Streams(), Runs(resource="elsewhere")
-
-    @AgentCache("report", name="report")
-    async def report() -> tuple[int, int]:
-        async for number in streams.numbers():  # noqa: B007 - the first one
-            break
-        await streams.closed.wait()
-        return number, await numbers.read()
-
-    async with AgentCacheSession() if is_inside else contextlib.nullcontext():
-        assert await report() == (1, 1)
-        await numbers.write()
-        assert (await report())[1] == 2
-        calls = streams.sessions[0].get_metrics()["calls"]
-        assert calls == 1
-
-
 async def test_a_fixture_that_enters_in_one_context_and_leaves_in_another_is_still_told_so():
     """No generator is closed here: it goes on to its end, and the calls in between were outside."""
 
@@ -902,15 +859,6 @@ class Kept:
             await asyncio.sleep(0)
         gc.collect()
         return sum(answer() is not None for answer in self.answers)
-
-
-@pytest.mark.parametrize("scope", ["global", "session"])
-async def test_a_session_keeps_no_answer_that_the_cache_has_evicted(scope: Any):
-    kept = Kept(scope=scope, maxsize=3)
-    async with AgentCacheSession():
-        for n in range(50):
-            await kept.read(n)
-        assert await kept.alive() == 3
 
 
 DROPS: dict[str, Callable[[Kept], Any]] = {

@@ -12,7 +12,6 @@ from agent_cache import (
     AgentCacheInvalidator,
     AgentCacheSession,
     AgentLoopDetectedError,
-    LoopHints,
     Read,
     Toolbox,
     Write,
@@ -52,12 +51,6 @@ async def test_a_read_of_the_same_arguments_has_the_same_key():
     assert keys(session) == keys(session, "read")
 
 
-async def test_in_two_sessions_both_know():
-    async with AgentCacheSession() as outer, AgentCacheSession() as inner:
-        await cancel("W1")
-    assert keys(outer) == keys(inner) != [None]
-
-
 async def test_a_write_of_a_method_a_def_and_one_known_by_name():
     class Shop:
         @AgentCacheInvalidator("order:{order_id}")
@@ -73,18 +66,6 @@ async def test_a_write_of_a_method_a_def_and_one_known_by_name():
     methods, by_name = keys(session)[:3], keys(session)[3:]
     assert methods[0] == methods[2] != methods[1]
     assert by_name[0] == by_name[2] != by_name[1]
-
-
-async def test_it_does_not_depend_on_what_the_loop_guard_compares():
-    @AgentCacheInvalidator("order", loop=LoopHints(loop_key=lambda arguments: "all alike"))
-    async def put(order_id: str) -> str:
-        return order_id
-
-    async with AgentCacheSession() as session:
-        await put("W1")
-        await put("W2")
-    one, other = keys(session)
-    assert one != other
 
 
 async def test_a_write_that_was_refused_has_its_key():

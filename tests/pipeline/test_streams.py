@@ -17,10 +17,6 @@ from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     AgentCacheSession,
-    Read,
-    Toolbox,
-    Watch,
-    Write,
     get_metrics,
     writing,
 )
@@ -478,27 +474,6 @@ async def test_who_changes_a_chunk_changes_no_one_elses(source: Source):
     assert await collected(source.words(1)) == [{"words": ["a"]}]
 
 
-async def test_copies_of_chunks_are_made_by_the_rule_of_the_tool():
-    seen: list[Any] = []
-
-    def copy(chunk: Any) -> Any:
-        seen.append(chunk)
-        return list(chunk)
-
-    shared, custom = Source(copy="never"), Source(copy=copy, resource="own:{id}")
-    chunk = ["a"]
-    for one in (shared, custom):
-        listener = await listening(one.words(1))
-        await one.last.yields(chunk)
-        await one.last.ends()
-        await listener.task
-    assert (await collected(shared.words(1)))[0] is chunk
-    hit = (await collected(custom.words(1)))[0]
-    assert hit == chunk
-    assert hit is not chunk
-    assert all(type(one) is list for one in seen)
-
-
 async def test_a_later_chunk_that_cannot_be_copied_is_an_error_for_who_has_the_first_ones(source: Source):
     first, second = await listening(source.words(1)), await listening(source.words(1))
     await source.last.yields("a", iter("abc"))
@@ -510,24 +485,6 @@ async def test_a_later_chunk_that_cannot_be_copied_is_an_error_for_who_has_the_f
 
 
 # -- Options -------------------------------------------------------------------------------------------------
-
-
-async def test_an_expired_stream_replaces_a_failed_one_before_its_first_chunk(clock: library.Clock):
-    source = Source(ttl=10.0, stale_if_error=100.0)
-    listener = await listening(source.words(1))
-    await source.last.yields("old")
-    await source.last.ends()
-    await listener.task
-    clock.advance(11.0)
-    listener = await listening(source.words(1))
-    await source.last.raises(Broken())
-    assert await listener.task == ["old"]
-    listener = await listening(source.words(1))
-    await source.last.yields("new")
-    await source.last.raises(Broken())
-    with pytest.raises(Broken):
-        await listener.task
-    assert listener.chunks == ["new"]
 
 
 async def test_the_attributes_of_a_tool_work_on_streams(source: Source):
@@ -674,34 +631,3 @@ async def test_another_process_gets_the_chunks_from_the_tier(server: MemoryServe
 
 
 # -- Tools of a toolbox --------------------------------------------------------------------------------------
-
-
-async def test_a_toolbox_decorates_generators():
-    """By the rule of their names; those that it only watches are shared while they run, and never stored."""
-    runs: list[str] = []
-    box = Toolbox({"get_*": Read("doc:{id}"), "set_*": Write("doc:{id}"), "now": Watch()}, namespace="streams")
-
-    @box.tool
-    async def get_words(id: int) -> AsyncIterator[int]:
-        runs.append("get")
-        yield id
-
-    @box.tool
-    async def set_words(id: int) -> AsyncIterator[int]:
-        runs.append("set")
-        yield id
-
-    @box.tool
-    async def now() -> AsyncIterator[int]:
-        runs.append("now")
-        yield 7
-
-    for _ in range(2):
-        assert await collected(get_words(1)) == [1]
-    assert await collected(set_words(1)) == [1]
-    assert await collected(get_words(1)) == [1]
-    assert runs == ["get", "set", "get"]
-    runs.clear()
-    assert await asyncio.gather(collected(now()), collected(now())) == [[7], [7]]
-    assert await collected(now()) == [7]
-    assert runs == ["now", "now"]

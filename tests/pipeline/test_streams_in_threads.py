@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextvars
 import gc
-import itertools
-import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,12 +12,9 @@ import pytest
 from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
-    bypass,
     get_metrics,
-    invalidate_sync,
 )
 from tests.harness import library
-from tests.harness.slow import slow
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -130,68 +124,7 @@ def test_what_a_run_raises_reaches_its_caller_after_its_chunks(error: BaseExcept
     assert list(source.numbers(1)) == [0, 1, 2]
 
 
-def test_a_generator_has_one_context():
-    variable = contextvars.ContextVar("variable", default="outside")
-
-    @AgentCache("doc")
-    def words() -> Iterator[str]:
-        token = variable.set("inside")
-        try:
-            yield variable.get()
-            yield variable.get()
-        finally:
-            variable.reset(token)
-
-    stream = words()
-    assert next(stream) == "inside"
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(next, stream).result(PATIENCE) == "inside"
-    assert list(stream) == []
-    assert variable.get() == "outside"
-
-
 # -- Threads -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("streams", [40, *slow(100)])
-def test_tools_that_stream_each_other_neither_wait_for_each_other_nor_lose_a_chunk(streams: int):
-    """Under threads that leave early, writes that overlap, and streams that grow too long to be joined."""
-
-    @AgentCache("left", max_stream_bytes=200)
-    def left(depth: int) -> Iterator[Any]:
-        yield 1
-        if depth:
-            yield from right(depth - 1)
-        yield "x" * 100
-        yield "y" * 100
-
-    @AgentCache("right")
-    def right(depth: int) -> Iterator[Any]:
-        yield 2
-        if depth:
-            yield from left(depth - 1)
-        yield "z" * 100
-
-    def expected(*, is_left: bool, depth: int) -> list[Any]:
-        inner = expected(is_left=not is_left, depth=depth - 1) if depth else []
-        return [1, *inner, "x" * 100, "y" * 100] if is_left else [2, *inner, "z" * 100]
-
-    def work(seed: int) -> None:
-        choices = random.Random(seed)
-        for _ in range(streams):
-            is_left, depth, most = choices.random() < 0.5, choices.randrange(4), choices.randrange(12)
-            stream = (left if is_left else right)(depth)
-            found = list(itertools.islice(stream, most) if most else stream)
-            stream.close()
-            whole = expected(is_left=is_left, depth=depth)
-            assert found == (whole[:most] if most else whole)
-            if choices.random() < 0.2:
-                invalidate_sync(choices.choice(["left", "right"]))
-
-    with ThreadPoolExecutor(12) as pool:
-        for call in [pool.submit(work, seed) for seed in range(12)]:
-            call.result(PATIENCE)
-    assert library.nothing_in_flight()
 
 
 def test_threads_never_read_what_a_write_has_replaced():
@@ -232,21 +165,3 @@ def test_threads_never_read_what_a_write_has_replaced():
 
 
 # -- Copies and options --------------------------------------------------------------------------------------
-
-
-def test_the_attributes_of_a_tool_work_on_streams(source: Source):
-    numbers = source.numbers
-    assert numbers.set([7, 8], 1)
-    assert list(numbers(1)) == [7, 8]
-    assert list(numbers.fresh(1)) == [0, 1, 2]
-    assert list(numbers(1)) == [0, 1, 2]
-    assert source.runs == [3]
-    assert numbers.invalidate(1)
-    assert not numbers.contains(1)
-    with bypass():
-        assert list(numbers(1)) == [0, 1, 2]
-    assert not numbers.contains(1)
-    with pytest.raises(TypeError):
-        numbers()
-    with pytest.raises(TypeError):
-        numbers.set("text", 1)

@@ -437,21 +437,3 @@ async def test_the_counters_are_those_of_get_metrics(instrument, telemetry):
 
 
 # What it costs, and where it is not there
-
-
-async def test_a_second_call_replaces_the_first_and_nothing_is_doubled(instrument, telemetry):
-    first = instrument()
-    second = instrument()
-    assert (first.is_active, second.is_active) == (False, True)
-    async with AgentCacheSession():
-        await get_order("1")
-        await get_order("1")
-    assert telemetry.tree() == [["agent_cache.session", ["execute_tool get_order miss"]]]
-    requests = telemetry.points("agent_cache.requests")
-    assert {dict(key)["source"]: count for key, count in requests.items()} == {"hit": 1, "miss": 1, "shared": 0}
-    assert list(telemetry.points("gen_ai.execute_tool.duration").values()) == [1]
-    first.uninstrument()
-    assert second.is_active
-    telemetry.clear()
-    await cancel_order("1")
-    assert telemetry.tree() == [["execute_tool cancel_order write"]]
