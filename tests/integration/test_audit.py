@@ -299,6 +299,24 @@ async def test_a_write_that_the_tool_makes_is_refused(caplog: pytest.LogCaptureF
     assert caplog.text.count("the tool writes, so its hits cannot be audited") == 2
 
 
+async def test_the_caller_may_change_its_arguments_and_the_tool_cannot_change_them_behind_its_back():
+    seen = []
+
+    @AgentCache("orders", audit=1.0, name="find_orders")
+    async def find(filters: dict[str, Any]) -> int:
+        seen.append(dict(filters))
+        filters["seen"] = True
+        return 1
+
+    await find({"status": "new"})
+    mine = {"status": "new"}
+    await find(mine)
+    mine["status"] = "old"
+    await idle()
+    assert seen == [{"status": "new"}] * 2
+    assert mine == {"status": "old"}
+
+
 async def test_nothing_is_audited_while_a_run_is_recorded_or_replayed(shop: Shop, tmp_path: Any):
     await shop.get("7")
     with record(tmp_path / "run.jsonl"):

@@ -252,18 +252,6 @@ async def test_metrics_of_a_session_are_its_own_and_stay_readable():
 # -- Concurrency ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _busy_switching() -> Any:
-    """Let threads change places as often as they can."""
-    import sys
-
-    former = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(former)
-
-
-@pytest.mark.usefixtures("_busy_switching")
 @pytest.mark.parametrize("rounds", [100, *slow(400)])
 def test_counts_are_exact_when_several_threads_read_and_write(rounds: int):
     threads = 4
