@@ -81,7 +81,7 @@ class Stage:
         self.way = way
         self.tools: dict[str, Any] = {}
         self.answers: dict[tuple[str, Hashable], Step] = {}
-        self.waiting: asyncio.Event | None = None
+        self.waiting: asyncio.Semaphore | None = None
 
     def answer(self, tool: str, argument: Hashable) -> Any:
         step = self.answers[tool, argument]
@@ -97,7 +97,7 @@ class Stage:
     def make(self, name: str) -> Any:
         async def tool(argument: Hashable) -> Any:
             if self.waiting is not None:
-                await self.waiting.wait()
+                await self.waiting.acquire()
             return self.answer(name, argument)
 
         def sync_tool(argument: Hashable) -> Any:
@@ -131,14 +131,19 @@ class Stage:
             assert step.fails
 
     async def overlap(self, steps: tuple[Step, ...]) -> None:
-        """Calls that have all begun before the first one ends."""
-        self.waiting = asyncio.Event()
+        """Calls that have all begun before the first one ends. They end in one iteration of the event loop, or each in
+        one of its own.
+        """
+        self.waiting = asyncio.Semaphore(0)
         for step in steps:
             self.answers[step.tool, step.argument] = step
         calls = [asyncio.ensure_future(self.tool(step.tool).fresh(step.argument)) for step in steps]
         for _ in range(5):
             await asyncio.sleep(0)
-        self.waiting.set()
+        for _ in calls:
+            self.waiting.release()
+            for _ in range(0 if self.way == "tree" else 5):
+                await asyncio.sleep(0)
         await asyncio.gather(*calls, return_exceptions=True)
         self.waiting = None
 
