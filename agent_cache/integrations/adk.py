@@ -204,9 +204,8 @@ def _schema_of(tool: BaseTool) -> Mapping[str, Any] | None:
 
 
 def describe(agent: Any) -> list[ToolInfo] | None:
-    """The tools of an agent, for `agent_cache.integrations.explain`; None if it is no agent of ADK.
-
-    Those of a toolset are known to ADK while an agent runs, so they are not among them.
+    """The tools of an agent, for `explain`; None if it is no agent of ADK. Those of a toolset are known to ADK while an
+    agent runs, so they are not among them.
     """
     if not isinstance(agent, BaseAgent):
         return None

@@ -45,9 +45,8 @@ def wrap(
     `vary`, where their results differ.
 
     Args:
-        function: an `async def` or `def` function, a bound method, a `functools.partial` or an object with
-            ``__call__``. A function that is decorated or wrapped already is returned as it is, and so is one whose rule
-            is `Pass`.
+        function: an `async def` or `def` function, a bound method or a `functools.partial`. One that is decorated or
+            wrapped already is returned as it is, and so is one whose rule is `Pass`.
         box: the toolbox.
         name: the name of the tool in the toolbox. By default that of the function.
         schema: the JSON schema of the arguments. By default the parameters of the function.
@@ -68,13 +67,11 @@ def wrap(
     parameters = Parameters.of(function, 0, tool)
     keyed = [one for one in parameters.all if one.in_key]
     names = tuple(one.name for one in keyed if one.kind is not _Kind.VAR_KEYWORD)
+    is_open = parameters.surplus is not None
     if isinstance(rule, Read | Write):
-        compiled_tags(rule, None if parameters.surplus is not None else names, f"{box.namespace}:{tool}")
-    described = schema
-    if described is None:
-        properties: dict[str, Any] = {name: {} for name in names}
-        is_open = parameters.surplus is not None
-        described = {"type": "object", "properties": properties, "additionalProperties": is_open}
+        compiled_tags(rule, None if is_open else names, f"{box.namespace}:{tool}")
+    own = {"type": "object", "properties": {name: {} for name in names}, "additionalProperties": is_open}
+    described = own if schema is None else schema
     heeds_contexts = vary is None and not shared and parameters.may_say_who_asks
     returns = returned_by(function)
     if vary is None and not shared:
@@ -122,9 +119,9 @@ def wrap(
 
 
 def _checked_name(function: Any, name: str | None) -> str:
-    if inspect.isclass(function) or not callable(function):
-        raise TypeError(f"wrap takes a function that a framework calls as a tool, got {function!r}")
     code = _code_of(function)
+    if not inspect.isroutine(code):
+        raise TypeError(f"wrap takes a function that a framework calls as a tool, got {function!r}")
     if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
         raise TypeError(f"wrap cannot take the generator {function!r}, because a stream is not one result")
     found: str | None = name if name is not None else getattr(function, "__name__", None)
@@ -137,7 +134,7 @@ def _code_of(function: Any) -> Any:
     """The function that runs when this is called."""
     while isinstance(function, functools.partial):
         function = function.func
-    return function if inspect.isroutine(function) else type(function).__call__
+    return function
 
 
 # Explaining
@@ -174,8 +171,8 @@ def explain(agent: Any, box: Toolbox) -> ToolTable:
 
 def _described(agent: Any) -> tuple[list[ToolInfo], int]:
     """The tools of an agent, and the number of servers and the like whose tools are not known yet."""
-    packages = (package for kind in type(agent).__mro__ for package in _ADAPTERS if _is_in(kind, package))
-    for adapter in dict.fromkeys(map(_ADAPTERS.__getitem__, packages)):
+    modules = [f"{kind.__module__}." for kind in type(agent).__mro__]
+    for adapter in dict.fromkeys(_ADAPTERS[one] for name in modules for one in _ADAPTERS if name.startswith(f"{one}.")):
         module: Any = import_module(f"{__package__}.{adapter}")
         infos: list[ToolInfo] | None = module.describe(agent)
         if infos is not None:
@@ -183,10 +180,6 @@ def _described(agent: Any) -> tuple[list[ToolInfo], int]:
     if isinstance(agent, str) or not isinstance(agent, Iterable):
         raise TypeError(f"explain takes an agent of {', '.join(_ADAPTERS)}, or a list of tools, got {agent!r}")
     return [_info(tool) for tool in agent], 0
-
-
-def _is_in(kind: type, package: str) -> bool:
-    return f"{kind.__module__}.".startswith(f"{package}.")
 
 
 def _info(tool: Any) -> ToolInfo:

@@ -195,15 +195,9 @@ class AgentCacheMiddleware(Middleware):
 
 @dataclass(slots=True)
 class _Tool:
-    """What is known of a tool of a server.
-
-    Attributes:
-        image: what is the same as long as it is the same tool.
-        where: its version, and the one that a client asks for where another server decides which one that is.
-        is_shared: whether all clients share its answers.
-        gets_context: whether it may ask its context for its client, or for the request of this.
-        check: what its arguments are to its function, None where that cannot be known.
-        passes: whether it caches its own calls, or a server below does.
+    """What is known of a tool of a server, as long as its `image` is the same. `where` is its version, and the one that
+    a client asks for where another server decides which one that is. It `passes` if it, or a server below, caches its
+    calls.
     """
 
     image: Any
@@ -244,18 +238,15 @@ class _State(dict[str, Any]):
         super().__setitem__(name, value)
 
     def pop(self, *args: Any) -> Any:
-        """As of a dict."""
         self.is_used = True
         return super().pop(*args)
 
 
 async def _tool_of(server: FastMCP[Any], name: str, version: Any) -> Tool | None:
     if isinstance(version, str):
-        wanted: VersionSpec | None = VersionSpec(eq=version)
-    else:
-        wanted = VersionSpec(**version) if isinstance(version, Mapping) else None
+        version = {"eq": version}
     try:
-        return await server.get_tool(name, wanted)
+        return await server.get_tool(name, VersionSpec(**version) if isinstance(version, Mapping) else None)
     except NotFoundError:
         return None
 
@@ -311,9 +302,8 @@ def _result(answer: dict[str, Any]) -> ToolResult:
 
 
 def describe(agent: object) -> list[ToolInfo] | None:
-    """The tools of a FastMCP server, as `agent_cache.integrations.explain` wants them; None of anything else.
-
-    A server lists them asynchronously: an event loop of its own runs that, in another thread if this one has one.
+    """The tools of a FastMCP server, for `explain`; None of anything else. A server lists them asynchronously: an event
+    loop of its own runs that, in a thread, since this one may have one.
     """
     if not isinstance(agent, FastMCP):
         return None

@@ -19,9 +19,10 @@ from agent_cache.core.asker import Apart, Injected
 from agent_cache.core.parameters import takes_context
 from agent_cache.engine.state import forget_oldest
 from agent_cache.integrations.shared import (
+    Check,
     Private,
     alone,
-    as_checked,
+    as_tool_gets,
     checked_box,
     identity_of_params,
     is_public,
@@ -38,7 +39,6 @@ try:
     from langgraph.prebuilt import InjectedState, ToolNode
     from langgraph.pregel import Pregel
     from langgraph.types import Command, Interrupt, Send
-    from pydantic import BaseModel
 except ImportError as error:
     raise ImportError(
         'agent_cache.integrations.langchain needs LangChain: pip install "agent-cache[langchain]"'
@@ -98,8 +98,8 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
                 return call.keep(signal)
 
         with _loops_leave():
-            answer = await self.box.call(call.name, tool.arguments(call.given), run, **self._options(tool, request))
-        return call.result(answer)
+            arguments = as_tool_gets(tool.check, call.given)
+            return call.result(await self.box.call(call.name, arguments, run, **self._options(tool, request)))
 
     def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         """Answer a tool call of `agent.invoke` and `agent.stream`."""
@@ -114,15 +114,18 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
                 return call.keep(signal)
 
         with _loops_leave():
-            answer = self.box.call_sync(call.name, tool.arguments(call.given), run, **self._options(tool, request))
-        return call.result(answer)
+            arguments = as_tool_gets(tool.check, call.given)
+            return call.result(self.box.call_sync(call.name, arguments, run, **self._options(tool, request)))
 
     def _options(self, tool: _Tool, request: Any) -> dict[str, Any]:
         """What a call tells the toolbox beside its name, its arguments and what runs it."""
+        vary = None if self._vary is None else self._vary(request)
+        if tool.server is not None and not (tool.has_session and vary is not None):
+            vary = Apart(vary, tool.server)
         return {
             "schema": tool.schema,
             "annotations": tool.annotations,
-            "vary": tool.varied(None if self._vary is None else self._vary(request)),
+            "vary": vary,
             "context": tool.injected(request) if self._heeds_contexts else None,
             "returns": Answer,
             "failed": _is_error,
@@ -164,8 +167,7 @@ class _Tool:
     tool: BaseTool | None = None
     annotations: Any = None
     schema: Mapping[str, Any] | None = None
-    check: Callable[[dict[str, Any]], BaseModel] | None = None
-    names: frozenset[str] | None = None
+    check: Check | None = None
     is_decorated, gets_context, has_session = False, True, False
     states: tuple[str, ...] = ()
     server: list[str] | None = None
@@ -179,39 +181,16 @@ class _Tool:
         self.gets_context, self.states = _gets_context(functions), _states_in(functions)
         self.server, self.has_session = _server_of(tool)
         found = tool.tool_call_schema
-        if isinstance(found, dict) or not issubclass(found, BaseModel):
-            self.schema = found if isinstance(found, dict) else found.schema()  # of a model of pydantic 1
-            return
-        self.schema, self.check = found.model_json_schema(), found.model_validate
-        if found.model_config.get("extra") != "allow":
-            self.names = frozenset(self.schema.get("properties", ()))
+        self.schema = found if isinstance(found, dict) else found.model_json_schema()
+        if not isinstance(found, dict):
+            self.check = lambda given: vars(found.model_validate(given))
 
     def injected(self, request: Any) -> tuple[Injected, ...] | None:
         """What the framework gives the tool beside the model's arguments; None if that is nothing."""
         if not self.gets_context:
             return None
-        found = [Injected("context", request.runtime)]
-        state = request.state
-        for name in self.states:
-            value = state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
-            found.append(Injected("context", value))
-        return tuple(found)
-
-    def varied(self, vary: Any) -> Any:
-        """What a call varies by: what the user says, and the server that answers."""
-        return vary if self.server is None or (self.has_session and vary is not None) else Apart(vary, self.server)
-
-    def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments as the tool gets them; the model sends them unchecked. Others than it names are left out."""
-        if self.check is None:
-            return given
-        try:
-            values = self.check(given).__dict__
-        except Exception:  # noqa: BLE001 - a user's validator may raise anything; the tool will raise it again
-            return given
-        if self.names is not None:
-            given = {name: value for name, value in given.items() if name in self.names or name in values}
-        return as_checked(values, given)
+        state = request.state if isinstance(request.state, Mapping) else getattr(request.state, "__dict__", {})
+        return tuple(Injected("context", one) for one in (request.runtime, *map(state.get, self.states)))
 
 
 _UNKNOWN = _Tool(None)
@@ -382,17 +361,10 @@ def _read(data: Any, ident: str | None) -> Any:
 
 
 def describe(agent: Any) -> list[ToolInfo] | None:
-    """The tools of a compiled agent or graph, those of its subgraphs included, or of a `ToolNode`.
-
-    Returns:
-        None if it is something else.
-    """
-    if isinstance(agent, ToolNode):
-        nodes = [agent]
-    elif isinstance(agent, Pregel):
-        nodes = list(_tool_nodes(agent))
-    else:
+    """The tools of a compiled agent or graph, those of its subgraphs included, or of a `ToolNode`; None of all else."""
+    if not isinstance(agent, ToolNode | Pregel):
         return None
+    nodes = [agent] if isinstance(agent, ToolNode) else _tool_nodes(agent)
     tools = {name: _Tool(tool) for node in nodes for name, tool in node.tools_by_name.items()}
     return [
         ToolInfo(name, tool.schema, tool.annotations, tool.is_decorated, tool.gets_context)

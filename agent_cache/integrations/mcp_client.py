@@ -188,10 +188,8 @@ def _result(answer: dict[str, Any]) -> Any:
 
 
 def describe(agent: object) -> list[ToolInfo] | None:
-    """The tools of a `CachedClient`, as `agent_cache.integrations.explain` wants them; None of anything else.
-
-    Raises:
-        ConfigurationError: if it has not listed them yet.
+    """The tools of a `CachedClient`, for `explain`; None of anything else. Raises `ConfigurationError` if it has not
+    listed them yet.
     """
     if not isinstance(agent, CachedClient):
         return None

@@ -97,10 +97,8 @@ def cached(agent: AnyAgent, box: Toolbox, vary: Vary | None = None, *, shared: b
 
 
 def describe(agent: Any) -> list[ToolInfo] | None:
-    """The tools that `cached` takes of an agent and of those that it hands off to, for
-    `agent_cache.integrations.explain`; None if it is no such agent.
-
-    The tools of an MCP server are among them once the SDK has listed them and keeps the list: see `unlisted`.
+    """The tools that `cached` takes of an agent and of those that it hands off to, for `explain`; None if it is none.
+    Those of an MCP server are among them once the SDK has listed them and keeps the list.
     """
     if not isinstance(agent, Agent):
         return None
@@ -155,7 +153,7 @@ class _Copies:
         made = copy.copy(agent)
         self._made[id(agent)] = agent, made
         made.tools = [self._of_tool(tool, agent.name) for tool in agent.tools]
-        made.mcp_servers = [self._of_server(server) for server in agent.mcp_servers]
+        made.mcp_servers = [_CachedServer(server, self._box, self._vary, self._shared) for server in agent.mcp_servers]
         made.handoffs = [
             self._of_handoff(one) if isinstance(one, Handoff) else self.of_agent(one) for one in agent.handoffs
         ]
@@ -164,7 +162,7 @@ class _Copies:
         return made
 
     def _of_tool(self, tool: Any, agent: str) -> Any:
-        if not isinstance(tool, FunctionTool) or tool._is_agent_tool or _is_decorated(tool) or _is_cached(tool):
+        if not isinstance(tool, FunctionTool) or tool._is_agent_tool or _is_decorated(tool):
             return tool
         made, inner = copy.copy(tool), tool.on_invoke_tool
         if isinstance(inner, _FailureHandlingFunctionToolInvoker):
@@ -206,12 +204,7 @@ class _Copies:
             except (AgentLoopDetectedError, ConfigurationError) as error:
                 _leave(error)
 
-        invoke_cached.__agent_cache_through__ = box  # type: ignore[attr-defined]  # known again by `_is_cached`
         return invoke_cached
-
-    def _of_server(self, server: MCPServer) -> MCPServer:
-        is_cached = isinstance(server, _CachedServer)
-        return server if is_cached else _CachedServer(server, self._box, self._vary, self._shared)
 
     def _of_handoff(self, handoff: Handoff[Any, Any]) -> Handoff[Any, Any]:
         made, invoke = copy.copy(handoff), handoff.on_invoke_handoff
@@ -307,10 +300,6 @@ def _is_decorated(tool: FunctionTool) -> bool:
     return hasattr(getattr(tool, "__wrapped__", tool.on_invoke_tool), "__agent_cache__")
 
 
-def _is_cached(tool: FunctionTool) -> bool:
-    return isinstance(tool.on_invoke_tool, _Invoker) or hasattr(tool.on_invoke_tool, "__agent_cache_through__")
-
-
 # MCP servers
 
 
@@ -374,11 +363,8 @@ class _CachedServer(_PASSED_ON):
 
 
 def _identity_of(server: MCPServer, *, is_own: bool) -> list[str]:
-    """What tells a server from another one of its name, which by default is its command or URL: what it is started
-    with, or what it is sent. With an ``auth`` object or a factory of clients it is itself alone.
-
-    Args:
-        is_own: whether one of a class of the user's own is itself alone, too: nothing else says who asks.
+    """What tells a server from another one of its name: what it is started with, or what it is sent. One of a class of
+    the user's own is itself alone, if nothing else says who asks.
     """
     given = getattr(server, "params", None)
     params: Any = given.model_dump() if isinstance(given, BaseModel) else given

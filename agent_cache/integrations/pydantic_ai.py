@@ -228,32 +228,30 @@ class AgentCacheCapability(AbstractCapability[Any]):
 
 
 def describe(agent: Any) -> list[ToolInfo] | None:
-    """The function tools of an agent or a toolset, for `agent_cache.integrations.explain`; None if it is neither.
-
-    Tools that a server lists, or a function makes for each run, are not known before a run.
+    """The function tools of an agent or a toolset, for `explain`; None if it is neither. Tools that a server lists, or
+    a function makes for each run, are not known before a run.
     """
     if not isinstance(agent, Agent | AbstractToolset):
         return None
     found: dict[str, ToolInfo] = {}
-
-    def visit(toolset: AbstractToolset[Any]) -> None:
-        if isinstance(toolset, FunctionToolset):
-            for name, tool in toolset.tools.items():
-                is_decorated, schema = hasattr(tool.function, "__agent_cache__"), tool.function_schema
-                gets_context = _gets_context(toolset, schema)
-                found[name] = ToolInfo(name, schema.json_schema, None, is_decorated, gets_context)
-
-    for toolset in agent.toolsets if isinstance(agent, Agent) else [agent]:
-        toolset.apply(visit)
+    for toolset in _leaves_of(agent):
+        for name, tool in toolset.tools.items() if isinstance(toolset, FunctionToolset) else ():
+            is_decorated, schema = hasattr(tool.function, "__agent_cache__"), tool.function_schema
+            gets_context = _gets_context(toolset, schema)
+            found[name] = ToolInfo(name, schema.json_schema, None, is_decorated, gets_context)
     return list(found.values())
 
 
 def unlisted(agent: Any) -> int:
     """How many toolsets there are whose tools `describe` does not know."""
-    found: list[Any] = []
+    return sum(not isinstance(toolset, FunctionToolset) for toolset in _leaves_of(agent))
+
+
+def _leaves_of(agent: Agent[Any, Any] | AbstractToolset[Any]) -> list[AbstractToolset[Any]]:
+    found: list[AbstractToolset[Any]] = []
     for toolset in agent.toolsets if isinstance(agent, Agent) else [agent]:
         toolset.apply(found.append)
-    return sum(not isinstance(toolset, FunctionToolset) for toolset in found)
+    return found
 
 
 # Answers
@@ -268,20 +266,12 @@ def _is_storable(answer: Any) -> bool:
 
 
 def _gets_context(toolset: AbstractToolset[Any], described: Any) -> bool:
-    """Whether a tool of a toolset gets the `RunContext`.
-
-    Args:
-        described: the schema of its function, if it is one.
-    """
+    """Whether a tool of a toolset gets the `RunContext`; `described` is the schema of its function, if it is one."""
     if getattr(described, "function", None) is not None:
         return bool(described.takes_ctx) or takes_context(described.function)
-    # A server is sent the arguments alone, unless a function of the user's makes the call.
-    return not _is_of_server(toolset) or getattr(toolset, "process_tool_call", None) is not None
-
-
-def _is_of_server(toolset: AbstractToolset[Any]) -> bool:
-    """Whether this is an `MCPToolset`, whose module cannot be imported everywhere, and no class derived from it."""
-    return type(toolset).__module__ == "pydantic_ai.mcp"
+    # A server is sent the arguments alone, unless a function or a class of the user's makes the call
+    is_of_server = type(toolset).__module__ == "pydantic_ai.mcp"  # which cannot be imported everywhere
+    return not is_of_server or getattr(toolset, "process_tool_call", None) is not None
 
 
 def _servers_identity(toolset: AbstractToolset[Any]) -> list[Any]:

@@ -1,15 +1,13 @@
 """What the adapters have in common: who asks and who answers, arguments as a tool gets them, results of MCP.
 
-**Identity.** Two connections share answers only if the same is sent by both: the URL with its query and user, every
-header, and what signs the requests; or the command, its arguments, its environment and its directory. What cannot be
-read, such as an ``auth`` object or a factory of HTTP clients, may send anything, so such a connection is itself alone.
+An adapter asks `Toolbox.call` for each call of a tool, and says of it: the name, as the model knows it; the arguments,
+as the tool gets them (a model sends ``"07"``, and the tool gets 7, and a write by one of them has to end what was read
+by the other); who asks and which server answers (`Apart`); what failed, and what is for its caller alone (`Private`).
+The answer is plain data, so that caches, tiers and cassettes need no class of a framework.
 
-**Arguments.** A model sends ``"07"``, and the tool gets 7. Two spellings of one value have to name the same tags, else
-a write by one of them would miss what was read by the other. So keys and tags are made of what the framework's own
-validation gives, as far as that is plain data.
-
-**Results of MCP** are kept as the JSON of a ``CallToolResult`` as it goes over the wire: ``content``,
-``structuredContent``, ``isError`` and ``_meta``. So caches, tiers and cassettes need no class of a framework.
+Two connections to a server share answers only if the same is sent by both: the URL with its query and user, every
+header; or the command, its arguments, its environment and its directory. What cannot be read, such as an ``auth``
+object or a factory of HTTP clients, may send anything, so such a connection is itself alone.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ def identity_of_sent(**sent: Any) -> str:
 
 
 def identity_of_params(params: Mapping[str, Any], owner: Any) -> str:
-    """The same of the parameters of a connection by their names; `alone` of its owner, if they may send anything."""
+    """The same of parameters of a connection by their names; `alone` of its owner, if they may send anything."""
     if params.get("auth") is not None or params.get("httpx_client_factory") is not None:
         return alone(owner)
     return identity_of_sent(**{name: params.get(name) for name in (*_PROCESS, "url", "headers")})
@@ -102,6 +100,7 @@ def identity_of_transport(transport: Any) -> str:
 _MADE: Final[weakref.WeakKeyDictionary[Toolbox, dict[str, list[Any]]]] = weakref.WeakKeyDictionary()
 """The code of each tool, and what it was made around."""
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+_WRITTEN: Final = frozenset({UUID, Decimal, datetime, date, time, timedelta})
 
 
 def note_function(box: Toolbox, name: str, function: Any) -> None:
@@ -113,19 +112,16 @@ def note_function(box: Toolbox, name: str, function: Any) -> None:
     while isinstance(function, functools.partial):
         around += [*function.args, *function.keywords.values()]
         function = function.func
-    if not inspect.isroutine(function):
-        function = getattr(function, "__call__", None)  # noqa: B004 - of an object, its method
     around += getattr(getattr(function, "__self__", None), "__dict__", {}).values()
     inner = getattr(function, "__func__", function)
-    code = getattr(inner, "__code__", None)
-    if code is None:
+    if not inspect.isfunction(inner):
         return
     with contextlib.suppress(ValueError):  # a cell that is empty yet
         around += [cell.cell_contents for cell in inner.__closure__ or ()]
     around += [*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values()]
-    made = [code, *(value if type(value) in _SCALARS else id(value) for value in around)]
+    made = [inner.__code__, *(value if type(value) in _SCALARS else id(value) for value in around)]
     former = _MADE.setdefault(box, {}).setdefault(name, made)
-    if former[0] != code:
+    if former[0] != made[0]:
         warn_once("another function of this name shares its answers: give one of them another name, or vary=", name)
     elif former != made:
         warn_once("it was made anew around other values: if its answers depend on them, give vary=", name)
@@ -169,14 +165,10 @@ def _plain(value: Any, given: Any) -> Any:
     kind = type(value)
     if kind in _SCALARS:
         return value
-    if kind in (UUID, Decimal):
-        return str(value)
-    if kind in (datetime, date, time):
-        return value.isoformat()
-    if kind is timedelta:
-        return value.total_seconds()
-    if isinstance(value, Enum) and type(value.value) in _SCALARS:
-        return value.value
+    if kind in _WRITTEN or isinstance(value, Enum):
+        from pydantic_core import to_jsonable_python
+
+        return to_jsonable_python(value)
     if kind in (list, tuple) and isinstance(given, list | tuple) and len(value) == len(given):
         return [_plain(one, other) for one, other in zip(value, given, strict=True)]
     if isinstance(given, Mapping):
@@ -212,8 +204,7 @@ def check_of(function: Callable[..., Any]) -> Check | None:
 @dataclass(frozen=True)
 class Private:
     """An answer for its caller alone: a question to the client, a task, what came of asking the client, or of a change
-    of the caller's state. It cannot be copied, so that it is neither stored nor shared: who waits for it has a run of
-    its own.
+    of the caller's state. It cannot be copied, so it is neither stored nor shared: who waits for it runs the tool.
     """
 
     answer: Any
@@ -228,6 +219,7 @@ def is_public(answer: Any) -> bool:
 
 
 Answer: TypeAlias = dict[str, Any] | Private
+"""The JSON of a ``CallToolResult``, as it goes over the wire."""
 
 _NO_ANSWER = frozenset({408, -32001, -32000})
 """Codes of the errors that the SDKs raise themselves: a request timed out (mcp 1, mcp 2), the connection was closed."""
@@ -235,9 +227,8 @@ _HINTS = ("cache_hint", "io.modelcontextprotocol/cache_hint")
 
 
 class UnansweredError(TimeoutError):
-    """A call has no answer, and may have taken effect. It is raised from the framework's own error.
-
-    A `TimeoutError`, so that a write is in doubt. Callers of a tool never get it: they get its cause.
+    """A call has no answer, and may have taken effect: as a `TimeoutError` it leaves a write in doubt. Callers of a
+    tool get its cause, the framework's own error.
     """
 
 
@@ -281,9 +272,8 @@ def fails(answer: Any) -> bool:
 def is_kept(answer: Any) -> bool:
     """Whether others may be given it: a result whose ``_meta`` does not say ``no-cache`` (SEP-2419)."""
     meta = answer.get("_meta") if type(answer) is dict else None
-    return type(answer) is dict and not (
-        isinstance(meta, Mapping) and any(meta.get(name) == "no-cache" for name in _HINTS)
-    )
+    is_hinted = isinstance(meta, Mapping) and any(meta.get(name) == "no-cache" for name in _HINTS)
+    return type(answer) is dict and not is_hinted
 
 
 def notice(error: AgentLoopDetectedError) -> dict[str, Any]:
