@@ -102,6 +102,14 @@ class OddApplication:
         await send({"type": "http.response.body", "body": whole})
 
 
+def call_of(tool: str, key: str, id: bytes | None, more: bytes = b"") -> bytes:
+    """A call of a tool; without an id where that is None."""
+    named = b"" if id is None else b'"id":%b,' % id
+    arguments = b'{"key":"%b"%b}' % (key.encode(), more)
+    params = b'{"name":"%b","arguments":%b}' % (tool.encode(), arguments)
+    return b'{"jsonrpc":"2.0",%b"method":"tools/call","params":%b}' % (named, params)
+
+
 def _text(pattern: bytes, message: bytes) -> bytes:
     found = re.search(pattern, message)
     return found[1] if found else b""

@@ -26,37 +26,6 @@ def git(folder, *arguments):
     subprocess.run(["git", *names, "-C", str(folder), *arguments], check=True, capture_output=True, env=environment)
 
 
-async def test_the_git_server_answers_its_log_from_the_cache_until_it_commits(tmp_path):
-    pytest.importorskip("mcp_server_git")
-    folder, path = tmp_path / "repo", tmp_path / "rules.toml"
-    folder.mkdir()
-    git(folder, "init")
-    for name, text in (("name", "tests"), ("email", "tests@example.org")):
-        git(folder, "config", f"user.{name}", text)
-    (folder / "one").write_text("one")
-    git(folder, "add", "one")
-    git(folder, "commit", "-m", "the first")
-    path.write_text(
-        'namespace = "git"\n[tools.git_log]\nkind = "read"\ntags = ["repo:{repo_path}"]\nttl = 60\n'
-        '[tools.git_status]\nkind = "watch"\n[tools."git_*"]\nkind = "write"\ntags = ["repo:{repo_path}"]\n'
-    )
-    repo = str(folder)
-    server = (sys.executable, "-m", "mcp_server_git")
-    async with relayed("--config", path, "--stats", server=server) as host:
-        log = await host.call("git_log", repo_path=repo)
-        assert "the first" in log
-        assert await host.call("git_log", repo_path=repo, max_count=10) == log  # as its schema's default
-        assert "two" not in await host.call("git_status", repo_path=repo)
-        (folder / "two").write_text("two")
-        assert "two" in await host.call("git_status", repo_path=repo)  # a watch sees what nobody told the relay
-        await host.call("git_add", repo_path=repo, files=["two"])
-        await host.call("git_commit", repo_path=repo, message="the second")
-        assert "the second" in await host.call("git_log", repo_path=repo)
-        failed = await host.request("tools/call", {"name": "git_log", "arguments": {"repo_path": "/nowhere"}})
-        assert failed["isError"]
-    assert "calls 8, hits 1" in host.errors
-
-
 def block_of_readme(language, text):
     readme = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
     [found] = [

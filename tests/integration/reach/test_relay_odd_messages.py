@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 
 import pytest
 
-from tests.harness.mcp_host import text_of
-from tests.harness.odd_mcp_host import ODD_SERVER, call_of, raw_relay
-from tests.harness.odd_mcp_server import ODD
+from tests.harness import odd_mcp_server
+from tests.harness.mcp_host import RELAY, piped, text_of
+from tests.harness.odd_mcp_server import ODD, call_of
 
 RULES = """
 namespace = "odd"
@@ -46,10 +48,45 @@ MALFORMED = [
 """Calls whose parameters some server may take for a write of ``a``. They pass."""
 
 
+class RawHost:
+    """A host that parses nothing but what it is asked to."""
+
+    def __init__(self, process):
+        self.process = process
+
+    async def send(self, *lines: bytes) -> None:
+        self.process.stdin.write(b"".join(line + b"\n" for line in lines))
+        await self.process.stdin.drain()
+
+    async def line(self) -> bytes:
+        """The next line that comes."""
+        return (await self.process.stdout.readline()).rstrip(b"\n")
+
+    async def response(self, id: bytes) -> bytes:
+        """The next line with this id; those before it are dropped."""
+        while b'"id":%b,' % id not in (line := await self.line()):
+            assert line, "the relay has ended"
+        return line
+
+    async def call(self, tool: str, key: str = "") -> str:
+        """The text that a tool answers with."""
+        await self.send(call_of(tool, key, b"1000"))
+        return text_of(json.loads(await self.response(b"1000"))["result"])
+
+    async def seen(self) -> list[bytes]:
+        """What the server has got."""
+        return [each.encode("latin-1") for each in json.loads(await self.call("seen"))]
+
+
 @pytest.fixture
 async def host(rules):
-    async with raw_relay("--config", rules, "--", *ODD_SERVER) as host:
-        yield host
+    command = (*RELAY, "--config", rules, "--", sys.executable, odd_mcp_server.__file__)
+    process = await piped(command, limit=1 << 26, environment=os.environ)
+    yield RawHost(process)
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+    process.close()
 
 
 async def test_a_call_in_a_form_that_nobody_can_judge_is_refused_and_reaches_no_server(host):

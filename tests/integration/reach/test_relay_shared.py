@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
-from tests.harness import mcp_host
 from tests.harness.forks import forks
 from tests.harness.mcp_host import RELAY, relayed, started, text_of
 from tests.harness.servers import free_port
 
-PLAIN = Path(mcp_host.__file__).with_name("plain_mcp_server.py")
+PLAIN = """
+import json, sys
+
+key = {"type": "object", "properties": {"key": {"type": "string"}}}
+tools = [{"name": name, "inputSchema": key} for name in ("get_value", "set_value")]
+tools.append({"name": "odd_number", "inputSchema": {"type": "object", "properties": {}}})
+for line in sys.stdin:
+    message = json.loads(line)
+    result = {"tools": tools, "serverInfo": {"name": "plain", "version": "1"}}
+    if message["method"] == "tools/call":
+        with open(sys.argv[1], "a") as counter:
+            counter.write("x")
+            text = f"{message['params']['name']} ({counter.tell()})"
+        result = {"content": [{"type": "text", "text": text}]}
+    if "id" in message:
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+"""
 
 RULES = """
 namespace = "shared"
@@ -23,9 +37,6 @@ tags = ["value:{key}"]
 [tools.set_value]
 kind = "write"
 tags = ["value:{key}"]
-[tools.die]
-kind = "write"
-tags = ["value"]
 [tools.odd_number]
 kind = "read"
 tags = ["odd"]
@@ -37,15 +48,7 @@ def server(tmp_path):
     """The command of a server that counts its runs together with others."""
     counter = tmp_path / "counter"
     counter.touch()
-    return sys.executable, PLAIN, counter
-
-
-@pytest.fixture
-def remote(rules, valkey):
-    """A file of rules whose answers are shared."""
-    pytest.importorskip("redis", reason="the answers are shared through a server")
-    rules.write_text(f'remote = "{valkey.url}"\nvary = ["env:RELAY_TENANT"]\n{RULES}')
-    return rules
+    return sys.executable, "-c", PLAIN, counter
 
 
 async def test_relays_share_a_file_that_lies_beside_their_rules(rules, server, tmp_path, monkeypatch):

@@ -15,8 +15,7 @@ import httpx2
 from agent_cache.testing import reset
 from tests.harness.mcp_host import RELAY, started
 from tests.harness.mcp_http_host import ACCEPT, relaying, running
-from tests.harness.odd_mcp_host import call_of
-from tests.harness.odd_mcp_server import ODD, OddApplication
+from tests.harness.odd_mcp_server import ODD, OddApplication, call_of
 from tests.integration.reach.test_relay_odd_messages import NOT_JUDGED
 
 RULES = """
