@@ -98,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
             shown = {"method": self.command, "path": self.path, "body": body.decode("latin-1")}
             self._send(200, "application/json", json.dumps(shown).encode())
 
-    do_POST = do_PUT = do_DELETE = do_HEAD = do_GET
+    do_POST = do_PUT = do_DELETE = do_HEAD = do_OPTIONS = do_PATCH = do_TRACE = do_QUERY = do_GET
 
     def _body(self) -> bytes:
         if self.headers.get("transfer-encoding") != "chunked":

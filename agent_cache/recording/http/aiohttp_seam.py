@@ -1,6 +1,6 @@
 """The seam of aiohttp: the innermost client middleware of each request, which is given to `ClientSession._request`.
 
-These private names of aiohttp are used, and pinned in tests/integration/recording/test_http_edges.py:
+These private names of aiohttp are used, and pinned in tests/integration/recording/test_http.py:
 
 - `ClientSession._request`, through which every request passes, and `ClientSession._middlewares` and
   `ClientSession._auto_decompress`, which a request without its own ones has;

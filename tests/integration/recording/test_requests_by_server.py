@@ -5,15 +5,15 @@ Also which requests pass a recording, and which servers are one.
 
 import json
 import logging
-import socket
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from agent_cache import AgentCacheSession
 from agent_cache.recording import Cassette, CassetteError, DivergenceError, Http, record, replay
+from agent_cache.recording.http.identity import identity
+from agent_cache.recording.redaction import Redaction
 from agent_cache.resume import Journal
+from tests.harness.http_server import http_server
 
 httpx = pytest.importorskip("httpx")
 
@@ -35,83 +35,28 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-class Server:
-    """Answers any request by its own name, and keeps them."""
-
-    def __init__(self, name):
-        self.requests = requests = []
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self):
-                self.rfile.read(int(self.headers.get("content-length") or 0))
-                requests.append(f"{self.command} {self.path}")
-                body = json.dumps({"server": name}).encode()
-                self.send_response(200)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(body)
-
-            do_GET = do_HEAD = do_OPTIONS = do_POST = do_PUT = do_PATCH = do_DELETE = do_TRACE = do_QUERY = answer
-
-            def log_message(self, *_):
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.port = self._http.server_port
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        self._thread.start()
-
-    def close(self):
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
-
-
-@pytest.fixture
-def server():
-    running = Server("one")
-    yield running
-    running.close()
-
-
 @pytest.fixture
 def other_server():
-    running = Server("other")
-    yield running
-    running.close()
+    with http_server() as running:
+        yield running
 
 
-@pytest.fixture
-def kind_of(tmp_path, server, monkeypatch):
-    """The kind of a request to a host, as a recording has it. All names lead to the server of this test."""
-    real = socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda _, *args, **options: real("127.0.0.1", *args, **options))
-
-    def kind(host, path, headers=(), http=True, method="POST"):
-        to = tmp_path / "run.jsonl"
-        with record(to, http=http), httpx.Client(trust_env=False) as client:
-            client.request(method, f"http://{host}:{server.port}{path}", headers=dict(headers), json={})
-        (call,) = Cassette.load(to)
-        return call.kind
-
-    return kind
+def kind_of(host, path, headers=(), http=None, method="POST"):
+    """The kind of a request to a host, as a recording has it."""
+    url = f"http://{host}{path}"
+    return identity(method, url, dict(headers), b"{}", http or Http(), Redaction())[0]
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "host", ["api.mail.example", "127.0.0.1", "api.openai.com.mail.example", "myapi.openai.com.de"]
 )
-def test_a_path_alone_makes_no_call_of_a_model(path, host, kind_of):
+def test_a_path_alone_makes_no_call_of_a_model(path, host):
     assert kind_of(host, path) == "http"
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_client_that_was_generated_like_those_of_models_is_none(path, kind_of):
+def test_a_client_that_was_generated_like_those_of_models_is_none(path):
     assert kind_of("api.sms.example", path, {"user-agent": "Sms/Python 3.1", "x-stainless-lang": "python"}) == "http"
 
 
@@ -130,7 +75,7 @@ def test_a_client_that_was_generated_like_those_of_models_is_none(path, kind_of)
         ("openrouter.ai", "/api/v1/chat/completions"),
     ],
 )
-def test_a_known_host_is_one_of_models(host, path, kind_of):
+def test_a_known_host_is_one_of_models(host, path):
     assert kind_of(host, path) == "llm"
     assert kind_of(host, path, method="PUT") == "http"
 
@@ -144,7 +89,7 @@ def test_a_known_host_is_one_of_models(host, path, kind_of):
         ("lambda.eu-central-1.amazonaws.com", "/functions/charge/invoke"),
     ],
 )
-def test_other_paths_of_a_known_host_are_writes(host, path, kind_of):
+def test_other_paths_of_a_known_host_are_writes(host, path):
     assert kind_of(host, path, {"user-agent": "OpenAI/Python 3.57.0"}) == "http"
 
 
@@ -163,27 +108,26 @@ def test_other_paths_of_a_known_host_are_writes(host, path, kind_of):
         ),
     ],
 )
-def test_a_client_of_models_names_itself(path, headers, kind_of):
+def test_a_client_of_models_names_itself(path, headers):
     assert kind_of("127.0.0.1", path, headers) == "llm"
 
 
 @pytest.mark.parametrize("models", ["{host}", "{host}:{port}", "http://{host}:{port}/v1/", "http://{host}"])
-def test_the_user_names_a_server_of_models(models, kind_of, server):
-    http = Http(models=[models.format(host="llm.example", port=server.port)])
-    assert kind_of("llm.example", "/v1/anything", http=http) == "llm"
-    assert kind_of("llm.example", "/v1/anything", http=http, method="PUT") == "http"
+def test_the_user_names_a_server_of_models(models):
+    http = Http(models=[models.format(host="llm.example", port=8000)])
+    assert kind_of("llm.example:8000", "/v1/anything", http=http) == "llm"
+    assert kind_of("llm.example:8000", "/v1/anything", http=http, method="PUT") == "http"
     assert kind_of("other.example", "/v1/anything", http=http) == "http"
     assert kind_of("llm.example.mail.example", "/v1/anything", http=http) == "http"
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_resumed_run_does_not_repeat_a_request_that_was_cut_off(tmp_path, server, path):
+async def test_a_resumed_run_does_not_repeat_a_request_that_was_cut_off(tmp_path, server):
     """It is a write in doubt, also if its path looks like one of a model."""
 
     async def run(dies):
         client = httpx.AsyncClient(event_hooks={"response": [die]} if dies else {})
         async with AgentCacheSession("job", journal=Journal(tmp_path, http=True)), client:
-            await client.post(server.url + path, json={"n": 1})
+            await client.post(f"{server.url}/v2/messages", json={"n": 1})
 
     async def die(_response):
         raise Killed
@@ -289,20 +233,6 @@ def test_telemetry_that_is_switched_off_is_recorded_like_any_request(tmp_path, s
 
 
 # Servers
-
-
-def test_two_ports_of_loopback_are_two_servers(tmp_path, server, other_server):
-    def name_of(one):
-        return httpx.post(f"{one.url}/who", json={"n": 1}).json()["server"]
-
-    path = tmp_path / "run.jsonl"
-    with record(path, http=True):
-        recorded = [name_of(server), name_of(other_server)]
-    assert recorded[0] != recorded[1]
-    with replay(path):
-        assert [name_of(other_server), name_of(server)] == recorded[::-1]
-    with replay(path):
-        assert name_of(other_server) == recorded[1]
 
 
 def test_a_request_to_another_port_diverges_and_the_text_proposes_an_alias(tmp_path, server, other_server):
