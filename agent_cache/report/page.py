@@ -12,13 +12,12 @@ import gzip
 import hashlib
 import json
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from importlib import resources
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.call_text import duration_text
@@ -74,9 +73,7 @@ def page(timelines: Sequence[Timeline], comparison: Comparison | None = None) ->
     items = [json_item(plot, f"figure-{letter}") for plot, letter in zip(plots, _LETTERS, strict=False)]
     shorts = {call.name: call.short_name for timeline in timelines for call in timeline.calls}
     often = Counter(shorts.values())
-    short = {
-        name: one if often[one] == 1 else name for name, one in shorts.items()
-    }  # whole where two would be the same
+    short = {name: one if often[one] == 1 else name for name, one in shorts.items()}  # whole where two would be alike
     numbers = {name: number for number, name in enumerate(short)}
     data = {
         "items": items,
@@ -106,7 +103,11 @@ def page(timelines: Sequence[Timeline], comparison: Comparison | None = None) ->
         "comparison": comparison or Comparison(),
         "severities": Counter(drift.severity.name.lower() for drift in comparison.drifts) if comparison else {},
         "rows": _paired(timelines, comparison) if several and comparison and not comparison.refusal else None,
-        "categories": [one for one in CATEGORIES if any(one.name in timeline.categories for timeline in timelines)],
+        "categories": {
+            name: meaning
+            for name, meaning in CATEGORIES.items()
+            if any(name in timeline.categories for timeline in timelines)
+        },
         "has_models": any(timeline.models.calls for timeline in timelines),
         "short": short,
         "group": _GROUP,
@@ -169,20 +170,15 @@ def _paired(timelines: Sequence[Timeline], comparison: Comparison) -> Iterator[t
     They are in the order of the last run. What only the first has stands before the call that follows it there.
     """
     of_last = {other: one for one, other in comparison.pairs}
-    both = set(of_last.values())
-    first = timelines[0].tree()
+    both, first = set(of_last.values()), timelines[0].tree()
     rank = {position: number for number, position in enumerate(first)}
-    alone = iter([position for position in first if position not in both])
-    ahead = next(alone, None)
+    alone = deque(position for position in first if position not in both)
     for other in timelines[-1].tree():
         one = of_last.get(other)
-        while one is not None and ahead is not None and rank[ahead] < rank[one]:
-            yield ahead, None
-            ahead = next(alone, None)
+        while one is not None and alone and rank[alone[0]] < rank[one]:
+            yield alone.popleft(), None
         yield one, other
-    while ahead is not None:
-        yield ahead, None
-        ahead = next(alone, None)
+    yield from ((one, None) for one in alone)
 
 
 # Figures
@@ -287,41 +283,36 @@ def _figure(timeline: Timeline, unit: str, scale: float, longest: float) -> figu
     return plot
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
+class _Steps(NamedTuple):
     """What model calls have taken by the end of each: money, or tokens if no price is known."""
 
     is_money: bool
     times: list[float]
     sums: list[float]
 
-    @property
-    def label(self) -> str:
-        """The whole."""
-        return _money_text(Decimal(str(self.sums[-1]))) if self.is_money else f"{int(self.sums[-1]):,}"
-
 
 def _steps(timeline: Timeline) -> _Steps | None:
     is_money = any(call.cost for call in timeline.calls)
-    paid = [(call.end, float(call.cost or 0) if is_money else call.input_tokens + call.output_tokens)
-            for call in timeline.calls]  # fmt: skip
-    paid = sorted(one for one in paid if one[1])
-    if not paid:
-        return None
-    return _Steps(is_money=is_money, times=[end for end, _ in paid], sums=list(accumulate(part for _, part in paid)))
+    paid = sorted(
+        (call.end, part)
+        for call in timeline.calls
+        if (part := float(call.cost or 0) if is_money else call.input_tokens + call.output_tokens)
+    )
+    return _Steps(is_money, [end for end, _ in paid], list(accumulate(part for _, part in paid))) if paid else None
 
 
 def _draw_steps(plot: figure, steps: _Steps, rows: int, scale: float, longest: float) -> None:
     from bokeh.models import ColumnDataSource, Text
 
-    floor, room = rows + _SUMS - 0.15, _SUMS - 0.75
+    floor, room, whole = rows + _SUMS - 0.15, _SUMS - 0.75, steps.sums[-1]
     x = [0.0, *(time / scale for time in steps.times), longest]
-    y = [floor - room * part / steps.sums[-1] for part in (0.0, *steps.sums, steps.sums[-1])]
+    y = [floor - room * part / whole for part in (0.0, *steps.sums, whole)]
     colour = _COLOURS["model"][0]
     plot.varea_step(x=x, y1=[floor] * len(x), y2=y, step_mode="after", fill_color=colour, fill_alpha=0.16)
     plot.step(x=x, y=y, mode="after", line_color=colour, line_width=2)
+    label = _money_text(Decimal(str(whole))) if steps.is_money else f"{int(whole):,}"
     plot.add_glyph(
-        ColumnDataSource({"x": [longest], "y": [floor - room], "text": [steps.label]}),
+        ColumnDataSource({"x": [longest], "y": [floor - room], "text": [label]}),
         Text(x="x", y="y", text="text", text_align="right", text_baseline="bottom", text_color="#5f35ab", y_offset=-3,
              text_font={"value": _FONT}, text_font_size="11px", text_font_style="bold"),
         name="sum",

@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from agent_cache.errors import CassetteError
 from agent_cache.recording.call_text import arguments_text, has_error, outcome_text
@@ -29,38 +28,28 @@ __all__ = [
     "model_texts", "read_timeline", "text_limit",
 ]  # fmt: skip
 
-# What calls are
+CATEGORIES: Final[Mapping[str, str]] = {
+    "hit": "answered from the cache",
+    "shared": "waited for the same call that was running",
+    "miss": "a read tool ran, and its result was cached",
+    "write": "a tool or a request that changes something",
+    "uncached": "a tool ran, and nothing was cached",
+    "blocked": "refused by a session, and did not run",
+    "model": "a call of a language model",
+    "request": "an HTTP request",
+    "function": "a function that encloses other calls",
+    "world": "a time, a random number or a name of the environment",
+}
+"""What kinds of calls there are, by the word for each, as in a trace."""
+_OF_KINDS: Final = {"llm": "model", "http": "request", "env": "world", "write": "write", "tool": "uncached"}
+_ALL_TEXTS: Final = 800_000
+_LEAST, _MOST = 40, 2000
+_LONGEST_NAME: Final = 200
 
 
-class Category(NamedTuple):
-    """What kind of call a bar or a row shows: the word for it, as in a trace, and one sentence."""
-
-    name: str
-    meaning: str
-
-
-CATEGORIES: tuple[Category, ...] = tuple(Category(*row) for row in (
-    ("hit", "answered from the cache"),
-    ("shared", "waited for the same call that was running"),
-    ("miss", "a read tool ran, and its result was cached"),
-    ("write", "a tool or a request that changes something"),
-    ("uncached", "a tool ran, and nothing was cached"),
-    ("blocked", "refused by a session, and did not run"),
-    ("model", "a call of a language model"),
-    ("request", "an HTTP request"),
-    ("function", "a function that encloses other calls"),
-    ("world", "a time, a random number or a name of the environment"),
-))  # fmt: skip
-_NAMES = frozenset(category.name for category in CATEGORIES)
-_OF_KINDS = {"llm": "model", "http": "request", "env": "world", "write": "write", "tool": "uncached"}
-
-
-def _category(call: RecordedCall) -> str:
-    if call.source in _NAMES:
-        return call.source
-    if call.is_write:
-        return "write"
-    return _OF_KINDS.get(call.kind, "function")
+def text_limit(calls: int) -> int:
+    """Characters of arguments, and of an outcome, that are shown of each of so many calls: a page stays small."""
+    return max(_LEAST, min(_MOST, _ALL_TEXTS // (2 * max(calls, 1))))
 
 
 @dataclass(slots=True)
@@ -83,6 +72,7 @@ class TimedCall:
 
     Attributes:
         index: in `Cassette.steps`; -1 for a write in doubt, which has no line there.
+        identity: what tells it from other calls of its name.
         state: ``""`` if it answered, else ``raised``, ``cancelled``, ``unfinished`` or ``in doubt``.
         start, duration: milliseconds from the beginning of the run.
         parent, depth: position of the call that encloses it in `Timeline.calls`, -1 if none does, and how many do.
@@ -94,6 +84,7 @@ class TimedCall:
 
     id: int
     index: int
+    identity: str
     kind: str
     name: str
     category: str
@@ -167,7 +158,6 @@ class Timeline:
 
     Attributes:
         title: name of the file.
-        ended: ``returned``, or by which exception it ended; empty if the process was killed, or goes on.
         has_times: whether times were recorded. If not, times count starts and ends of calls.
         calls: in the order in which they started.
         tracks: the rows of the timeline from the top.
@@ -179,7 +169,6 @@ class Timeline:
     title: str
     recorded_at: str
     model: str
-    ended: str
     is_journal: bool
     has_times: bool
     duration: float
@@ -200,7 +189,7 @@ class Timeline:
     def categories(self) -> dict[str, int]:
         """How many calls there are of each category, in the order of `CATEGORIES`."""
         found = Counter(call.category for call in self.calls)
-        return {category.name: found[category.name] for category in CATEGORIES if found[category.name]}
+        return {category: found[category] for category in CATEGORIES if found[category]}
 
     def tree(self) -> list[int]:
         """Positions of the calls, each behind the call that encloses it and what that encloses before it."""
@@ -210,9 +199,8 @@ class Timeline:
         found: list[int] = []
         ahead = inner.get(-1, [])[::-1]
         while ahead:
-            position = ahead.pop()
-            found.append(position)
-            ahead += inner.get(position, [])[::-1]
+            found.append(ahead.pop())
+            ahead += inner.get(found[-1], [])[::-1]
         return found
 
     def tools(self) -> list[ToolSums]:
@@ -230,27 +218,6 @@ class Timeline:
         return sorted(found.values(), key=lambda sums: (-sums.ms, sums.name))
 
 
-class Comparison(NamedTuple):
-    """A run compared with others: all drifts, each also in `TimedCall.drifts` of its call; positions of the same call
-    in the first run and in the last; why the runs were not compared, empty if they were.
-    """
-
-    drifts: tuple[Drift, ...] = ()
-    pairs: tuple[tuple[int, int], ...] = ()
-    refusal: str = ""
-
-
-_ALL_TEXTS = 800_000
-_LEAST, _MOST = 40, 2000
-_LONGEST_NAME = 200
-_LONGEST_TIME = 1e12
-
-
-def text_limit(calls: int) -> int:
-    """Characters of arguments, and of an outcome, that are shown of each of so many calls: a page stays small."""
-    return max(_LEAST, min(_MOST, _ALL_TEXTS // (2 * max(calls, 1))))
-
-
 # Reading
 
 
@@ -259,24 +226,20 @@ def read_timeline(
 ) -> Timeline:
     """Read a run."""
     rules = Redaction().joined(recorded_rules(cassette))
-    outline = cassette.outline
+    outline, journal = cassette.outline, _journal_of(cassette)
     enclosing, order = outline.enclosing(), outline.starts()
     reader = _Reader(rules, text_limit(len(order)) if limit is None else limit)
-    positions = array("q", bytes(8 * len(order)))
-    for position, index in enumerate(order):
-        positions[index] = position
-        recorded = cassette[index]
+    positions, calls = {index: position for position, index in enumerate(order)}, list[TimedCall]()
+    for index in order:
         try:
-            reader.add(recorded, index)
+            calls.append(reader.shown(cassette[index], index))
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            reason = f"call {recorded.id} is not as a recording writes it, and cannot be shown: {error}"
+            reason = f"call {cassette[index].id} is not as a recording writes it, and cannot be shown: {error}"
             raise CassetteError(escaped(reason), cassette.path) from error
+        if enclosing[index] >= 0:
+            calls[-1].parent = positions[enclosing[index]]
         if progress is not None:
-            progress(position + 1)
-    calls = reader.calls
-    for index, outer in enumerate(enclosing):
-        if outer >= 0:
-            calls[positions[index]].parent = positions[outer]
+            progress(len(calls))
     has_times = not calls or any(call.duration or call.start for call in calls)
     if not has_times:
         for time, event in enumerate(outline.events()):
@@ -286,64 +249,57 @@ def read_timeline(
     if has_times:
         duration = max(duration, cassette.duration_ms)
     models = _money(cassette, outline.of_models, enclosing, positions, calls)
-    journal = _journal_of(cassette)
-    if journal is not None:
-        _add_writes_in_doubt(calls, journal, reader, duration)
-    _set_depths(calls)
-    ended = "" if cassette.trailer is None else escaped(rules.text(cassette.trailer.ended))
-    timeline = Timeline(
+    _add_writes_in_doubt(calls, journal or (), reader, duration)
+    for position, call in enumerate(calls):
+        call.task = call.lane
+        if 0 <= call.parent < position:
+            outer = calls[call.parent]
+            call.depth, call.task = outer.depth + 1, outer.task
+        else:
+            call.parent = -1
+    return Timeline(
         title=escaped(rules.text(Path(cassette.path).name)),
         recorded_at=escaped(cassette.recorded_at or ""),
         model=escaped(rules.labelled("model", cassette.model or "")),
-        ended=ended,
         is_journal=journal is not None,
         has_times=has_times,
         duration=duration,
         calls=calls,
         tracks=_laid_out(calls),
         models=models,
-        saved=_saved(calls, reader.identities),
+        saved=_saved(calls),
         cut=reader.limit,
         cut_texts=reader.cut_texts,
-        notes=[],
+        notes=_notes(cassette, calls, rules, is_journal=journal is not None, has_times=has_times),
     )
-    timeline.notes = _notes(timeline, cassette)
-    return timeline
 
 
 class _Reader:
-    """Makes calls as they are shown of those that are recorded, with texts of up to `limit` characters.
-
-    `identities` has the name and the digest of each, by `TimedCall.index`.
-    """
+    """Makes calls as they are shown of those that are recorded, with texts of up to `limit` characters."""
 
     def __init__(self, rules: Redaction, limit: int) -> None:
-        self.limit = limit
-        self.calls: list[TimedCall] = []
-        self.identities: dict[int, tuple[str, str]] = {}
-        self.cut_texts = 0
+        self.limit, self.cut_texts = limit, 0
         self._rules = rules
         self._known: dict[str, str] = {}
 
-    def add(self, recorded: RecordedCall, index: int) -> None:
-        self.identities[index] = recorded.name, recorded.digest + recorded.asker
-        self.calls.append(self.shown(recorded, index))
-
     def shown(self, recorded: RecordedCall, index: int) -> TimedCall:
+        """A call as it is shown."""
         call = redact_call(recorded, self._rules)
         asked, answer = model_texts(call) if call.kind == "llm" else ("", "")
         arguments = repr(call.key) if call.key is not None else arguments_text(call, 2 * self.limit, 2 * self.limit)
+        category = call.source if call.source in CATEGORIES else "write" if call.is_write else ""
         return TimedCall(
             id=call.id,
             index=index,
+            identity=recorded.digest + recorded.asker,
             kind=call.kind,
             name=self._text(call.name),
-            category=_category(call),
+            category=category or _OF_KINDS.get(call.kind, "function"),
             state=_state(call),
             arguments=self._cut(asked or arguments),
             outcome=self._cut(answer.strip() or outcome_text(call, 2 * self.limit)),
-            start=_checked(call.started_ms),
-            duration=_checked(call.duration_ms),
+            start=max(call.started_ms, 0.0),
+            duration=max(call.duration_ms, 0.0),
             lane=call.lane,
             input_tokens=call.input_tokens,
             output_tokens=call.output_tokens,
@@ -355,10 +311,9 @@ class _Reader:
 
     def _text(self, text: str) -> str:
         """A name, redacted: there are few of them."""
-        found = self._known.get(text)
-        if found is None:
-            found = self._known[text] = shortened(escaped(self._rules.text(text)), _LONGEST_NAME)
-        return found
+        if text not in self._known:
+            self._known[text] = shortened(escaped(self._rules.text(text)), _LONGEST_NAME)
+        return self._known[text]
 
     def _cut(self, text: str) -> str:
         text = escaped(text)
@@ -411,59 +366,40 @@ def _answer_of(value: Any, depth: int = 0) -> str:
     return found + _answer_of(value.get("tool_calls") or [], depth + 1)
 
 
-def _checked(ms: float) -> float:
-    """A time that a file has, which may have been edited."""
-    return min(max(ms, 0.0), _LONGEST_TIME)
-
-
 def _state(call: RecordedCall) -> str:
     if has_error(call):
         return "raised"
     ends = [call.outcome, call.outcome.get("stream"), call.outcome.get("response")]
     ends += [one.get("end") for one in ends if isinstance(one, dict)]
-    for state in ("cancelled", "unfinished"):
-        if any(isinstance(one, dict) and state in one for one in ends):
-            return state
-    return ""
+    states = (state for state in ("cancelled", "unfinished") if any(isinstance(e, dict) and state in e for e in ends))
+    return next(states, "")
 
 
 def _loops(outcome: dict[str, Any]) -> tuple[str, ...]:
-    """What sessions have said about a call. Files are edited by hand, so other forms are left out."""
+    """What sessions have said about a call."""
     found = []
-    instead, loops = outcome.get("instead"), outcome.get("loops")
-    if isinstance(instead, list) and len(instead) == 2:
-        found.append(f"{instead[1]}: answered by a {str(instead[0]).replace('_', ' ')}")
-    marks = loops if isinstance(loops, list) else []
-    found += [f"{one[1]}: {one[0]}" for one in marks if isinstance(one, list) and len(one) >= 2]
+    if instead := outcome.get("instead"):
+        found.append(f"{instead[1]}: answered by a {instead[0].replace('_', ' ')}")
+    found += [f"{text}: {kind}" for kind, text, *_ in outcome.get("loops", ())]
     return tuple(shortened(escaped(one), _LONGEST_NAME) for one in found)
 
 
-def _notes(timeline: Timeline, cassette: Cassette) -> list[str]:
-    notes = []
-    if not timeline.calls:
-        notes.append("The run has no calls.")
-    if cassette.is_partial and not timeline.is_journal:
-        notes.append("The recording was killed: calls may be missing.")
-    elif cassette.is_partial:
-        notes.append("The journal is not sealed: its run goes on, or its process has died, so calls may be missing.")
-    elif timeline.ended != "returned":
-        notes.append(f"The run {timeline.ended}.")
-    if doubts := sum(call.state == "in doubt" for call in timeline.calls):
-        several = "" if doubts == 1 else "s"
-        notes.append(f"{doubts:,} write{several} in doubt: begun, and without an outcome. Its end is not known.")
-    if not timeline.has_times:
-        notes.append("The recording has no times: calls are drawn in the order in which they started and ended.")
-    return notes
-
-
-def _set_depths(calls: Sequence[TimedCall]) -> None:
-    for position, call in enumerate(calls):
-        call.task = call.lane
-        if 0 <= call.parent < position:
-            outer = calls[call.parent]
-            call.depth, call.task = outer.depth + 1, outer.task
-        else:
-            call.parent = -1
+def _notes(
+    cassette: Cassette, calls: Sequence[TimedCall], rules: Redaction, *, is_journal: bool, has_times: bool
+) -> list[str]:
+    ended = "" if cassette.trailer is None else escaped(rules.text(cassette.trailer.ended))
+    doubts = sum(call.state == "in doubt" for call in calls)
+    notes = {
+        "The run has no calls.": not calls,
+        "The recording was killed: calls may be missing.": cassette.is_partial and not is_journal,
+        "The journal is not sealed: its run goes on, or its process has died, so calls may be missing.":
+            cassette.is_partial and is_journal,
+        f"The run {ended}.": not cassette.is_partial and ended != "returned",
+        f"{doubts:,} write{'' if doubts == 1 else 's'} in doubt: begun, and without an outcome. Its end is not known.":
+            doubts,
+        "The recording has no times: calls are drawn in the order in which they started and ended.": not has_times,
+    }  # fmt: skip
+    return [text for text, is_so in notes.items() if is_so]
 
 
 # Writes in doubt
@@ -548,7 +484,7 @@ def _stack(members: Sequence[TimedCall], calls: Sequence[TimedCall]) -> int:
 
 
 def _money(
-    cassette: Cassette, of_models: Iterable[int], enclosing: Sequence[int], positions: Sequence[int],
+    cassette: Cassette, of_models: Iterable[int], enclosing: Sequence[int], positions: Mapping[int, int],
     calls: Sequence[TimedCall],
 ) -> Savings:  # fmt: skip
     """Set what model calls cost, and return their sum. Of calls inside of each other, one has the tokens of all."""
@@ -567,24 +503,32 @@ def _money(
     return total
 
 
-def _saved(calls: Sequence[TimedCall], identities: dict[int, tuple[str, str]]) -> Saved:
+def _saved(calls: Sequence[TimedCall]) -> Saved:
     """What hits and shared calls have saved, by the loads of the same run."""
     loads: dict[tuple[str, str], float] = {}
-    hits = shared = unknown = 0
+    hits = unknown = 0
     ms = 0.0
     for call in calls:
-        identity = identities.get(call.index, (call.name, ""))
         if call.category == "miss":
-            loads[identity] = call.duration
-        shared += call.category == "shared"
+            loads[call.name, call.identity] = call.duration
         if call.category == "hit":
-            hits += 1
-            unknown += identity not in loads
-            ms += max(loads.get(identity, 0.0) - call.duration, 0.0)
-    return Saved(hits, shared, ms / 1000, unknown)
+            load = loads.get((call.name, call.identity))
+            hits, unknown = hits + 1, unknown + (load is None)
+            ms += max((load or 0.0) - call.duration, 0.0)
+    return Saved(hits, sum(call.category == "shared" for call in calls), ms / 1000, unknown)
 
 
 # Drift
+
+
+class Comparison(NamedTuple):
+    """A run compared with others: all drifts, each also in `TimedCall.drifts` of its call; positions of the same call
+    in the first run and in the last; why the runs were not compared, empty if they were.
+    """
+
+    drifts: tuple[Drift, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+    refusal: str = ""
 
 
 def compared(timelines: Sequence[Timeline], cassettes: Sequence[Cassette]) -> Comparison:
@@ -595,29 +539,26 @@ def compared(timelines: Sequence[Timeline], cassettes: Sequence[Cassette]) -> Co
     """
     rules = Redaction()
     for cassette in cassettes:
-        own = Redaction().joined(recorded_rules(cassette))
-        rules = rules.joined(recorded_rules(cassette))
-        cassette.steps = _RedactedCalls(cassette.steps, own)  # drifts show the values that differ
+        own = recorded_rules(cassette)
+        rules = rules.joined(own)
+        cassette.steps = _RedactedCalls(cassette.steps, Redaction().joined(own))  # drifts show the values that differ
     try:
         found, pairs = Baseline(*cassettes[:-1]).compare_calls(cassettes[-1])
     except CassetteError as error:
         return Comparison(refusal=escaped(rules.text(error.reason)))
-    first, last = timelines[0], timelines[-1]
-    places = [{call.index: at for at, call in enumerate(one.calls)} for one in (first, last)]
-    index_of = [one.outline.index_of() for one in (cassettes[0], cassettes[-1])]
+    sides = timelines[0], timelines[-1]
+    at_index = [{call.index: at for at, call in enumerate(side.calls)} for side in sides]
+    at_id = [{call.id: at for at, call in enumerate(side.calls)} for side in sides]
     drifts = []
     for event in found:
-        drift = Drift(event.severity, event.kind, escaped(rules.text(event.description)))
-        drifts.append(drift)
-        side, timeline = (0, first) if event.kind == "missing" else (1, last)
-        at = None if event.call_id is None else places[side].get(index_of[side](event.call_id))
-        if at is not None:
-            drift.is_in_last, drift.position = side == 1, at
-            timeline.calls[at].drifts.append(drift)
-    both = ((places[0].get(one), places[1].get(other)) for one, other in pairs)
-    return Comparison(
-        tuple(drifts), tuple((one, other) for one, other in both if one is not None and other is not None)
-    )
+        is_in_last = event.kind != "missing"
+        at = -1 if event.call_id is None else at_id[is_in_last].get(event.call_id, -1)
+        drifts.append(
+            Drift(event.severity, event.kind, escaped(rules.text(event.description)), is_in_last or at < 0, at)
+        )
+        if at >= 0:
+            sides[is_in_last].calls[at].drifts.append(drifts[-1])
+    return Comparison(tuple(drifts), tuple((at_index[0][one], at_index[1][other]) for one, other in pairs))
 
 
 class _RedactedCalls(Sequence[RecordedCall]):
