@@ -8,8 +8,7 @@ anew in each round, so that where an object lies in memory does not favour one s
 checkout.
 
 The other checkout needs `agent_cache/` and, in its `benchmarks/`, `budgets.GROUPS`, `budgets.measured(groups, effort)`
-and `timing.Effort`. Its rows may import whatever private modules its package has. A group that it lacks is measured
-there by the benchmarks of this checkout, so the rows of a new group should need nothing that an older package has not.
+and `timing.Effort`. Its rows may import whatever private modules its package has. A group that it lacks is left out.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ import io
 import os
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, chdir, contextmanager, redirect_stderr
+from contextlib import chdir, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from importlib import import_module, invalidate_caches
 from pathlib import Path
@@ -107,15 +105,6 @@ def _take_modules() -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in names}
 
 
-@contextmanager
-def _measured_by(benchmarks: Path, package: Path) -> Iterator[Checkout]:
-    """The package of one checkout under the benchmarks of another: a folder with links to both."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, root in (("agent_cache", package), ("benchmarks", benchmarks)):
-            Path(folder, name).symlink_to(root.resolve() / name, target_is_directory=True)
-        yield Checkout(Path(folder))
-
-
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """One row in both checkouts, one figure a round.
@@ -169,16 +158,10 @@ class Comparison:
 
 
 def compare(old: Path, new: Path, groups: Sequence[str] = (), *, quick: bool = False) -> list[Comparison]:
-    """Measure the rows of both checkouts in alternation. Without `groups`, all that the new one has."""
+    """Measure the rows of both checkouts in alternation. Without `groups`, all that both have."""
     before, after = Checkout(old), Checkout(new)
-    table: list[Comparison] = []
-    with ExitStack() as folders:
-        lacking = before
-        for group in groups or after.groups:
-            if group not in before.groups and lacking is before:
-                lacking = folders.enter_context(_measured_by(new, old))
-            table += _compare_group(before if group in before.groups else lacking, after, group, quick=quick)
-    return table
+    common = [group for group in groups or after.groups if group in before.groups]
+    return [row for group in common for row in _compare_group(before, after, group, quick=quick)]
 
 
 def _compare_group(before: Checkout, after: Checkout, group: str, *, quick: bool) -> list[Comparison]:

@@ -23,11 +23,6 @@ TTL = 3600.0
 FILTERS: dict[str, Any] = json.loads('{"status": "pending", "price": {"min": 10, "max": 250}, "limit": 20}')
 """A nested argument as frameworks parse them from JSON: three keys, an object inside, four leaves."""
 
-LARGER_FILTERS: dict[str, Any] = json.loads(
-    '{"status": ["pending", "delivered"], "price": {"min": 10, "max": 250}, "sort": "created", "limit": 20}'
-)
-"""Four keys, a list and an object inside, six leaves."""
-
 
 def scalar_tool() -> ScalarTool:
     """Takes a string and returns a constant string."""

@@ -21,7 +21,7 @@ from agent_cache.advise.replay_check import Outcome, Policy, replay, replay_all
 from agent_cache.advise.tag_rules import Advice, rules_of
 from benchmarks.advise.many_servers import LogShape, play_servers
 from benchmarks.advise.retail_log import first_quarter, interleave, rules_by_hand
-from benchmarks.advise.worlds import WORLDS, play
+from benchmarks.advise.worlds import WORLDS, Airline, play
 from benchmarks.commands import exits_without, run_progress
 from benchmarks.recorded_runs import DataAbsentError, data_directory, load_retail_runs
 from benchmarks.retail.store import load_store
@@ -158,7 +158,7 @@ def _world_row(
 
 
 def _speed() -> str:
-    world = WORLDS[8]
+    world = Airline
     log = play(world, LEARNED[0], 100_000)
     began = time.process_time()
     advice = mine(log)

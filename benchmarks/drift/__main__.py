@@ -91,14 +91,13 @@ def _of(part: int, whole: int) -> str:
 
 
 def _shapes_table(results: Results) -> str:
-    headings = ("made", "false alarms in repeats", "by position", "changes found", "order of tasks", "missed")
+    headings = ("made", "false alarms in repeats", "changes found", "order of tasks", "missed")
     total = Counts()
     rows = []
     for shape, one in results.shapes.items():
         rows.append((shape, *_counts_row(one)))
         total.alarms += one.alarms
         total.repeats += one.repeats
-        total.by_position += one.by_position
         total.found += one.found
         total.injected += one.injected
         total.in_hole += one.in_hole
@@ -109,7 +108,6 @@ def _shapes_table(results: Results) -> str:
 def _counts_row(one: Counts) -> tuple[str, ...]:
     return (
         _of(one.alarms, one.repeats),
-        _of(one.by_position, one.repeats),
         _of(one.found.total(), one.injected.total()),
         f"{one.in_hole.total():,}",
         f"{one.missed:,}",
@@ -120,18 +118,13 @@ def _changes_table(results: Results) -> str:
     found: Counter[str] = Counter()
     injected: Counter[str] = Counter()
     in_hole: Counter[str] = Counter()
-    by_position: Counter[str] = Counter()
     for one in results.shapes.values():
         found += one.found
         injected += one.injected
         in_hole += one.in_hole
-        by_position += one.found_by_position
     return markdown(
-        ("change", "found", "order of tasks", "found by position"),
-        (
-            (kind, _of(found[kind], injected[kind]), f"{in_hole[kind]:,}", _of(by_position[kind], injected[kind]))
-            for kind in Injector.KINDS
-        ),
+        ("change", "found", "order of tasks"),
+        ((kind, _of(found[kind], injected[kind]), f"{in_hole[kind]:,}") for kind in Injector.KINDS),
     )
 
 

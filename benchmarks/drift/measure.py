@@ -1,4 +1,4 @@
-"""Counts false alarms and what is found, by this rule and by one that compares calls by their position."""
+"""Counts false alarms, and what is found."""
 
 from __future__ import annotations
 
@@ -29,18 +29,14 @@ class Counts:
 
     Attributes:
         alarms, repeats: repeats with a drift, and all.
-        by_position: repeats in which the calls by their position differ.
         found, injected: changed runs with a drift, and all; by kind of the change.
-        found_by_position: likewise by position.
         in_hole: of those that were not found, the ones whose change the tape cannot know; by kind.
     """
 
     alarms: int = 0
     repeats: int = 0
-    by_position: int = 0
     found: Counter[str] = field(default_factory=Counter)
     injected: Counter[str] = field(default_factory=Counter)
-    found_by_position: Counter[str] = field(default_factory=Counter)
     in_hole: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
@@ -48,17 +44,6 @@ class Counts:
     def missed(self) -> int:
         """Changes that were not found, and that the tape knows."""
         return self.injected.total() - self.found.total() - self.in_hole.total()
-
-
-def differs_by_position(one: Cassette, other: Cassette) -> bool:
-    """The rule of peaky-peek 0.6.0 for calls: those with one number, in the order of their ends, have the same name."""
-    names, others = _names_by_end(one), _names_by_end(other)
-    return any(name != name_b for name, name_b in zip(names, others, strict=False))
-
-
-def _names_by_end(cassette: Cassette) -> list[str]:
-    steps = cassette.steps
-    return [steps[~event].name for event in cassette.outline.events() if event < 0]
 
 
 class Measurement:
@@ -98,9 +83,8 @@ class Measurement:
                 if drifts := baseline.compare(again):
                     counts.alarms += 1
                     counts.examples.append(f"{shape}, {name}: {drifts[0]}")
-                counts.by_position += differs_by_position(first, again)
             for kind in Injector.KINDS:
-                await self._inject(kind, scene, first, baseline, counts)
+                await self._inject(kind, scene, baseline, counts)
             advance()
         return counts
 
@@ -110,14 +94,13 @@ class Measurement:
         following = (*self._calls[place + 1 :], *self._calls[:place])
         return next((calls for _, calls in following if own.isdisjoint(_entities(calls))), [])
 
-    async def _inject(self, kind: str, scene: Scene, first: Cassette, baseline: Baseline, counts: Counts) -> None:
+    async def _inject(self, kind: str, scene: Scene, baseline: Baseline, counts: Counts) -> None:
         chance = random.Random(zlib.crc32(f"{kind} {scene.seed}".encode()))
         injection = self._injector.inject(kind, scene, chance)
         if injection is None:
             return
         changed = await self._made(injection.scene)
         counts.injected[kind] += 1
-        counts.found_by_position[kind] += differs_by_position(first, changed)
         if baseline.compare(changed):
             counts.found[kind] += 1
         elif injection.is_in_hole:
@@ -138,7 +121,7 @@ class Measurement:
                 counts.alarms += bool(baseline.compare(third))
             chance = random.Random(seed)
             kind = chance.choice(Injector.KINDS)
-            await self._inject(kind, scenes[2], third, both, two)
+            await self._inject(kind, scenes[2], both, two)
             advance()
         return one, two
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from pathlib import Path
 
-from benchmarks import against
 from benchmarks.commands import describe_machine, exits_without, positive
 from benchmarks.recorded_runs import DataAbsentError, data_directory
 from benchmarks.retail.store import RetailStore, load_store
@@ -37,8 +35,6 @@ HEADINGS = (
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0; 1 if a budget of ours is missed, or one of our answers is wrong; 2 without the recorded runs."""
     options = _parser().parse_args(argv)
-    if options.against is not None:
-        return against.print_comparison(options.against, ["trace"], quick=options.quick)
     directory = data_directory()
     trace, store = load_trace(directory, options.limit), load_store(directory)
     contenders = _present()
@@ -61,10 +57,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=positive, metavar="N", help=f"default: {ROUNDS}")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds: not exact")
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N runs of each set")
-    parser.add_argument(
-        "--against", type=Path, metavar="PATH",
-        help="only ours, beside that of the checkout at PATH; exit code 1 if a row is more than 5 %% slower",
-    )  # fmt: skip
     return parser
 
 

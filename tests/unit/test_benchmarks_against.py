@@ -108,14 +108,6 @@ def test_each_checkout_is_measured_with_its_own_modules(tmp_path: Path) -> None:
     assert (sys.path, Path.cwd(), os.environ.get("PYTHONPATH")) == surroundings
 
 
-def test_a_group_that_the_other_checkout_lacks_is_measured_there_by_the_benchmarks_of_this_one(tmp_path: Path) -> None:
-    old, new = checkout(tmp_path / "old", 2.0, "old"), checkout(tmp_path / "new", 3.0, "new")
-    rows = {(row.group, row.what): row for row in compare(old, new)}
-    assert {group for group, _ in rows} == {"hit", "new"}
-    cost = rows["new", "new, cost"]
-    assert (set(cost.before), set(cost.after)) == ({2.0}, {3.0})
-
-
 def test_the_report_names_the_slower_rows(tmp_path: Path) -> None:
     old, new = checkout(tmp_path / "old", 2.0, "old"), checkout(tmp_path / "new", 3.0, "new")
     lines = report(compare(old, new, ["hit"])).splitlines()
