@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -69,6 +69,7 @@ _ENOUGH_READS: Final = 6
 """To how many different calls of a read a write must have been harmless, if that many were repeated at all."""
 _MOST_KEPT: Final = 16
 """How many writes of one tool in one interval are counted that did not meet the read."""
+_MOST_INTERVALS: Final = 5_000
 _UNMET: Final = frozenset[int]()
 _ANY: Final = "\0"
 _ALL: Final = "\1"
@@ -359,21 +360,15 @@ class _Chosen(NamedTuple):
     unchanged: int
 
 
-class _Harmless:
-    """Writes that left answers unchanged which nothing else can have changed."""
+class _Harmless(NamedTuple):
+    """Writes that left answers unchanged which nothing else can have changed: in how many intervals, which writes,
+    which calls of the read, and which pairs of both.
+    """
 
-    def __init__(self) -> None:
-        self.intervals = 0
-        self.writes: set[int] = set()
-        self.keys: set[int] = set()
-        self.pairs: set[tuple[int, int]] = set()
-
-    def note(self, writes: Sequence[int], key: int) -> None:
-        """Add an interval, with its writes."""
-        self.intervals += 1
-        self.keys.add(key)
-        self.writes.update(writes)
-        self.pairs.update((write, key) for write in writes)
+    intervals: int
+    writes: set[int]
+    keys: set[int]
+    pairs: set[tuple[int, int]]
 
     def is_enough(self, enough: int) -> bool:
         """Whether they are so many that such writes are harmless."""
@@ -504,7 +499,7 @@ class _Chooser:
             enough = ENOUGH if keyed and not (is_from_result and "[]" in candidate.write_path) else _OF_OTHERS
             if candidate.is_key and not any(candidate.parts <= self.candidates[one].parts for one in has):
                 enough = _OF_LISTS  # or a part of a key that explains changes
-            if not self._is_refuted(writer, number, chosen, enough):
+            if not self._harmless(writer, chosen, number).is_enough(enough):
                 found.append(self._link((writer, number), "same entity"))
         return found
 
@@ -513,26 +508,26 @@ class _Chooser:
         parts = [self.candidates[one.option[1]].parts for one in links]
         return [one for one, own in zip(links, parts, strict=True) if not any(other < own for other in parts)]
 
-    def _is_refuted(self, writer: str, number: int, chosen: list[_Chosen], enough: int) -> bool:
-        """Whether enough such writes left answers unchanged."""
-        total = _Harmless()
-        for interval in self._unexplained(chosen, writer):
-            if own := [write for write, tool, met in interval.writes if tool == writer and number in met]:
-                total.note(own, interval.key)
-                if total.is_enough(enough):
-                    return True
-        return False
-
-    def _unexplained(self, chosen: list[_Chosen], writer: str) -> Iterator[Interval]:
-        """The intervals of a writer with equal answers in which no chosen link met.
+    def _harmless(self, writer: str, links: list[_Chosen], number: int = ROOT) -> _Harmless:
+        """The writes of a tool that left answers unchanged, in intervals in which no link met; those that met through a
+        candidate.
 
         Only these show that a write is harmless. In the others, an answer that it has changed would count as changed by
         the link, and be missing here.
         """
-        links = {one.option for one in chosen}
-        for interval in self.equal.get(writer, ()):
-            if not any((tool, one) in links for _, tool, met in interval.writes for one in (ROOT, *met)):
-                yield interval
+        options = {one.option for one in links}
+        unexplained = (
+            interval
+            for interval in self.equal.get(writer, ())
+            if not any((tool, one) in options for _, tool, met in interval.writes for one in (ROOT, *met))
+        )
+        pairs = [
+            (interval.key, [write for write, tool, met in interval.writes if tool == writer and number in (ROOT, *met)])
+            for interval in islice(unexplained, _MOST_INTERVALS)
+        ]
+        pairs = [(key, writes) for key, writes in pairs if writes]
+        both = {(write, key) for key, writes in pairs for write in writes}
+        return _Harmless(len(pairs), {write for write, _ in both}, {key for _, key in both}, both)
 
     def _lacking(self, writer: str, kept: list[_Chosen], chosen: list[_Chosen]) -> str | None:
         """What is missing before a write may leave answers alone that it does not meet; None if nothing is."""
@@ -547,26 +542,19 @@ class _Chooser:
         # been harmless in so many intervals that these would have changed as well if it were.
         changed, unchanged = self.suspects[writer], len(self.equal.get(writer, ()))
         intervals = _ENOUGH_CHANGES * (changed + unchanged) / changed if changed else 0
-        total = _Harmless()
-        for interval in self._unexplained([*chosen, *kept], writer):
-            total.note([write for write, tool, _ in interval.writes if tool == writer], interval.key)
-            is_wide = len(total.keys) >= reads and total.intervals >= intervals and len(total.pairs) >= pairs
-            if is_wide and (len(total.writes) >= _OF_SEARCHES if is_search else total.is_enough(enough)):
-                return None
+        total = self._harmless(writer, [*chosen, *kept])
+        is_wide = len(total.keys) >= reads and total.intervals >= intervals and len(total.pairs) >= pairs
+        if is_wide and (len(total.writes) >= _OF_SEARCHES if is_search else total.is_enough(enough)):
+            return None
         if not is_list and self._is_keyed(writer, {one.write_path for one in linked if one.is_key}):
             return None
-        if self._is_elsewhere(writer):
+        # Of another server, all writes together, none of which explains a change of this one.
+        own, server = server_of(self.read)[0], server_of(writer)[0]
+        writes = evidence.elsewhere[server, own]
+        is_other = bool(server) and server != own and server not in self.suspected_servers
+        if is_other and len(writes) >= ENOUGH and writes.total() >= _OF_SEARCHES:
             return None
         return "rarely" if total.writes else "never"
-
-    def _is_elsewhere(self, writer: str) -> bool:
-        """Whether a write is of another server whose writes, all together, were seen often enough between equal answers
-        of the server of the read, and of which none explains a change of this one.
-        """
-        own, server = server_of(self.read)[0], server_of(writer)[0]
-        writes = self.evidence.elsewhere[server, own]
-        is_other = bool(server) and server != own and server not in self.suspected_servers
-        return is_other and len(writes) >= ENOUGH and writes.total() >= _OF_SEARCHES
 
     def _is_keyed(self, writer: str, linked: set[str]) -> bool:
         """Whether the arguments of both are ids of one entity, and the write has no other ids."""

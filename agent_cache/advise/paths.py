@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import combinations, pairwise, product
+from itertools import pairwise, product
 from typing import Any, Final, Literal, cast
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall, is_failure
@@ -416,28 +416,27 @@ def find_candidates(tools: Mapping[str, ToolFacts], writers: set[str], readers: 
 
 
 def _together(same: list[Candidate], parameters: int) -> list[Candidate]:
-    """Arguments of one name in both calls: each, in pairs, and all together: ``repo:number``.
+    """Arguments of one name in both calls: each, and all together that have values in common: ``repo:number``.
 
-    Those that have values in common are an entity together if they are at least half of those of the read: neither the
-    ``floor`` nor the ``zone`` of a lamp is named as an id, and none alone tells one lamp from another.
+    These are an entity if they are at least half of those of the read: neither the ``floor`` nor the ``zone`` of a lamp
+    is named as an id, and none alone tells one lamp from another.
     """
-    alike = tuple(one for one in same if one.overlap >= _MIN_OVERLAP)
-    sets = dict.fromkeys([*((one,) for one in same), *combinations(same[:6], 2), tuple(same), alike])
-    found = []
-    for several in filter(None, sets):
-        path = ":".join(one.write_path for one in several)
-        found.append(
-            replace(
-                several[0],
-                write_path=path,
-                read_path=path,
-                weight=max(one.weight for one in several),
-                is_entity=any(one.is_entity for one in several) or (several == alike and 2 * len(alike) >= parameters),
-                is_key=several[0].is_key and len(several) == 1,
-                overlap=min(one.overlap for one in several),
-            )
-        )
-    return found
+    alike = [one for one in same if one.overlap >= _MIN_OVERLAP]
+    if len(alike) < 2:
+        return same
+    path = ":".join(one.write_path for one in alike)
+    return [
+        *same,
+        replace(
+            alike[0],
+            write_path=path,
+            read_path=path,
+            weight=max(one.weight for one in alike),
+            is_entity=any(one.is_entity for one in alike) or 2 * len(alike) >= parameters,
+            is_key=False,
+            overlap=min(one.overlap for one in alike),
+        ),
+    ]
 
 
 def _candidate(write: ToolFacts, own: Path, read: ToolFacts, other: Path) -> Candidate | None:
