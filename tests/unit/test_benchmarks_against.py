@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import against
-from benchmarks.against import Checkout, Comparison, compare, report
+from benchmarks.against import Comparison, compare, report
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -116,8 +116,3 @@ def test_the_report_names_the_slower_rows(tmp_path: Path) -> None:
         "hit", "hit, cost", "2.00 us", "3.00 us", "2.50 us", "MISSED", "1.500", "1.500 to 1.500", "SLOWER", "",
     ]  # fmt: skip
     assert lines[-1] == "1 of 2 rows are slower (lower quartile above 1.05): hit, cost"
-
-
-def test_a_folder_that_is_no_checkout_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no checkout"):
-        Checkout(tmp_path)

@@ -41,20 +41,9 @@ def test_the_lag_counts_from_the_first_write_that_replaced_it():
     assert [stale.lag for stale in judge(lines).stale] == [0.020, 0.010]
 
 
-def test_a_later_version_that_returned_earlier_replaces_all_before_it():
-    lines = [*write(1, end=50, name="a"), *write(2, end=20, name="b"), read(0, start=30)]
-    assert [stale.lag for stale in judge(lines).stale] == [0.010]
-
-
 def test_each_entity_of_a_read_of_all_is_checked():
     lines = [*write(1, end=10), ["read", "root", {"6": 0, "7": 0, "8": 0}, 15 * MS, "reader"]]
     assert [stale.entity for stale in judge(lines).stale] == [7]
-
-
-def test_a_write_that_failed_after_its_effect_has_ended_for_its_caller():
-    verdict = judge([*write(1, end=10, how="failed"), read(0, start=15)])
-    assert len(verdict.stale) == 1
-    assert (verdict.writes, verdict.failed) == (0, 1)
 
 
 def test_an_armed_write_that_died_may_be_missed_for_a_lease():
@@ -72,18 +61,6 @@ def test_a_process_that_misses_its_own_write_is_told_apart():
     verdict = judge([*lines, read(0, 15, "a"), read(0, 15, "b"), read(1, 30, "a"), read(1, 30, "b")])
     assert [stale.is_own for stale in verdict.stale] == [True, False, False, True]
     assert len(verdict.own) == 2
-
-
-def test_everything_is_counted():
-    verdict = judge(
-        [*write(1, end=10, name="a"), *write(2, end=12, name="b"), read(2, start=15), ["hits", 3], ["hits", 4]]
-    )
-    assert (verdict.reads, verdict.writes, verdict.operations, verdict.hits) == (1, 2, 3, 7)
-
-
-def test_a_line_that_nobody_writes_is_an_error():
-    with pytest.raises(ValueError, match="nobody writes"):
-        judge([["rede", 1]])
 
 
 def test_a_refusal_lasts_until_the_next_write_that_is_not_refused():
