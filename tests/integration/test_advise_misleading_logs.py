@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,6 @@ from typing import Any
 import pytest
 
 from agent_cache.cli.main import main
-from tests.harness.forks import forks
 from tests.harness.shop_days import Call, Shop, conversation, day, written
 
 RULES = """
@@ -142,59 +138,3 @@ def test_a_check_says_how_many_hits_cannot_be_judged_and_fails_if_these_are_one_
     said, out = f"{hits} of 30 hits are on calls that a cache answered in the log", capsys.readouterr().out
     assert (said in out) == bool(hits)
     assert ("30 hits (97 %), 0 stale" in out, f"{hits} not judged" in out) == (True, bool(hits))
-
-
-SHOP = """
-from agent_cache import AgentCache, AgentCacheInvalidator
-
-STATE = {"W1": "paid"}
-
-
-@AgentCache("order:{order_id}")
-async def get_order(order_id: str) -> dict:
-    return {"id": order_id, "status": STATE[order_id]}
-
-
-@AgentCacheInvalidator("nothing:{order_id}")
-async def cancel_order(order_id: str) -> str:
-    STATE[order_id] += "!"
-    return "ok"
-"""
-PROGRAM = """
-import asyncio
-
-import shop_of_hits
-from agent_cache.recording import record
-
-
-async def main():
-    async with record("day.jsonl", cache=CACHED):
-        for _ in range(3):
-            for _ in range(5):
-                await shop_of_hits.get_order(order_id="W1")
-            await shop_of_hits.cancel_order(order_id="W1")
-
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_cached", [True, False])
-def test_a_recording_of_a_cache_is_no_proof_of_its_tags_and_one_without_the_cache_finds_what_is_missing(
-    is_cached: bool, tmp_path: Path
-) -> None:
-    (tmp_path / "shop_of_hits.py").write_text(SHOP)
-    (tmp_path / "program.py").write_text(PROGRAM.replace("CACHED", str(is_cached)))
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{root}"}
-    program = [sys.executable, "program.py"]
-    ran = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
-    assert ran.returncode == 0, ran.stderr
-    command = ("-m", "agent_cache", "advise", "--check", "shop_of_hits", "day.jsonl")
-    checked = forks().run(
-        *command, folder=tmp_path, imports=["agent_cache.cli.advise", "agent_cache.advise.replay_check"]
-    )
-    assert checked.returncode == 1
-    assert ("14 of 14 hits are on calls that a cache answered in the log" in checked.stdout) == is_cached
-    assert (", 0 stale" in checked.stdout) == is_cached

@@ -1,4 +1,4 @@
-"""Tags learned from one log of the retail runs hold on others, and every rule that was written by hand is found."""
+"""Tags learned from one log of the retail runs leave nothing stale on others, and find most hits of an oracle."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -7,23 +7,12 @@ import pytest
 
 from agent_cache.advise.calls import LoggedCall, is_failure
 from agent_cache.advise.mine import mine
-from agent_cache.advise.replay_check import replay, tags_of
+from agent_cache.advise.replay_check import replay
 from agent_cache.advise.tag_rules import Advice, rules_of
-from agent_cache.core.tags import meet
 from benchmarks.advise.retail_log import first_quarter, interleave
 from benchmarks.recorded_runs import DataAbsentError, data_directory, load_retail_runs
 from benchmarks.retail.store import load_store
 from tests.harness.slow import slow
-
-ORDER_WRITES = (
-    "cancel_pending_order",
-    "modify_pending_order_items",
-    "modify_pending_order_payment",
-    "modify_pending_order_address",
-    "return_delivered_order_items",
-    "exchange_delivered_order_items",
-)
-MOVE_BALANCES = ORDER_WRITES[:3]
 
 
 @pytest.fixture(scope="module")
@@ -65,26 +54,3 @@ def test_other_interleavings_have_no_stale_answer_and_most_hits(
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_quarter_of_the_log_is_nearly_enough(log_of: Callable[[int], list[LoggedCall]], seed: int) -> None:
     assert _share_of_oracle(mine(first_quarter(log_of(0))), log_of(seed)) >= 0.90
-
-
-def test_every_rule_written_by_hand_is_found_or_implied(
-    log_of: Callable[[int], list[LoggedCall]], advice: Advice
-) -> None:
-    rules, log = rules_of(advice), log_of(1)
-    reads = ("get_order_details", "get_user_details")
-    answers = {(one.tool, *one.arguments.values()): one for one in log if one.tool in reads and one.error is None}
-    missing = []
-    for one in log:
-        wanted = []
-        if one.error is None and one.tool in ORDER_WRITES:
-            wanted.append(("get_order_details", one.arguments["order_id"]))
-        if one.error is None and one.tool in MOVE_BALANCES:
-            wanted.append(("get_user_details", one.result["user_id"]))
-        if one.tool == "modify_user_address":
-            wanted.append(("get_user_details", one.arguments["user_id"]))
-        for read in wanted:
-            if read in answers:
-                touched, held = tags_of(rules[one.tool], one), tags_of(rules[read[0]], answers[read])
-                if not any(meet(a, b) for a in touched for b in held):
-                    missing.append((one.tool, read))
-    assert missing == []

@@ -86,12 +86,6 @@ def test_tags_learned_from_one_log_hold_on_another(world: dict[str, Any], seed: 
     assert outcome.reads > 0
 
 
-@searched(3, 10, worlds(), st.integers(0, 1_000))
-def test_the_same_log_gives_the_same_advice(world: dict[str, Any], seed: int) -> None:
-    log = log_of(world, seed, 200)
-    assert mine(log) == mine(list(log))
-
-
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 9) | st.floats(allow_nan=False) | st.text(max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

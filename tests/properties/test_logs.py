@@ -148,17 +148,6 @@ def conversations(calls):
     )  # fmt: skip
 
 
-def messages_by_line(calls):
-    ordered = []
-    for number, call in enumerate(calls):
-        request, answer = chat_messages(number, call)
-        ordered += [
-            (call.started, 0, request | {"session_id": call.run}),
-            (call.ended, 1, answer | {"session_id": call.run}),
-        ]
-    return lines(message for *_, message in sorted(ordered, key=lambda one: one[:2]))
-
-
 def response_items(calls):
     records = []
     for run, inside in by_run(calls).items():
@@ -258,7 +247,7 @@ def console_spans(calls):
 
 
 WITH_BOTH_TIMES = [
-    rows, one_document, conversations, messages_by_line, anthropic_messages, otlp_spans,
+    rows, one_document, conversations, anthropic_messages, otlp_spans,
     console_spans,
 ]  # fmt: skip
 

@@ -98,13 +98,6 @@ def test_what_is_not_there_is_refused_with_one_sentence(tmp_path):
         read_log([])
 
 
-def test_progress_counts_bytes_up_to_the_size(write):
-    seen = []
-    paths = [write([GET], "a"), write([GET, GET], "b")]
-    read_log(paths, progress=seen.append)
-    assert seen[-1] == sum(path.stat().st_size for path in paths)
-
-
 def test_calls_and_files_that_are_there_twice_are_counted_once(write, read):
     calls = [GET | {"run": "r", "id": f"c{n}", "result": n} for n in range(6)]
     log = read_log([write(calls[:4], "a"), write(calls[2:], "b")])
@@ -273,27 +266,6 @@ def test_a_history_that_each_request_repeats_is_counted_once(read):
     assert not problems
 
 
-# Trajectories
-
-
-def test_a_trajectory_of_atif_is_read(read):
-    step = {
-        "step_id": 1,
-        "timestamp": "2026-01-01T10:00:00Z",
-        "source": "agent",
-        "message": "",
-        "tool_calls": [
-            {"tool_call_id": "c1", "function_name": "get", "arguments": {"id": 1}},
-            {"tool_call_id": "c2", "function_name": "get", "arguments": {"id": 2}},
-        ],
-        "observation": {"results": [{"source_call_id": "c1", "content": '{"n": 1}'}]},
-    }
-    calls, *_ = read(json.dumps({"schema_version": "ATIF-v1.7", "session_id": "s", "steps": [step]}, indent=1))
-    assert [(call.tool, call.arguments["id"], call.result, call.run) for call in calls] == [
-        ("get", 1, {"n": 1}, "s"), ("get", 2, UNKNOWN, "s"),
-    ]  # fmt: skip
-
-
 # Spans
 
 
@@ -333,15 +305,3 @@ def test_answers_that_came_from_a_cache_show_nothing(read):
     ]  # fmt: skip
     assert [call.is_from_cache for call in calls] == [False, True, False, True, True]
     assert "answers that came from a cache: they show nothing of the world: 3 (first: log, line 2)" in problems
-
-
-@pytest.mark.parametrize(
-    ("more", "error"),
-    [
-        ({"status": {"code": 2, "message": "no"}}, "Error: no"),
-        ({"status": {"code": "STATUS_CODE_ERROR"}, "attributes": {"error.type": "KeyError"}}, "KeyError: "),
-        ({"status": {"status_code": "OK"}}, None),
-    ],
-)
-def test_the_status_of_a_span_makes_an_error(read, more, error):
-    assert read([span(**more)])[0][0].error == error

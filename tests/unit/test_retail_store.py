@@ -11,17 +11,10 @@ from typing import Any
 import pytest
 
 from benchmarks.recorded_runs import DATA_VARIABLE, DataAbsentError, data_directory, load_runs
-from benchmarks.retail.store import Record, RetailStore, calculate
+from benchmarks.retail.store import Record, RetailStore
 from benchmarks.retail.truth import ObservedStore, Verdict, Witness
 
-MOVED = {
-    "address1": "1 New Street",
-    "address2": "",
-    "city": "Oslo",
-    "state": "OS",
-    "country": "NO",
-    "zip": "00010",
-}
+MOVED = {"address1": "1 New Street", "address2": "", "city": "Oslo", "state": "OS", "country": "NO", "zip": "00010"}
 
 
 def order(order_id: str, status: str, method: str = "gift_card_1") -> Record:
@@ -73,55 +66,28 @@ def swap(order_id: str, new_item_id: str, method: str) -> dict[str, Any]:
 
 PENDING_ITEMS, PENDING_PAYMENT = "modify_pending_order_items", "modify_pending_order_payment"
 EXCHANGE, RETURN = "exchange_delivered_order_items", "return_delivered_order_items"
+CANCEL = "cancel_pending_order"
 
 
 @pytest.mark.parametrize(
     ("tool", "arguments", "text"),
     [
-        ("get_user_details", {"user_id": "bob"}, "user not found"),
         ("get_order_details", {"order_id": "#X"}, "order not found"),
-        ("get_product_details", {"product_id": "9"}, "product not found"),
         ("find_user_id_by_email", {"email": "bob@example.com"}, "user not found"),
-        ("cancel_pending_order", {"order_id": "#X", "reason": "no longer needed"}, "order not found"),
-        ("cancel_pending_order", {"order_id": "#D", "reason": "?"}, "non-pending order cannot be cancelled"),
-        ("cancel_pending_order", {"order_id": "#P", "reason": "?"}, "invalid reason"),
-        (PENDING_ITEMS, swap("#D", "72", "paypal_1"), "non-pending order cannot be modified"),
+        (CANCEL, {"order_id": "#D", "reason": "?"}, "non-pending order cannot be cancelled"),
+        (CANCEL, {"order_id": "#P", "reason": "?"}, "invalid reason"),
         (PENDING_ITEMS, {**swap("#P", "72", "paypal_1"), "item_ids": ["71", "71"]}, "71 not found"),
-        (
-            PENDING_ITEMS,
-            {**swap("#P", "72", "paypal_1"), "new_item_ids": []},
-            "the number of items to be exchanged should match",
-        ),
         (PENDING_ITEMS, swap("#P", "73", "paypal_1"), "new item 73 not found or available"),
         (PENDING_ITEMS, swap("#P", "72", "visa"), "payment method not found"),
-        (
-            PENDING_ITEMS,
-            swap("#P", "74", "gift_card_1"),
-            "insufficient gift card balance to pay for the new item",
-        ),
+        (PENDING_ITEMS, swap("#P", "74", "gift_card_1"), "insufficient gift card balance to pay for the new item"),
         (
             PENDING_PAYMENT,
             {"order_id": "#P", "payment_method_id": "gift_card_1"},
             "the new payment method should be different from the current one",
         ),
         ("modify_user_address", {"user_id": "bob", **MOVED}, "user not found"),
-        ("modify_pending_order_address", {"order_id": "#D", **MOVED}, "non-pending order cannot be modified"),
-        (
-            RETURN,
-            {"order_id": "#P", "item_ids": ["71"], "payment_method_id": "paypal_1"},
-            "non-delivered order cannot be returned",
-        ),
-        (
-            RETURN,
-            {"order_id": "#D", "item_ids": ["72"], "payment_method_id": "paypal_1"},
-            "some item not found",
-        ),
         (EXCHANGE, swap("#P", "72", "paypal_1"), "non-delivered order cannot be exchanged"),
-        (
-            EXCHANGE,
-            swap("#D", "74", "gift_card_1"),
-            "insufficient gift card balance to pay for the price difference",
-        ),
+        (RETURN, {"order_id": "#D", "item_ids": ["72"], "payment_method_id": "paypal_1"}, "some item not found"),
     ],
 )
 def test_a_refused_call_says_why_and_changes_nothing(
@@ -140,40 +106,17 @@ def test_cancelling_refunds_the_gift_card_of_a_user_that_the_arguments_do_not_na
     assert balance(store) == 30.0
 
 
-def test_changing_items_takes_the_price_difference_from_the_gift_card(store: RetailStore) -> None:
+def test_changing_items_and_the_payment_moves_the_balance_of_the_gift_card(store: RetailStore) -> None:
     answer = json.loads(store.answer(PENDING_ITEMS, swap("#P", "72", "gift_card_1")))
-    assert answer["items"][0] == {
-        "name": "Mug",
-        "product_id": "7",
-        "item_id": "72",
-        "price": 25.5,
-        "options": {"size": "L"},
-    }
-    assert answer["payment_history"][-1]["amount"] == 15.5
-    assert answer["status"] == "pending (item modified)"
+    assert (answer["items"][0]["item_id"], answer["payment_history"][-1]["amount"]) == ("72", 15.5)
     assert balance(store) == 4.5
 
 
 def test_changing_the_payment_gives_back_what_the_gift_card_paid(store: RetailStore) -> None:
     arguments = {"order_id": "#P", "payment_method_id": "paypal_1"}
     history = json.loads(store.answer(PENDING_PAYMENT, arguments))["payment_history"]
-    assert [(entry["transaction_type"], entry["payment_method_id"]) for entry in history] == [
-        ("payment", "gift_card_1"),
-        ("payment", "paypal_1"),
-        ("refund", "gift_card_1"),
-    ]
+    assert [entry["transaction_type"] for entry in history] == ["payment", "payment", "refund"]
     assert balance(store) == 30.0
-    again = store.answer(PENDING_PAYMENT, {"order_id": "#P", "payment_method_id": "gift_card_1"})
-    assert again == "Error: there should be exactly one payment for a pending order"
-
-
-@pytest.mark.parametrize("tool", [RETURN, EXCHANGE])
-def test_what_is_only_requested_moves_no_balance(store: RetailStore, tool: str) -> None:
-    arguments = swap("#D", "72", "gift_card_1")
-    if tool == RETURN:
-        del arguments["new_item_ids"]
-    assert not store.answer(tool, arguments).startswith("Error")
-    assert balance(store) == 20.0
 
 
 def test_a_user_who_moved_is_found_under_the_new_zip(store: RetailStore) -> None:
@@ -185,35 +128,11 @@ def test_a_user_who_moved_is_found_under_the_new_zip(store: RetailStore) -> None
     assert store.answer("find_user_id_by_name_zip", {**ada, "zip": "00010"}) == "ada_1"
 
 
-def test_product_types_are_sorted_by_name(store: RetailStore) -> None:
-    assert store.answer("list_all_product_types", {}) == '{"Bag": "3", "Mug": "7"}'
-
-
 def test_a_copy_is_not_reached_by_writes_to_the_original(store: RetailStore) -> None:
     copy = store.copy()
     store.answer("cancel_pending_order", {"order_id": "#P", "reason": "ordered by mistake"})
     assert copy.orders["#P"]["status"] == "pending"
     assert balance(copy) == 20.0
-
-
-def test_only_tools_of_the_store_can_be_called(store: RetailStore) -> None:
-    with pytest.raises(LookupError, match="'copy' is not a tool"):
-        store.answer("copy", {})
-
-
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [
-        ("1 + 2 * 3", "7.0"),
-        ("(10.55 - 3.1) / 2", "3.73"),
-        ("-(2 - 5)", "3.0"),
-        ("2 / 0", "Error: division by zero"),
-        ("2 x 3", "Error: invalid characters in expression"),
-        ("__import__('os')", "Error: invalid characters in expression"),
-    ],
-)
-def test_the_calculator_rounds_to_two_places_and_never_raises(expression: str, value: str) -> None:
-    assert calculate(expression) == value
 
 
 def cancel(observed: ObservedStore) -> None:
@@ -276,26 +195,12 @@ def test_what_a_finished_write_replaced_is_stale_though_an_older_write_still_run
     assert [observation.verdict(first), observation.verdict(second)] == [Verdict.STALE, Verdict.STALE]
 
 
-def test_a_call_that_has_ended_learns_nothing_of_later_writes(store: RetailStore) -> None:
-    observed = ObservedStore(store)
-    with watching_order(observed) as observation:
-        pass
-    with observed.writing():
-        cancel(observed)
-    assert observation.verdict(read_order(store)) is Verdict.STALE
-
-
 def test_the_judge_does_not_count_its_own_reads(store: RetailStore) -> None:
     observed = ObservedStore(store)
     with watching_order(observed), observed.writing():
         observed.answer("get_order_details", {"order_id": "#P"})
         cancel(observed)
     assert observed.reads_executed == 1
-
-
-def test_only_reads_can_be_watched(store: RetailStore) -> None:
-    with pytest.raises(ValueError, match="is no read"), ObservedStore(store).watching("think", {"thought": ""}):
-        pass
 
 
 def test_lists_that_were_recorded_as_text_arrive_as_lists(tmp_path: Path) -> None:

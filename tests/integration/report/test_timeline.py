@@ -185,17 +185,6 @@ def test_a_run_without_times_is_drawn_in_its_order(tmp_path: Path):
     assert any("no times" in note for note in timeline.notes)
 
 
-def test_a_killed_recording_and_one_that_raised_say_so(tmp_path: Path):
-    path = shop_run().save(tmp_path / "run.jsonl")
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1])[:-30])
-    timeline = read_timeline(Cassette.load(path))
-    assert timeline.notes[0] == "The recording was killed: calls may be missing."
-    with pytest.raises(KeyError), record(tmp_path / "raised.jsonl"):
-        raise KeyError("x")
-    timeline = read_timeline(Cassette.load(tmp_path / "raised.jsonl"))
-    assert timeline.notes == ["The run has no calls.", "The run raised KeyError."]
-
-
 def test_long_texts_are_cut_and_counted(tmp_path: Path):
     run = TimedRun()
     run.add("shop:get", 0, 1, source="miss", arguments={"text": "x" * 90_000}, outcome={"value": "y" * 900_000})

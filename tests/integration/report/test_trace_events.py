@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
-
-from hypothesis import strategies as st
 
 from agent_cache.recording import Cassette
 from agent_cache.report.chrome_trace import trace_lines
 from agent_cache.report.timeline import Timeline, read_timeline
-from tests.harness.searches import searched
 from tests.harness.timed_runs import TimedRun, shop_run
 
 
@@ -66,17 +62,3 @@ def test_a_slice_says_what_the_call_was(tmp_path: Path):
         "loop: repeat: notice",
         "loop: repeat: answered by a notice",
     ]
-
-
-@searched(10, 100, st.data())
-def test_any_run_is_drawn_right(data: st.DataObject):
-    run = TimedRun()
-    times = st.one_of(st.integers(0, 40), st.floats(0, 40))
-    for number in range(1, data.draw(st.integers(1, 25)) + 1):
-        parent = data.draw(st.one_of(st.none(), st.integers(1, number - 1)) if number > 1 else st.none())
-        run.add("f", data.draw(times), data.draw(times), parent=parent, lane=data.draw(st.integers(0, 3)))
-    with TemporaryDirectory() as folder:
-        timeline = timeline_of(run, Path(folder, "run.jsonl"))
-    events = document_of(timeline)["traceEvents"]
-    check(events)
-    assert sum(event["ph"] == "X" for event in events) == len(timeline.calls)
