@@ -29,3 +29,18 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 # Docstrings speak Markdown's `code`, as the pages do.
 default_role = "code"
+
+
+def write_llms_txt(app, error):
+    """Write `llms.txt` (llmstxt.org): each page with its title, as Markdown, in the order of the contents."""
+    if error is None and app.builder.name == "html":
+        pages = [page for page in app.env.toctree_includes["index"] if page in app.env.titles]
+        lines = [f"- [{app.env.titles[page].astext()}](_sources/{page}.md.txt)" for page in pages]
+        about = "> Coherent caching, recording and replay of the tool calls of Python agents."
+        text = "\n".join([f"# {project}", "", about, "", "## Pages", "", *lines, ""])
+        (app.outdir / "llms.txt").write_text(text, "utf-8")
+
+
+def setup(app):
+    """Add it to the build."""
+    app.connect("build-finished", write_llms_txt)
