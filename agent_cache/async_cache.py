@@ -54,7 +54,7 @@ def upstream_class() -> type:
     path = getattr(module, "__file__", None) or getattr(module, "origin", None)
     if path is None or not any(Path(path).parent.parent.glob("async_cache-*.dist-info")):
         return object
-    found: type = importlib.import_module("cache").AsyncCache
+    found: type = getattr(importlib.import_module("cache"), "AsyncCache", object)
     return found
 
 

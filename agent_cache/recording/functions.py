@@ -305,7 +305,8 @@ class ActiveCall:
         `City`, which nothing names.
         """
         args, kwargs = self.passed
-        classes = [each for each in (*args, *kwargs.values()) if isinstance(each, type) and _is_named(each)]
+        passed = (*args, *kwargs.values())
+        classes = [each for each in passed if issubclass(type(each), type) and _is_named(each)]  # not a lazy proxy
         return schema_of(self.function.schema.annotation, tuple(classes)) if classes else self.function.schema
 
     @property
