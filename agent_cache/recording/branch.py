@@ -304,9 +304,8 @@ class Branch(Tape):
             "at": prefix.at,
             "edits": sorted(cassette.outline.ids[index] for index in prefix.edits),
         }
-        like = Path(cassette.path) if cassette.path else None  # its tasks are in that order, where only chance decides
         described_http = None if http is None else http.describe(redaction)
-        file = _BranchLog(path, cassette.model, redaction, described_http, origin, like)
+        file = _BranchLog(path, cassette.model, redaction, described_http, origin)
         answers = Matcher(cassette, redaction)
         super().__init__(path, "fork", redaction, answers=answers, file=file, is_guarded=is_guarded, http=http)
         self.live_from = prefix.at

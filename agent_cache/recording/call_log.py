@@ -120,10 +120,8 @@ class CassetteLog(CallLog):
         redaction: Redaction,
         http: dict[str, Any] | None = None,
         forked_from: dict[str, Any] | None = None,
-        like: Path | None = None,
     ) -> None:
         self.path = path
-        self._like = like or path
         self._file = PartialFile(path)
         super().__init__(redaction)
         self._written = 0
@@ -190,7 +188,7 @@ class CassetteLog(CallLog):
                 f"could not be written: {self._failure.strerror}; what could be is in {self.path.name}.partial",
                 self.path,
             ) from self._failure
-        self._file.finish(lambda: Cassette.load(self._file.partial).lines(like=self._like))
+        self._file.finish(lambda: Cassette.load(self._file.partial).lines())
 
     def discard(self) -> None:
         """Leave the old file as it is."""

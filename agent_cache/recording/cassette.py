@@ -227,12 +227,8 @@ class Cassette:
         apply_rules(self, Redaction(names, replacement=replacement).joined(recorded_rules(self)))
         return self
 
-    def lines(self, *, like: str | os.PathLike[str] | None = None) -> Iterator[bytes]:
+    def lines(self) -> Iterator[bytes]:
         """The lines of its file, one by one; of a recording that was killed, those of its log.
-
-        Args:
-            like: the file of an earlier recording. Tasks that both have are in its order, where only chance decides
-                which of them was first.
 
         Raises:
             CassetteError: if a call cannot be read.
@@ -242,14 +238,10 @@ class Cassette:
             yield from map(call_line, self.steps)
             return
         outline = self.outline
-        indices: Sequence[int] = range(len(self))
-        if self.header.is_log:
-            indices = outline.order_of_lines(_outline_of(like) if any(outline.lanes) else None)
+        indices: Sequence[int] = outline.order_of_lines() if self.header.is_log else range(len(self))
         numbers = {index: number for number, index in enumerate(indices, 1)}
+        lanes = {lane: number for number, lane in enumerate(dict.fromkeys([0, *(outline.lanes[at] for at in indices)]))}
         enclosing, times = outline.enclosing(), []
-        lanes = {0: 0}
-        for index in indices:
-            lanes.setdefault(outline.lanes[index], len(lanes))
         yield call_line(msgspec.structs.replace(self.header, agent_cache_cassette=VERSION, log=msgspec.UNSET))
         for index in indices:
             call = self.steps[index]
@@ -423,11 +415,12 @@ class Outline:
             found[event] = place
         return found
 
-    def order_of_lines(self, like: Outline | None = None) -> list[int]:
+    def order_of_lines(self) -> list[int]:
         """Indices of the calls of a log in the order in which a finished cassette has them.
 
         The calls of a lane keep their order. The calls of another lane that was forked from it stand behind the last
-        call that it had started by then; several such lanes in the order of their first calls, or as in `like`.
+        call that it had started by then; several such lanes in the order of what they called, which chance does not
+        change.
         """
         starts = self.starts()
         calls: dict[int, list[int]] = {}
@@ -439,23 +432,12 @@ class Outline:
                 forks.setdefault(before, []).append(lane)
                 calls[lane] = []
             calls[lane].append(index)
-        firsts: dict[bytes, list[int]] = {}  # places of the first calls of the lanes of `like`, the first at the end
-        seen = set[int]()
-        for place, lane in enumerate([] if like is None else like.lanes):
-            if like is not None and lane not in seen:
-                seen.add(lane)
-                firsts.setdefault(like.digests[place], []).insert(0, place)
-
-        def rank(lane: int) -> int:
-            places = firsts.get(self.digests[calls[lane][0]])
-            return places.pop() if places else len(starts)
-
         found: list[int] = []
         rest = [-1]
         while rest:
             index = rest.pop()
             found += [index] if index >= 0 else []
-            for lane in sorted(forks.get(index, ()), key=rank)[::-1]:
+            for lane in sorted(forks.get(index, ()), key=lambda lane: [self.digests[one] for one in calls[lane]])[::-1]:
                 rest += calls[lane][::-1]
         places = {index: place for place, index in enumerate(found)}
         # A call stands behind the one that encloses it, wherever its lane came from.
@@ -475,10 +457,3 @@ class Outline:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-
-def _outline_of(path: str | os.PathLike[str] | None) -> Outline | None:
-    try:
-        return None if path is None else Cassette.load(path).outline
-    except CassetteError:  # none, or broken: it is replaced anyway
-        return None

@@ -677,7 +677,7 @@ def store_run(run: Cassette, path: Path, *, replaces: bool = False) -> tuple[Pat
         raise CassetteError("is the file of one run; to keep several, accept them to a folder", path)
     if (old and replaces) or not is_folder:
         target = path / "1.jsonl" if is_folder else path
-        replace_file(target, run.lines(like=target))  # in the order of the old one, so that git shows what has changed
+        replace_file(target, run.lines())
         for one in old:
             if one != target:
                 one.unlink(missing_ok=True)

@@ -67,7 +67,9 @@ async def test_a_lane_belongs_to_a_context_and_not_to_the_thread_of_a_pool(path)
         with record(path):
             await asyncio.gather(*(asyncio.to_thread(look, number) for number in (1, 2, 3)))
             look(0)
-        assert lanes(path) == {0: (0, 0), 1: (1, 0), 2: (2, 0), 3: (3, 0)}
+        found = lanes(path)
+        assert found.pop(0) == (0, 0)
+        assert sorted(found.values()) == [(1, 0), (2, 0), (3, 0)]
         off()
         with replay(path, strict=True):
             assert await asyncio.gather(*(asyncio.to_thread(look, number) for number in (3, 2, 1))) == [3, 2, 1]
