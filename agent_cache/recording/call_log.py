@@ -12,7 +12,7 @@ import msgspec
 
 from agent_cache.errors import CassetteError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.file import Header, RecordedCall, Trailer, header_line, now_text, trailer_line
+from agent_cache.recording.file import Header, RecordedCall, Trailer, call_line, now_text, trailer_line
 from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.match import Matcher
 from agent_cache.recording.outcomes import decode, encode
@@ -137,7 +137,7 @@ class CassetteLog(CallLog):
             log=True,
         )
         try:
-            self._file.append(header_line(header))
+            self._file.append(call_line(header))
         except OSError as error:
             self._file.discard()
             raise CassetteError(f"cannot be written: {error.strerror}", path) from error

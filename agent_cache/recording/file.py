@@ -160,9 +160,6 @@ def call_line(line: RecordedCall | Header) -> bytes:
     return encode(line) + b"\n"
 
 
-header_line = call_line
-
-
 def trailer_line(trailer: Trailer) -> bytes:
     """Encode the trailer."""
     return encode({"trailer": trailer}) + b"\n"

@@ -17,7 +17,6 @@ import hashlib
 import inspect
 import json
 import os
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
@@ -46,8 +45,6 @@ _COMPLETION, _EMBEDDING = CALLS_OF_LITELLM
 _NAMES = {"completion": _COMPLETION, "exception": _COMPLETION, "embedding": _EMBEDDING}
 _ENVIRONMENT, _FORM = "litellm:environment", "reyn"
 _PREVIEW = 200
-_PATIENCE = 10.0
-"""Seconds to wait for another process that writes the same fixture. It takes milliseconds."""
 
 Entry = dict[str, Any]
 """One line of a fixture."""
@@ -171,10 +168,11 @@ class LLMReplay:
         """Write what was recorded, in one step. Does nothing in a replay, or if nothing new was recorded.
 
         Raises:
-            CassetteError: if the fixture is broken or cannot be written. The recording stays, for another `flush`.
+            CassetteError: if the fixture is broken, cannot be written, or is being written. The recording stays, for
+            another `flush`.
         """
         if self._pending:
-            _claimed(self.fixture_path).write(self._merged())
+            PartialFile(self.fixture_path).write(self._merged())
             self._pending.clear()
 
     def _merged(self) -> Iterator[bytes]:
@@ -377,18 +375,6 @@ def _identity(entry: Entry) -> tuple[bool, str]:
 def fixture_line(entry: Entry) -> bytes:
     """The line of an entry."""
     return json.dumps(entry, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
-
-
-def _claimed(path: Path) -> PartialFile:
-    """The file to write, as soon as no other recording writes it."""
-    last = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return PartialFile(path)
-        except CassetteError as error:
-            if not error.reason.startswith("is being recorded") or time.monotonic() > last:
-                raise
-        time.sleep(0.01)
 
 
 def to_cassette(entries: Iterable[Entry], path: str | os.PathLike[str] = "") -> Cassette:

@@ -126,7 +126,7 @@ class Matcher:
     @cached_property
     def _ends(self) -> list[int]:
         """Indices of the calls in the order in which they ended."""
-        return sorted(range(len(self.cassette)), key=lambda index: self._places[~index])
+        return [~event for event in self.outline.events() if event < 0]
 
     @cached_property
     def _tasks_of(self) -> dict[tuple[int, bytes], set[int]]:
