@@ -1,8 +1,7 @@
-"""Agents of Google ADK with a toolbox: the framework itself, with a model that follows a script."""
+"""What only Google ADK has: toolsets, agents as tools, states of a session, tools that run long."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -24,14 +23,7 @@ from google.adk.tools.mcp_tool import McpToolset, StdioConnectionParams
 from google.genai import types
 from mcp import StdioServerParameters
 
-from agent_cache import (
-    AgentCache,
-    AgentCacheSession,
-    Read,
-    Toolbox,
-    Watch,
-    Write,
-)
+from agent_cache import AgentCache, AgentCacheSession, Read, Toolbox, Write
 from agent_cache.integrations.adk import cached
 
 pytestmark = [
@@ -40,6 +32,9 @@ pytestmark = [
 ]
 
 Turn = list[tuple[str, dict[str, Any]]]
+ORDER = {"order_id": "1"}
+GET: Turn = [("get_order", ORDER)]
+CANCEL: Turn = [("cancel_order", ORDER)]
 
 
 class Script(BaseLlm):
@@ -47,142 +42,95 @@ class Script(BaseLlm):
 
     model: str = "script"
     turns: list[Turn]
-    seen: list[Any] = []
     at: int = 0
 
     async def generate_content_async(self, llm_request: Any, stream: bool = False) -> AsyncGenerator[Any, None]:
-        self.seen.append(llm_request)
+        parts = [types.Part(text="done")]
         if self.at < len(self.turns):
-            parts = [
-                types.Part(function_call=types.FunctionCall(id=f"c{self.at}-{number}", name=name, args=args))
-                for number, (name, args) in enumerate(self.turns[self.at])
-            ]
-        else:
-            parts = [types.Part(text="done")]
+            calls = enumerate(self.turns[self.at])
+            made = [types.FunctionCall(id=f"c{self.at}-{at}", name=name, args=args) for at, (name, args) in calls]
+            parts = [types.Part(function_call=one) for one in made]
         self.at += 1
         yield LlmResponse(content=types.Content(role="model", parts=parts))
 
 
-async def run(
-    agent: Any, *, user: str = "ann", runner: InMemoryRunner | None = None, session_id: str | None = None
-) -> list[Any]:
-    """What the model was told each tool had answered, with the ids of its calls."""
-    runner = runner or InMemoryRunner(agent=agent, app_name="shop")
-    if session_id is None:
-        session_id = (await runner.session_service.create_session(app_name="shop", user_id=user)).id
+def agent_of(*turns: Turn, tools: list[Any], name: str = "clerk") -> LlmAgent:
+    return LlmAgent(name=name, model=Script(turns=list(turns)), tools=tools)
+
+
+def box_of(**rules: Any) -> Toolbox:
+    return Toolbox({"get_*": Read("order"), "cancel_order": Write("order"), **rules}, namespace="adk", hints="kind")
+
+
+async def run(agent: Any, *, user: str = "ann", state: Any = None) -> tuple[list[Any], dict[str, Any]]:
+    """What the model was told each tool had answered, and the state of the session afterwards."""
+    runner = InMemoryRunner(agent=agent, app_name="shop")
+    sessions = runner.session_service
+    made = await sessions.create_session(app_name="shop", user_id=user, state=state)
     content = types.Content(role="user", parts=[types.Part(text="hi")])
-    return [
-        (response.id, response.response)
-        async for event in runner.run_async(user_id=user, session_id=session_id, new_message=content)
+    answers = [
+        response.response
+        async for event in runner.run_async(user_id=user, session_id=made.id, new_message=content)
         for response in event.get_function_responses()
     ]
-
-
-def answers(found: list[Any]) -> list[Any]:
-    return [response for _, response in found]
+    after = await sessions.get_session(app_name="shop", user_id=user, session_id=made.id)
+    assert after is not None
+    return answers, dict(after.state)
 
 
 class Shop:
-    """Tools as users of ADK write them."""
+    """A tool of an order, whose runs are counted."""
 
-    def __init__(self) -> None:
-        self.runs: list[str] = []
-        self.box = Toolbox(
-            {
-                "get_*": Read("order:{order_id}"),
-                "cancel_order": Write("order:{order_id}"),
-                "boom": Read("order"),
-                "fail": Read("order"),
-                "note": Read("order"),
-                "whoami": Read("order"),
-                "now": Watch(),
-            },
-            namespace="adk",
-        )
+    runs = 0
 
-    def get_order(self, order_id: str, full: bool = False) -> dict[str, Any]:
+    def get_order(self, order_id: str) -> int:
         """Say how an order stands."""
-        self.runs.append("get")
-        return {"id": order_id, "run": len(self.runs)}
+        self.runs += 1
+        return self.runs
 
-    async def get_later(self, order_id: str) -> str:
-        """The same, asynchronous."""
-        self.runs.append("later")
-        await asyncio.sleep(0)
-        return f"run {len(self.runs)}"
 
-    def cancel_order(self, order_id: str) -> str:
-        """Cancel an order."""
-        self.runs.append("cancel")
-        return "cancelled"
+async def test_an_answer_whose_tool_has_changed_the_state_is_not_stored():
+    runs = itertools.count(1)
 
-    def boom(self) -> str:
-        """Fail."""
-        self.runs.append("boom")
-        raise LookupError("no such order")
-
-    def fail(self) -> dict[str, str]:
-        """Fail by an answer."""
-        self.runs.append("fail")
-        return {"error": "try later"}
-
-    def note(self, tool_context: ToolContext) -> str:
+    def get_note(tool_context: ToolContext) -> str:
         """Change the state."""
-        self.runs.append("note")
-        tool_context.state["notes"] = len(self.runs)
+        tool_context.state["notes"] = next(runs)
         return "noted"
 
-    def whoami(self, tool_context: ToolContext) -> str:
-        """Read the context."""
-        self.runs.append("whoami")
-        return tool_context.user_id
-
-    def agent(self, *turns: Turn, tools: tuple[Any, ...] = (), **options: Any) -> LlmAgent:
-        every = (self.get_order, self.get_later, self.cancel_order, self.boom, self.fail, self.note, self.whoami)
-        return LlmAgent(name="clerk", model=Script(turns=list(turns)), tools=[*every, *tools], **options)
-
-    def cached(self, *turns: Turn, vary: Any = None, **options: Any) -> LlmAgent:
-        return cached(self.agent(*turns, **options), self.box, vary)
-
-
-@pytest.fixture
-def shop() -> Shop:
-    return Shop()
-
-
-GET: Turn = [("get_order", {"order_id": "1"})]
-CANCEL: Turn = [("cancel_order", {"order_id": "1"})]
-
-
-async def test_an_answer_whose_tool_has_changed_the_state_is_not_stored(shop: Shop):
-    agent = shop.cached([("note", {})], [("note", {})])
-    runner = InMemoryRunner(agent=agent, app_name="shop")
-    made = await runner.session_service.create_session(app_name="shop", user_id="ann")
+    note: Turn = [("get_note", {})]
     async with AgentCacheSession() as session:
-        await run(agent, runner=runner, session_id=made.id)
-    after = await runner.session_service.get_session(app_name="shop", user_id="ann", session_id=made.id)
-    assert after is not None
-    assert after.state["notes"] == 2
-    assert shop.runs == ["note", "note"]
+        _, state = await run(cached(agent_of(note, note, tools=[get_note]), box_of()))
+    assert state["notes"] == 2
     assert [one.outcome for one in session.get_execution_trace()] == ["ok", "ok"]
 
 
-async def test_long_running_tools_and_generators_are_left_alone(shop: Shop):
+async def test_an_answer_that_says_that_it_is_an_error_is_not_stored():
+    runs = itertools.count(1)
+
+    def get_failed() -> dict[str, str]:
+        """Fail by an answer."""
+        return {"error": f"try later {next(runs)}"}
+
+    found, _ = await run(cached(agent_of([("get_failed", {})], [("get_failed", {})], tools=[get_failed]), box_of()))
+    assert found == [{"error": "try later 1"}, {"error": "try later 2"}]
+
+
+def test_decorated_tools_tools_that_run_long_and_generators_are_left_alone():
+    @AgentCache("order:{order_id}")
+    async def get_decorated(order_id: str) -> str:
+        return order_id
+
     def get_ticket(order_id: str) -> dict[str, str]:
-        """Ask a human."""
-        shop.runs.append("ticket")
         return {"status": "pending"}
 
     async def get_stream(order_id: str) -> AsyncIterator[str]:
-        """Stream."""
         yield order_id
 
-    for tool in (LongRunningFunctionTool(get_ticket), FunctionTool(get_stream)):
-        assert cached(tool, shop.box) is tool
-    for _ in range(2):
-        agent = shop.cached([("get_ticket", {"order_id": "1"})], tools=(LongRunningFunctionTool(get_ticket),))
-        await run(agent)
-    assert shop.runs == ["ticket"] * 2
+    for tool in (
+        get_decorated, FunctionTool(get_decorated), LongRunningFunctionTool(get_ticket), FunctionTool(get_stream),
+        cached(FunctionTool(get_ticket), box_of()),
+    ):  # fmt: skip
+        assert cached(tool, box_of()) is tool
 
 
 class Warehouse(BaseToolset):
@@ -193,86 +141,41 @@ class Warehouse(BaseToolset):
         self.shop = shop
 
     async def get_tools(self, readonly_context: Any = None) -> list[BaseTool]:
-        return [FunctionTool(self.shop.get_later)]
+        return [FunctionTool(self.shop.get_order)]
 
 
-async def test_tools_of_a_toolset_have_the_names_that_the_model_sees(shop: Shop):
-    def agent() -> LlmAgent:
-        made = LlmAgent(
-            name="clerk",
-            model=Script(turns=[[("get_all_get_later", {"order_id": "1"})]] * 2),
-            tools=[Warehouse(shop, tool_name_prefix="get_all")],
-        )
-        return cached(made, shop.box)
-
+async def test_tools_of_a_toolset_have_the_names_that_the_model_sees():
+    shop, box, call = Shop(), box_of(), [("get_all_get_order", ORDER)]
     async with AgentCacheSession() as session:
-        await run(agent())
-        await run(agent())
-    assert shop.runs == ["later"]
-    assert {one.tool for one in session.get_execution_trace()} == {"adk:get_all_get_later"}
+        for _ in range(2):
+            await run(cached(agent_of(call, tools=[Warehouse(shop, tool_name_prefix="get_all")]), box))
+    assert shop.runs == 1
+    assert {one.tool for one in session.get_execution_trace()} == {"adk:get_all_get_order"}
 
 
-SERVER = """
-from mcp.server import MCPServer
-from mcp.types import ToolAnnotations
-
-server = MCPServer("shop")
-runs = 0
-
-@server.tool()
-def get_order(order_id: str, full: bool = False) -> str:
-    global runs
-    runs += 1
-    return f"run {runs}"
-
-@server.tool()
-def get_nothing(order_id: str) -> str:
-    global runs
-    runs += 1
-    raise LookupError(order_id)
-
-@server.tool()
-def cancel_order(order_id: str) -> str:
-    return "cancelled"
-
-@server.tool(annotations=ToolAnnotations(readOnlyHint=True))
-def look_around() -> str:
-    return "shelves"
-
-server.run("stdio")
-"""
-
-
-async def test_tools_of_an_mcp_server_are_cached_and_their_error_results_are_not(tmp_path: Path):
-    (tmp_path / "server.py").write_text(SERVER, encoding="utf-8")
-    parameters = StdioServerParameters(command=sys.executable, args=[str(tmp_path / "server.py")])
+async def test_tools_of_an_mcp_server_are_cached_and_their_error_results_are_not():
+    command = [str(Path(__file__).with_name("sdk_shop.py"))]
+    parameters = StdioServerParameters(command=sys.executable, args=command)
     toolset = McpToolset(connection_params=StdioConnectionParams(server_params=parameters, timeout=60))
-    nothing: Turn = [("get_nothing", {"order_id": "1"})]
-    turns = [GET * 2, [("get_order", {"order_id": "1", "full": False})], CANCEL, GET, nothing, nothing]
-    agent = LlmAgent(name="clerk", model=Script(turns=[*turns, [("look_around", {})]]), tools=[toolset])
-    rules: dict[str, Any] = {"get_*": Read("order:{order_id}"), "cancel_order": Write("order:{order_id}")}
+    refused: Turn = [("get_refused", ORDER)]
     try:
-        async with AgentCacheSession() as session:
-            found = answers(await run(cached(agent, Toolbox(rules, namespace="mcp", hints="kind"))))
+        found, _ = await run(cached(agent_of(GET * 2, GET, CANCEL, GET, refused, refused, tools=[toolset]), box_of()))
     finally:
         await toolset.close()
-    texts = [answer["content"][0]["text"] for answer in found]
-    assert texts[:5] == ["run 1", "run 1", "run 1", "cancelled", "run 2"]
-    assert found[5]["isError"] is True
-    trace = [(one.tool, one.source) for one in session.get_execution_trace()]
-    assert trace[-3:] == [("mcp:get_nothing", "miss")] * 2 + [("mcp:look_around", "miss")]
-    assert trace[3] == ("mcp:cancel_order", "write")
+    runs = [answer.get("structuredContent", {}).get("run") for answer in found]
+    assert runs == [1, 1, 1, None, 3, None, None]
+    assert [answer["isError"] for answer in found[-2:]] == [True, True]
 
 
-async def test_sub_agents_and_agents_that_are_tools_are_copied(shop: Shop):
-    inner = shop.agent(GET)
-    helper = LlmAgent(name="helper", model=Script(turns=[GET]), tools=[shop.get_order])
-    boss = LlmAgent(name="boss", model=Script(turns=[[("helper", {"request": "x"})]]), tools=[AgentTool(helper)])
+async def test_sub_agents_and_agents_that_are_tools_are_copied():
+    shop = Shop()
+    inner = agent_of(GET, tools=[shop.get_order])
+    helper = agent_of(GET, tools=[shop.get_order], name="helper")
+    boss = agent_of([("helper", {"request": "x"})], tools=[AgentTool(helper)], name="boss")
     team = SequentialAgent(name="team", sub_agents=[inner, boss])
-    changed = cached(team, shop.box)
     async with AgentCacheSession() as session:
-        await run(changed)
-    assert shop.runs == ["get"]
+        await run(cached(team, box_of()))
+    assert shop.runs == 1
     assert [one.tool for one in session.get_execution_trace()] == ["adk:get_order"] * 2
     assert team.sub_agents[0] is inner
     assert inner.tools[0] == shop.get_order
@@ -280,86 +183,23 @@ async def test_sub_agents_and_agents_that_are_tools_are_copied(shop: Shop):
 
 def test_what_is_read_of_adk_beside_its_public_names():
     """`_get_declaration` gives the schema of a tool."""
-
-    def get_order(order_id: str, full: bool = False) -> str:
-        """Say."""
-        return order_id
-
-    declaration = FunctionTool(get_order)._get_declaration()
+    declaration = FunctionTool(Shop().get_order)._get_declaration()
     assert declaration is not None
     assert declaration.parameters_json_schema or declaration.parameters
 
 
-# Users apart
-
-RUNS = itertools.count()
-
-
-@pytest.fixture(autouse=True)
-def counted_runs() -> None:
-    global RUNS
-    RUNS = itertools.count()
-
-
-class OneCall(BaseLlm):
-    """Calls its tool once for each message of the user."""
-
-    model: str = "script"
-
-    async def generate_content_async(self, llm_request: Any, stream: bool = False) -> AsyncGenerator[Any, None]:
-        last = llm_request.contents[-1].parts[-1]
-        if last.function_response is None:
-            part = types.Part(function_call=types.FunctionCall(name="my_tickets", args={}))
-        else:
-            part = types.Part(text="done")
-        yield LlmResponse(content=types.Content(role="model", parts=[part]))
-
-
-async def my_tickets(tool_context: ToolContext) -> str:
-    """Tickets of the current user."""
-    return str(next(RUNS))
-
-
-async def of_all() -> str:
-    """Tickets of everybody."""
-    return str(next(RUNS))
-
-
-of_all.__name__ = "my_tickets"
-
-
-class Office:
-    """An application with one agent, whose users have sessions."""
-
-    def __init__(self, tool: Any, *, decorated: bool = False, rule: Any = None, **options: Any) -> None:
-        self.box = Toolbox({"my_*": rule or Read("ticket")}, namespace="desk")
-        made = AgentCache("ticket")(tool) if decorated else tool
-        agent = LlmAgent(name="clerk", model=OneCall(), tools=[made])
-        self.agent = agent if decorated else cached(agent, self.box, **options)
-        self.runner = InMemoryRunner(agent=self.agent, app_name="desk")
-
-    async def session(self, user: str, **state: Any) -> tuple[str, str]:
-        made = await self.runner.session_service.create_session(app_name="desk", user_id=user, state=state)
-        return user, made.id
-
-    async def ask(self, session: tuple[str, str]) -> str:
-        content = types.Content(role="user", parts=[types.Part(text="?")])
-        user, ident = session
-        found = [
-            response.response["result"]
-            async for event in self.runner.run_async(user_id=user, session_id=ident, new_message=content)
-            for response in event.get_function_responses()
-        ]
-        (answer,) = found
-        return str(answer)
-
-
-WAYS = pytest.mark.parametrize("decorated", [False, True], ids=["toolbox", "decorated"])
-
-
-@WAYS
+@pytest.mark.parametrize("decorated", [False, True], ids=["toolbox", "decorated"])
 @pytest.mark.parametrize("name", ["user:tenant", "user_name", "tenant_id"])
 async def test_two_people_behind_one_user_id_share_nothing(name: str, decorated: bool):
-    office = Office(my_tickets, decorated=decorated)
-    answers = [await office.ask(await office.session("web", **{name: person})) for person in ("ada", "bob")]
-    assert answers == ["0", "1"]
+    runs = itertools.count()
+
+    async def get_mine(tool_context: ToolContext) -> int:
+        """Tickets of the current user."""
+        return next(runs)
+
+    box, tool = box_of(), AgentCache("ticket")(get_mine) if decorated else get_mine
+    found = []
+    for person in ("ada", "bob"):
+        agent = agent_of([("get_mine", {})], tools=[tool])
+        found += (await run(agent if decorated else cached(agent, box), user="web", state={name: person}))[0]
+    assert found == [{"result": 0}, {"result": 1}]

@@ -7,8 +7,6 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +34,6 @@ from agent_cache import (  # noqa: E402
     Write,
 )
 from agent_cache.integrations.openai_agents import LoopInAgent, cached, describe  # noqa: E402
-from agent_cache.recording import record, replay  # noqa: E402
 
 Call = tuple[str, Any]
 
@@ -54,8 +51,6 @@ class Shop:
     def __init__(self) -> None:
         self.runs: list[Any] = []
         self.fails: Exception | None = None
-        self.is_waiting = asyncio.Event()
-        self.may_go_on: asyncio.Event | None = None
 
         @function_tool
         async def get_order(order_id: str) -> str:
@@ -71,9 +66,6 @@ class Shop:
 
     async def run(self, name: str, *arguments: Any) -> str:
         self.runs.append((name, *arguments))
-        if self.may_go_on is not None:
-            self.is_waiting.set()
-            await self.may_go_on.wait()
         if self.fails is not None:
             raise self.fails
         return f"{name} {len(self.runs)}"
@@ -126,20 +118,22 @@ async def run(agent: Agent[Any], **options: Any) -> dict[str, Any]:
 # What is cached
 
 
-async def test_a_synchronous_tool_is_cached():
-    shop = Shop()
+async def test_a_synchronous_tool_is_cached_and_stays_one():
+    runs = []
 
     @function_tool
     def get_sum(a: int, b: int = 2) -> int:
-        shop.runs.append((a, b))
+        runs.append((a, b))
         return a + b
 
-    agent = shop.agent([("get_sum", {"a": 1, "b": 2})], [("get_sum", {"b": 2, "a": 1})], tools=[get_sum])
-    assert await run(cached(agent, toolbox(get_sum=Read("sums")))) == {"c0.0": "3", "c1.0": "3"}
-    assert shop.runs == [(1, 2)]
-    for tool in (get_sum, *cached(agent, toolbox()).tools):
-        with pytest.raises(ValueError, match="sync"):
-            dataclasses.replace(tool, timeout_seconds=1)
+    agent = cached(
+        Shop().agent([("get_sum", {"a": 1, "b": 2})], [("get_sum", {"b": 2, "a": 1})], tools=[get_sum]),
+        toolbox(get_sum=Read("sums")),
+    )
+    assert await run(agent) == {"c0.0": "3", "c1.0": "3"}
+    assert runs == [(1, 2)]
+    with pytest.raises(ValueError, match="sync"):
+        dataclasses.replace(agent.tools[0], timeout_seconds=1)
 
 
 async def test_a_vary_that_fails_ends_the_run_and_no_tool_has_run():
@@ -267,37 +261,6 @@ async def test_an_agent_that_a_handoff_makes_is_cached():
     assert shop.runs == [("get_order", "7")]
 
 
-# Recording
-
-
-async def test_typed_answers_come_back_from_a_recording_as_they_were(tmp_path: Path):
-    path = tmp_path / "run.jsonl"
-
-    @dataclass
-    class Order:
-        id: str
-        lines: list[str] = field(default_factory=list)
-
-    runs = []
-
-    async def get_order(order_id: str) -> Order:
-        runs.append(order_id)
-        return Order(order_id, ["apple"])
-
-    get_order.__annotations__["return"] = Order
-    tool = function_tool(get_order)
-
-    def agent() -> Agent[Any]:
-        return cached(Shop().agent([read()], tools=[tool]), toolbox())
-
-    async with record(path):
-        recorded = await run(agent())
-    async with replay(path):
-        assert await run(agent()) == recorded
-    assert recorded == {"c0.0": str(Order("7", ["apple"]))}
-    assert runs == ["7"]
-
-
 # MCP servers
 
 
@@ -315,19 +278,14 @@ class OwnServer(MCPServer):
         super().__init__(**options)
         self.shop, self._name = shop, name
         self.properties: dict[str, Any] = {"order_id": {"type": "string"}}
-        self.is_read_only = False
-        self.metas: list[Any] = []
-        self.result: Any = None
 
     @property
     def name(self) -> str:
         return self._name
 
-    async def connect(self) -> None:
-        self.shop.runs.append("connect")
+    async def connect(self) -> None: ...
 
-    async def cleanup(self) -> None:
-        self.shop.runs.append("cleanup")
+    async def cleanup(self) -> None: ...
 
     async def list_tools(self, run_context: Any = None, agent: Any = None) -> list[Any]:
         from mcp.types import Tool
@@ -335,18 +293,13 @@ class OwnServer(MCPServer):
         schema = {"type": "object", "properties": self.properties}
         return [
             Tool.model_validate({"name": "get_order", "inputSchema": schema}),
-            Tool.model_validate(
-                {"name": "cancel_order", "inputSchema": schema, "annotations": {"readOnlyHint": self.is_read_only}}
-            ),
+            Tool.model_validate({"name": "cancel_order", "inputSchema": schema}),
         ]
 
     async def call_tool(self, tool_name: str, arguments: Any, meta: Any = None) -> Any:
         from mcp.types import CallToolResult
 
-        self.metas.append(meta)
         text = await self.shop.run(tool_name, (arguments or {}).get("order_id"))
-        if self.result is not None:
-            return self.result
         return CallToolResult.model_validate(
             {"content": [{"type": "text", "text": text}], "structuredContent": {"it": text}, "_meta": {"trace": text}}
         )
@@ -355,26 +308,11 @@ class OwnServer(MCPServer):
         return "prompts"
 
     async def get_prompt(self, name: str, arguments: Any = None) -> Any:
-        return name, arguments
+        raise NotImplementedError
 
 
 def mcp_agent(shop: Shop, *turns: list[Call], server: OwnServer | None = None, **options: Any) -> Agent[Any]:
     return shop.agent(*turns, tools=[], mcp_servers=[server or OwnServer(shop)], **options)
-
-
-async def test_a_server_of_ones_own_keeps_its_other_methods():
-    shop = Shop()
-    server = OwnServer(shop)
-    (wrapper,) = cached(mcp_agent(shop, server=server), toolbox()).mcp_servers
-    await wrapper.connect()
-    await wrapper.cleanup()
-    assert shop.runs == ["connect", "cleanup"]
-    assert (wrapper.name, wrapper.cached_tools, wrapper.shop) == ("own", None, shop)
-    assert await wrapper.list_prompts() == "prompts"
-    assert await wrapper.get_prompt("p", {"a": 1}) == ("p", {"a": 1})
-    for call in (wrapper.list_resources, wrapper.list_resource_templates, lambda: wrapper.read_resource("x:y")):
-        with pytest.raises(NotImplementedError, match="own"):
-            await call()
 
 
 async def test_a_loop_of_mcp_tools_leaves_the_runner():
@@ -454,7 +392,7 @@ def test_the_private_names_that_the_adapter_reads_are_there():
     assert handoff(target)._agent_ref() is target
 
 
-def test_the_fields_of_a_server_that_the_sdk_reads_are_those_of_the_server_behind():
+async def test_the_fields_and_methods_of_a_server_that_the_sdk_uses_are_those_of_the_server_behind():
     """`MCPServer.__init__` is not called for the wrapper, so that each of its fields is read from the server."""
     server = OwnServer(Shop(), require_approval="always")
     (wrapper,) = cached(mcp_agent(Shop(), server=server), toolbox()).mcp_servers
@@ -463,6 +401,7 @@ def test_the_fields_of_a_server_that_the_sdk_reads_are_those_of_the_server_behin
     assert wrapper._needs_approval_policy is server._needs_approval_policy is True
     server.use_structured_content = True
     assert wrapper.use_structured_content is True
+    assert (wrapper.name, wrapper.cached_tools, await wrapper.list_prompts()) == ("own", None, "prompts")
 
 
 # Users apart

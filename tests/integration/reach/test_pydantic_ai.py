@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from pydantic_ai.messages import (
     TextPart,
     ToolCallPart,
 )
-from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.toolsets import CombinedToolset, FunctionToolset, WrapperToolset
 from pydantic_ai.usage import RunUsage
@@ -50,8 +49,6 @@ class Shop:
     def __init__(self) -> None:
         self.runs: list[Any] = []
         self.fails: BaseException | None = None
-        self.is_waiting = asyncio.Event()
-        self.may_go_on: asyncio.Event | None = None
 
     async def get_order(self, order_id: str) -> str:
         """Get an order."""
@@ -63,9 +60,6 @@ class Shop:
 
     async def run(self, name: str, *arguments: Any) -> str:
         self.runs.append((name, *arguments))
-        if self.may_go_on is not None:
-            self.is_waiting.set()
-            await self.may_go_on.wait()
         if self.fails is not None:
             raise self.fails
         return f"{name} {len(self.runs)}"
@@ -95,14 +89,7 @@ def script(*turns: list[Call]) -> FunctionModel:
             ]
         )
 
-    async def stream(messages: list[Any], info: AgentInfo) -> Any:
-        for place, part in enumerate(answer(messages, info).parts):
-            if isinstance(part, TextPart):
-                yield part.content
-            else:
-                yield {place: DeltaToolCall(part.tool_name, part.args_as_json_str(), tool_call_id=part.tool_call_id)}
-
-    return FunctionModel(answer, stream_function=stream)
+    return FunctionModel(answer)
 
 
 def read(order_id: str = "7") -> Call:
