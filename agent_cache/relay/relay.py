@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from agent_cache import AgentCacheSession, AgentLoopDetectedError, Read, Toolbox, invalidate, writing
+from agent_cache import AgentCacheSession, AgentLoopDetectedError, Read, Toolbox, writing
 from agent_cache.core.asker import Apart
 from agent_cache.integrations.shared import Answer, Private, fails, is_kept, notice, requested_version
 from agent_cache.recording import CassetteError, intercept, record, replay
@@ -250,19 +250,11 @@ class Relay:
         elif method == "notifications/tasks/status":
             self._note_task(params)
         if method in self._writes:
-            await asyncio.shield(self._start_outside(self._invalidate(method, params)))
+            await asyncio.shield(self._start_outside(self._writes[method](params)))
 
     def _start_outside(self, work: Any) -> asyncio.Task[Any]:
         """Run something that is no call of the agent outside of its session."""
         return asyncio.get_running_loop().create_task(work, context=self._outside.copy())
-
-    async def _invalidate(self, method: str, params: Any) -> None:
-        """Invalidate what a notification names; everything, if its parameters do not say what."""
-        try:
-            await self._writes[method](params if isinstance(params, dict) else {})
-        except Exception as error:  # noqa: BLE001 - of the templates: the server may send anything
-            _LOG.warning("%s does not name what it invalidates, so everything is dropped: %s", method, error)
-            await invalidate(*self._every_tag, *every_tag(self._lists))
 
     # Answers
 

@@ -170,7 +170,7 @@ async def test_versions_of_a_tool_as_fastmcp_names_them_share_no_answers(clock):
         assert found == ["1", "2", "3", "3", "3"]
 
 
-async def test_a_notification_that_does_not_say_what_has_changed_drops_everything(clock):
+async def test_a_notification_that_does_not_say_what_has_changed_drops_all_of_its_roots(clock):
     serve = Server()
     ends = {"notifications/resources/updated": {"invalidate": ["thing:{params[uri]}"]}}
     settings = msgspec.convert({"on": ends}, RelaySettings)

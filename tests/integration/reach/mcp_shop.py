@@ -1,12 +1,8 @@
-"""A shop as a FastMCP server: in this process, as a process of its own over stdio, and over HTTP.
-
-As a program it serves over stdio: ``python mcp_shop.py [cached]``.
-"""
+"""A shop as a FastMCP server, in this process and over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,8 +15,7 @@ from fastmcp.exceptions import ToolError
 from fastmcp.tools.base import ToolResult
 from mcp.types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult, ToolAnnotations
 
-from agent_cache import Pass, Read, Toolbox, Watch, Write
-from agent_cache.integrations.fastmcp import AgentCacheMiddleware
+from agent_cache import Read, Toolbox, Watch, Write
 
 READ_ONLY = ToolAnnotations(read_only_hint=True)
 
@@ -31,7 +26,6 @@ def rules() -> dict[str, Any]:
         "list_orders": Read("order", ttl=60),
         "cancel_*": Write("order:{order_id}"),
         "now": Watch(),
-        "count_runs": Pass(),
     }
 
 
@@ -55,16 +49,6 @@ class Shop:
             """How an order stands."""
             runs.append("get_order")
             return {"id": order_id, "run": len(runs), "note": None}
-
-        @server.tool
-        def get_sync(order_id: str) -> str:
-            runs.append("get_sync")
-            return f"order {order_id}"
-
-        @server.tool
-        async def get_broken(order_id: str) -> str:
-            runs.append("get_broken")
-            raise ValueError("the shelf is empty")
 
         @server.tool
         async def get_refused(order_id: str) -> str:
@@ -124,10 +108,6 @@ class Shop:
             runs.append("now")
             return str(len(runs))
 
-        @server.tool
-        async def count_runs() -> int:
-            return len(runs)
-
 
 @contextmanager
 def over_http(server: FastMCP[Any], **options: Any) -> Iterator[str]:
@@ -143,8 +123,3 @@ def over_http(server: FastMCP[Any], **options: Any) -> Iterator[str]:
     finally:
         running.should_exit = True
         thread.join()
-
-
-if __name__ == "__main__":
-    box = [AgentCacheMiddleware(new_box())] if "cached" in sys.argv else []
-    Shop(*box).server.run(show_banner=False)

@@ -39,18 +39,10 @@ ASK = {"messages": [("user", "Where is my order?")]}
 
 
 class Model(FakeMessagesListChatModel):
-    """Says what it was given, turn by turn, and keeps what it was asked and the tools that it was shown."""
-
-    seen: list[Any] = []
-    shown: list[Any] = []
+    """Says what it was given, turn by turn."""
 
     def bind_tools(self, tools: Any, **options: Any) -> Any:
-        self.shown.append(tools)
         return self
-
-    def _generate(self, messages: Any, *given: Any, **options: Any) -> Any:
-        self.seen.append(messages)
-        return super()._generate(messages, *given, **options)
 
 
 def turn(*calls: tuple[str, dict[str, Any]], number: int = 0) -> AIMessage:
@@ -62,7 +54,7 @@ def model_of(*turns: Any) -> Model:
     """A model that makes these tool calls, and says that it is done. A turn is a call, or a list of calls."""
     lists = [one if isinstance(one, list) else [one] for one in turns]
     answers = [turn(*calls, number=number) for number, calls in enumerate(lists)]
-    return Model(responses=[*answers, AIMessage("done")], seen=[], shown=[])
+    return Model(responses=[*answers, AIMessage("done")])
 
 
 def get(order_id: Any = "1", name: str = "get_order", **more: Any) -> tuple[str, dict[str, Any]]:
@@ -101,25 +93,12 @@ class Shop:
             self.orders[order_id] = "cancelled"
             return "ok"
 
-        @tool
-        def get_invoice(order_id: str) -> str:
-            """Say what an order costs."""
-            self.runs.append(f"invoice {order_id}")
-            return f"costs {len(self.runs)}"
-
-        @tool
-        def pay_invoice(order_id: str) -> str:
-            """Pay for an order."""
-            self.runs.append(f"pay {order_id}")
-            return "paid"
-
-        self.tools: list[BaseTool] = [in_both_ways(get_order), in_both_ways(cancel_order), get_invoice, pay_invoice]
+        self.tools: list[BaseTool] = [in_both_ways(get_order), in_both_ways(cancel_order)]
 
 
 RULES = {
     "get_*": Read("order:{order_id}"),
     "cancel_order": Write("order:{order_id}"),
-    "pay_invoice": Write("order:{order_id}"),
 }
 
 
@@ -341,7 +320,7 @@ async def test_commands_are_replayed_under_the_ids_of_the_replaying_run(run, sho
     other = Shop()
     renamed = AIMessage("", tool_calls=[{"name": "get_greeting", "args": {"order_id": "1"}, "id": "other"}])
     async with replay(path):
-        model = Model(responses=[renamed, AIMessage("done")], seen=[], shown=[])
+        model = Model(responses=[renamed, AIMessage("done")])
         state = await run.state(agent_of(model, [greeting(other)], state_schema=Moody))
     assert other.runs == []
     assert (state["mood"], recorded["mood"]) == ("good", "good")
