@@ -1,10 +1,9 @@
 """The relay between hosts and a server of Streamable HTTP: `agent-cache mcp --url URL --listen HOST:PORT`.
 
-A transparent reverse proxy: everything passes as it is and at once, in both directions, with these exceptions. A POSTed
+A transparent reverse proxy: everything passes as it is, in both directions, with these exceptions. A POSTed
 `tools/call` goes through the rules, and a list or a resource through the cache of those. If the server is asked, its
 messages to the host pass while the call runs, and its answer passes as its own bytes; what another request has brought
-is answered as JSON. The notifications that the relay observes are read on their way. While a cassette is recorded or
-replayed, all requests go through it.
+is answered as JSON. The notifications that the relay observes are read on their way.
 
 A host that goes away closes its connection to the server, too. What that means to the call, the server decides: since
 revision 2026-07-28 it is cancelled.

@@ -283,7 +283,7 @@ class Relay:
             else:
                 result = await self._run(request)
         except RpcError:
-            if request.is_sent or self.is_replay:
+            if request.is_sent or self.is_taped:
                 raise
             result = await self._run(request)  # the run that it has waited for was refused, perhaps for its own reasons
         if request.method in _OF_TASKS:
