@@ -106,7 +106,7 @@ async def test_a_write_whose_server_has_gone_is_in_doubt(clock):
 
 async def test_a_task_of_a_server_that_has_gone_leaves_its_write_in_doubt(clock):
     async def begin(request):
-        return result([], task={"taskId": "t", "status": "working", "ttl": 60_000})
+        return result([], task={"taskId": "t", "status": "working", "ttl": None})
 
     serve = Server()
     async with Relay(Toolbox(RULES, namespace="tasks")) as relay:
