@@ -36,13 +36,13 @@ import os
 import re
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from contextvars import Context
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 from hashlib import sha1
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
@@ -286,29 +286,6 @@ def _close_soon(loops: Mapping[asyncio.AbstractEventLoop, _Loop], keeper: Keeper
     keeper.stop()
 
 
-class _Aside(Generic[T]):
-    """Awaits something in an empty context: a connection that is opened meanwhile keeps that, and not its caller's."""
-
-    def __init__(self, steps: Awaitable[T]) -> None:
-        self._steps = steps
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        steps, context = self._steps.__await__(), Context()
-        resume: Callable[[], Any] = partial(next, steps)
-        while True:
-            try:
-                waits_for = context.run(resume)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            try:
-                yield waits_for
-            except BaseException as error:  # noqa: BLE001 - passed on
-                resume = partial(steps.throw, error)
-            else:
-                resume = partial(next, steps)
-
-
 class _Rejected(Refused):
     """The server has answered, and does not do what was asked."""
 
@@ -378,7 +355,9 @@ class RedisBackend:
         """
         begun = time.monotonic()
         try:
-            return await _Aside(self._in_time(command, self._timeout + patience))
+            steps = self._in_time(command, self._timeout + patience)
+            # In an empty context: a connection that is opened meanwhile keeps that, and not its caller's.
+            return await asyncio.get_running_loop().create_task(steps, context=Context())
         except ResponseError as error:  # it has answered
             raise _Rejected(str(error)) from error
         except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
