@@ -23,8 +23,7 @@ from typing import Any, Final
 from agent_cache.cli.output import Printer, escaped, print_json, shortened, size_text
 from agent_cache.core.tags import parse_tag
 from agent_cache.errors import ConfigurationError, RemoteTierError
-from agent_cache.remote import WriteIntent
-from agent_cache.remote.addresses import path_of_url
+from agent_cache.remote import WriteIntent, path_of_url
 from agent_cache.remote.backend import checked_namespace
 from agent_cache.remote.cells import Cells
 from agent_cache.remote.listing import Entry, entries_of

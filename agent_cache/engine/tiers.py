@@ -156,7 +156,7 @@ async def _ask(tier: Tier, farther: tuple[Tier, ...], call: Call, *, lead: bool 
             await _of_tier(call, _catch_up, tier, operation.tags.roots)
         found, ticket = await _of_tier(call, tier.lookup, request, lead=lead)
     except Exception as error:  # noqa: BLE001 - see above
-        from agent_cache.remote.tickets import Ticket
+        from agent_cache.remote.versioned import Ticket
 
         warn_once(f"lookup in {type(tier).__name__} failed", operation.name, error)
         return None, Ticket(tier, request)

@@ -29,15 +29,8 @@ class Refused(ConnectionError):
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True):
-    """What is stored beside a value.
-
-    Attributes:
-        versions: of each cell that it depends on, as it was before the load.
-        loaded: when its load began, by the clock of the backend.
-        ttl, grace: seconds; a ttl of None is for ever.
-        cost: seconds that its load took.
-        tool: its name.
-        late: the tags that only the result has named, as the codec writes them.
+    """What is stored beside a value: the versions of the cells that it depends on from before its load, when that
+    began by the clock of the backend, and the tags that only the result has named, as the codec writes them.
     """
 
     versions: dict[Cell, int | str]
@@ -63,12 +56,8 @@ def open_head(data: bytes) -> Head | None:
 
 @dataclass(slots=True)
 class Reading:
-    """What a backend has read, all of one moment.
-
-    Attributes:
-        states: of the cells that were asked for, and of those in `head`.
-        now: by the clock of the backend.
-        head, raw_head, payload: of the value; None if there is none.
+    """What a backend has read, all of one moment: the states of the cells that were asked for and of those in the head,
+    the time by its clock, and the value, if there is one.
     """
 
     states: Mapping[Cell, State]

@@ -53,12 +53,8 @@ def root_of_cell(cell: Cell) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the answer to a request is stored, and what it depends on.
-
-    Attributes:
-        address: its cell; None if a part of the call has no identity outside of this process.
-        depends_on: the cells of all tags that are known before the load, and its own.
-        watches: S and D of the roots under which the result will name entities.
+    """Where the answer to a request is stored, None if a part of the call has no identity outside of this process; the
+    cells of all tags that are known before the load and its own; and S and D of the roots that the result will name.
     """
 
     address: Cell | None

@@ -128,11 +128,7 @@ def forget_slots() -> None:
 
 
 class _Page:
-    """The page of a database, and the byte of one process in it. Made under SQLite's lock of writers.
-
-    Attributes:
-        word: its first item is the number of the newest step.
-    """
+    """The page of a database, and the byte of one process in it. Made under SQLite's lock of writers."""
 
     def __init__(self, path: Path, token: int, number: int) -> None:
         fd = _opened_page(path, token)

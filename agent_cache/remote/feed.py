@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from agent_cache.clock import boottime
 from agent_cache.core.versions import VERSIONS, Versions, paths_of
 from agent_cache.remote.cells import Cell, KnownEntries
@@ -68,12 +70,8 @@ def _is_heard(logger: logging.Logger | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What is in the feed after some number.
-
-    Attributes:
-        store: identity of the store that it is of.
-        number: of the newest step.
-        messages: those of the steps in between with their numbers, the oldest first; None if some of them are gone.
+    """What is in the feed of a store after some number: that of the newest step, and the messages of those in between
+    with their numbers, the oldest first; None if some of them are gone.
     """
 
     store: str
@@ -81,57 +79,41 @@ class News:
     messages: Sequence[tuple[int, bytes]] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What one step has touched.
-
-    Attributes:
-        origin: the process that has made it.
-        tags: what is written, or the roots that a write may still name.
-        entries: single entries, by their addresses.
-        ttl: a tool and its ttl, as texts, if that was set. An empty one was taken back.
+class Message(msgspec.Struct, array_like=True, frozen=True):
+    """What one step of a process, the origin, has touched: tags, or roots that a write may still name, and single
+    entries by their addresses; or the ttl of a tool, None if that was taken back.
     """
 
     origin: str
     tags: tuple[str, ...] = ()
     entries: tuple[Cell, ...] = ()
-    ttl: tuple[str, str] | tuple[()] = ()
+    tool: str = ""
+    ttl: float | None = None
 
     def encode(self, codec: Codec) -> bytes:
         """Write it as values are written, so that it is signed or encrypted if they are. What cannot be written stands
         for everything.
         """
-        parts = [[self.origin], [*self.tags], [*self.entries], [*self.ttl]]
         try:
-            return codec.encode(parts, list[list[str]], context=b"feed")
+            return codec.encode(msgspec.json.encode(self).decode(), str, context=b"feed")
         except Exception:  # noqa: BLE001 - of a user's codec
             return LOST
-
-    @classmethod
-    def decode(cls, data: bytes, codec: Codec) -> Message:
-        """Read what `encode` has written. Raises any exception for other data."""
-        parts: Any = codec.decode(data, list[list[str]], context=b"feed")
-        (origin,), tags, entries, ttl = parts
-        return cls(origin, tuple(tags), tuple(entries), tuple(ttl))
 
 
 class Feed:
     """Applies the feed of a tier in this process.
 
     Attributes:
-        origin: names this process in the messages that it sends.
         number: of the last step that was applied; None before the first look.
         versions: what was written since, by this process too: for tickets.
-        entries: what this process knows of single entries.
-        ttls, ttl_changes: those that are set at run time; None while they are to be read anew. How often one was set.
-        received, losses: messages of others, and how often some may have been missed.
+        ttls: those that are set at run time; None while they are to be read anew.
     """
 
     def __init__(self, codec: Codec, log: Log) -> None:
         self._codec = codec
         self._log = log
         self._store = ""
-        self._listeners: list[Callable[..., object]] = []
+        self.listeners: list[Callable[..., object]] = []
         self._ttl_listeners: list[Callable[..., object]] = []
         self.ttls: dict[str, float] | None = None
         self.ttl_changes = 0
@@ -141,14 +123,9 @@ class Feed:
         self.received = self.losses = 0
         self.origin = os.urandom(8).hex()
 
-    @property
-    def has_listeners(self) -> bool:
-        """Whether anybody would drop a copy."""
-        return bool(self._listeners)
-
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call a listener with what others write. Returns a function that ends this."""
-        return _add(self._listeners, listener)
+        return _add(self.listeners, listener)
 
     def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
         """Call a listener with all ttls, now if they are known and after each change. Returns what ends that."""
@@ -197,10 +174,10 @@ class Feed:
             self.lose()
             return
         try:
-            message = Message.decode(data, self._codec)
-            if message.ttl:
-                tool, ttl = message.ttl
-                self.set_ttl(tool, float(ttl) if ttl else None)
+            text: Any = self._codec.decode(data, str, context=b"feed")
+            message = msgspec.json.decode(text, type=Message)
+            if message.tool:
+                self.set_ttl(message.tool, message.ttl)
         except Exception as error:  # noqa: BLE001 - damaged, or of another codec
             self._log.once("a message cannot be read, so all copies are dropped", type(error).__name__)
             self.lose()
@@ -213,7 +190,7 @@ class Feed:
                 return
         self._note(message)
         if message.origin != self.origin and (message.tags or message.entries):
-            self._call(self._listeners, Touched(message.tags, calls or ()))
+            self._call(self.listeners, Touched(message.tags, calls or ()))
 
     def _note(self, message: Message) -> None:
         if message.tags or message.entries:
@@ -232,7 +209,7 @@ class Feed:
             self.losses += 1
             self.ttls = None
             self.versions.write_everything()
-            self._call(self._listeners, None)
+            self._call(self.listeners, None)
 
     def is_touched(self, tags: Iterable[str], since: int) -> bool:
         """Whether any of these was written after a version of `versions`."""

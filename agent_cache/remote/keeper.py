@@ -21,9 +21,6 @@ class Keeper:
     """A daemon thread with an event loop of its own. It ends with its tier, which it does not keep alive.
 
     It calls ``tier.look_after()`` again and again. What that returns is awaited in between, without the tier.
-
-    Attributes:
-        loop: in which it works; None before it has begun.
     """
 
     def __init__(self, name: str) -> None:

@@ -216,7 +216,7 @@ class MemoryTier(VersionedTier):
 
     def is_complete(self) -> bool:
         term = self.trust.term
-        if self.is_closed or term is None or self.pending or not self.feed.has_listeners or not self.server.is_up:
+        if self.is_closed or term is None or self.pending or not self.feed.listeners or not self.server.is_up:
             return False
         if self._connection != "live":
             return term.is_running()

@@ -705,7 +705,7 @@ class RedisTier(VersionedTier):
             raise Refused(failure)
         await super().catch_up()
         term = self.trust.term
-        if term is not None and self.feed.has_listeners and not (term.is_running() or self.is_closed):
+        if term is not None and self.feed.listeners and not (term.is_running() or self.is_closed):
             await super().catch_up()
 
     async def look_after(self) -> Awaitable[object]:

@@ -40,6 +40,7 @@ from agent_cache.remote.backend import (  # fmt: skip
     Head,
     Reading,
     Refused,
+    State,
     checked_namespace,
     drive,
     encode_head,
@@ -49,7 +50,6 @@ from agent_cache.remote.codecs import Codec, MessagePackCodec, Undecodable, Unen
 from agent_cache.remote.feed import LOST, Feed, Log, Message
 from agent_cache.remote.keeper import Keeper
 from agent_cache.remote.protocol import Found, Listener, Request, Versions, WriteIntent
-from agent_cache.remote.tickets import Ticket
 from agent_cache.values.canonical import make_room
 
 __all__ = ["UNUSABLE", "Ticket", "Tier", "VersionedTier"]
@@ -70,12 +70,8 @@ UNUSABLE = "it cannot be used, so the tools run without it"
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A step that is not known to have landed.
-
-    Attributes:
-        message: goes with it; None for everything.
-        hold: seconds that what it has changed is held then.
-        is_held: whether all that it changes has been held since it began. Then nobody waits for its first sending.
+    """A step that is not known to have landed; a message of None is for everything. Nobody waits for the first sending
+    of one that is held: all that it changes has been since it began.
     """
 
     send: Callable[[bytes], Awaitable[int]]
@@ -83,6 +79,85 @@ class _Pending:
     hold: float = 0.0
     is_held: bool = False
     may_wait: bool = False
+
+
+class Ticket:
+    """The cells that a lookup saw. Without any, the store could not be asked, and nothing is stored.
+
+    Attributes:
+        seen: these cells, or those of the value that was found.
+        known: the tags and roots known so far: for messages.
+        versions: of everything that the value depends on that was found or stored, for reads that depend on it. None if
+            one is not known, or a write was running on one: nothing that depends on the value is stored then.
+        asked, started: when the lookup began; `started` by a clock that runs while the machine is suspended.
+        ahead: seconds that the clock of the backend is ahead of this process's, at the least.
+        since: the version of the feed before it.
+        claim: name and claimant of the claim to the load, if this process has it.
+    """
+
+    __slots__ = (
+        "ahead", "asked", "claim", "known", "may_refresh", "place", "request", "seen", "since", "started", "tier",
+        "versions",
+    )  # fmt: skip
+
+    def __init__(self, tier: Any, request: Request) -> None:
+        self.tier = tier
+        self.request = request
+        self.place = place = tier.cells.place_of(request)
+        self.seen: Mapping[Cell, State] = {}
+        self.known: tuple[str, ...] = request.tags + request.late_roots
+        if place.address is not None:
+            self.known += (place.address,)
+        self.asked = CLOCK.now()
+        self.started = boottime()
+        self.ahead = 0.0
+        self.since = tier.feed.versions.now
+        self.versions: Versions | None = None
+        self.claim: tuple[str, str] | None = None
+        self.may_refresh = True
+
+    @property
+    def lasts(self) -> float | None:
+        """Seconds that a local copy may live; None for ever."""
+        own, most = self.request.ttl, self.tier.remote_ttl
+        if self.tier.copies_outlive_values:
+            return own
+        return most if own is None or (most is not None and most < own) else own
+
+    def is_clean(self) -> bool:
+        """Whether a local copy may be stored: no dependency was being written at the lookup, or has been since.
+
+        Under an armed root a value may be stored in the tier, where it ends with its writer's lease. A copy would not.
+        """
+        if not self.seen or self.request.strong or not self.is_idle() or not self.tier.trust.is_valid():
+            return False
+        return not self.tier.feed.is_touched(self.known, self.since)
+
+    def is_joinable(self) -> bool:
+        """Whether a reader that starts now may share the load that this ticket was taken for."""
+        if self.request.strong or self.is_held() or self.tier.feed.is_touched(self.known, self.since):
+            return False
+        bound: float = self.tier.max_staleness
+        is_young = CLOCK.now() < self.asked + bound and boottime() < self.started + bound
+        return is_young or bool(self.seen and self.tier.trust.is_valid())
+
+    def agrees_with(self, other: Ticket) -> bool:
+        """Whether both saw the same versions and no running write: readers with strong consistency share loads then."""
+        return bool(self.seen) and self.is_idle() and self.seen == other.seen
+
+    def is_idle(self) -> bool:
+        """Whether nothing was being written."""
+        return all([mode == IDLE for _, mode in self.seen.values()])  # noqa: C419 - a generator takes twice as long
+
+    def is_held(self) -> bool:
+        """Whether a write was running on something."""
+        return any([mode == HELD for _, mode in self.seen.values()])  # noqa: C419 - likewise
+
+    def give_up(self) -> None:
+        """End the claim to the load, if there is one: it has ended, and was stored or will not be. It does not wait."""
+        claim, self.claim = self.claim, None
+        if claim is not None:
+            self.tier.give_up(*claim)
 
 
 class VersionedTier:
@@ -491,7 +566,7 @@ class VersionedTier:
             tags = (*tags, *write.late_roots)
         if len(self.pending) >= _MOST_PENDING:  # one step that changes everything takes the place of them
             most = max(one.hold for one in self.pending.values())
-            others = {name: one for name, one in self.pending.items() if one.message is not None and one.message.ttl}
+            others = {name: one for name, one in self.pending.items() if one.message is not None and one.message.tool}
             all_of_them = partial(self.backend.commit, os.urandom(16).hex(), {EVERYTHING}, most)
             self.pending = others | {"all writes": _Pending(all_of_them, None, most)}
         is_held = write.id not in self.pending and not (failed or hold or write.late_roots)
@@ -590,12 +665,12 @@ class VersionedTier:
         await self._read_ttls()
         self.heard.until = max(self.heard.until, asked + self.max_staleness)
         term = self.trust.term
-        if term is not None and self.feed.has_listeners and self.feed.ttls is not None and not self.is_closed:
+        if term is not None and self.feed.listeners and self.feed.ttls is not None and not self.is_closed:
             term.until = max(term.until, before + self.max_staleness)
 
     async def _read_ttls(self) -> None:
         """Read all ttls if they are not known. Those that are set later come with the feed."""
-        if not any(one.message and one.message.ttl for one in list(self.pending.values())):
+        if not any(one.message and one.message.tool for one in list(self.pending.values())):
             while self.feed.ttls is None:
                 changes = self.feed.ttl_changes
                 found = await self.backend.ttls()
@@ -628,7 +703,7 @@ class VersionedTier:
             self.log.once("a ttl was set after the tier was closed, so it stays in this process", tool)
             return
         name, send = f"ttl of {tool}", partial(self.backend.set_ttl, tool, ttl)
-        message = Message(self.feed.origin, ttl=(tool, "" if ttl is None else repr(ttl)))
+        message = Message(self.feed.origin, tool=tool, ttl=ttl)
         one = self.pending[name] = _Pending(send, message, is_held=True)
         self.feed.set_ttl(tool, ttl)
         self._start(self._deliver(name, one))

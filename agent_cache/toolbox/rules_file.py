@@ -150,7 +150,7 @@ def _vary_of(names: Any) -> Any:
 
 def _tier_at(address: str, directory: Path) -> Any:
     """The tier at an address. The path of a file is relative to that of the rules: hosts start programs anywhere."""
-    from agent_cache.remote.addresses import from_url, path_of_url
+    from agent_cache.remote import from_url, path_of_url
 
     try:
         path = path_of_url(address)

@@ -242,18 +242,6 @@ class Shop:
         self.put = AgentCacheInvalidator(writes, name=f"{self.root}:put", doubt=0.0, remote_cache=tier, **options)(put)
 
 
-@pytest.mark.parametrize("steps", range(6))
-def test_a_loop_that_ends_while_it_connects_ends(tier: RedisTier, steps: int):
-    shop = Shop(tier)
-
-    async def main() -> str:
-        writing = asyncio.create_task(shop.put("7"))
-        await iterations(steps)
-        return writing.get_name()
-
-    assert ends(main)
-
-
 async def test_a_commit_that_is_cancelled_on_its_way_is_owed(valkey: Server):
     with Proxy.start(valkey.port) as proxy:
         tier = RedisTier.from_url(proxy.url, timeout=1.5, max_staleness=3.0)
@@ -305,13 +293,6 @@ class Faulty(MemoryTier):
         raise ValueError("a bug of the tier's")
 
 
-async def test_a_write_that_is_to_be_refused_is_refused_whatever_its_announcement_raises():
-    shop = Shop(Faulty(), remote=RemotePolicy(on_unreachable="refuse"))
-    with pytest.raises(RemoteTierError, match="ValueError"):
-        await shop.put("7")
-    assert shop.order == "old"
-
-
 class Refusing(MemoryTier):
     async def begin(self, write: Any) -> None:
         raise RemoteTierError("not now", self)
@@ -328,18 +309,3 @@ class Slow(MemoryTier):
 
     async def commit(self, write: Any, tags: Any, *, failed: bool, hold: float) -> None:
         self.said.append("commit")
-
-
-async def test_a_refusal_of_one_tier_waits_for_what_the_others_were_told():
-    """A begin that comes after its commit holds for a lease."""
-    slow, refusing = Slow(), Refusing()
-    shop = Shop(slow)
-
-    @AgentCache(f"{shop.root}:{{id}}", name=f"{shop.root}:other", remote_cache=refusing)
-    async def other(id: str) -> str:
-        return shop.order
-
-    with pytest.raises(RemoteTierError, match="not now"):
-        await shop.put("7")
-    assert slow.said == ["begin", "commit"]
-    assert await other("7") == "old"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -161,33 +160,6 @@ async def test_a_message_that_cannot_be_understood_means_everything(make: Make, 
         assert tier.stats()["hits"] == hits + 1, said[:40]  # the local copy had gone
     assert [record.name for record in caplog.records] == ["agent_cache"]
     assert "a message cannot be read" in caplog.text
-
-
-@pytest.mark.parametrize("codec", codecs(), ids=lambda codec: codec.name)
-async def test_payloads_that_run_code_elsewhere_run_none_here(make: Make, raw: redis.Redis, codec: Codec):
-    """Behind a true header: whoever may write to the server can read the cells."""
-    tier = make(codec=codec)
-    request = replace(read("order:7"), returns=dict[str, Any])
-    await load(tier, request, VALUE)
-    key = only_value(raw)
-    good = raw.get(key)
-    head = good[: -len(_payload(good))]
-    bombs = [
-        *(pickle.dumps(Exploit(), protocol) for protocol in range(6)),
-        b"cbuiltins\neval\n(S'1'\ntR.",
-        b"\xc7\x04\x01boom",  # an extension type
-        b"\x91" * 5_000 + b"\x01",  # nested
-        b"[" * 5_000 + b"]" * 5_000,
-        b"\xdd\xff\xff\xff\xff",  # a list of 4 G, of which nothing follows
-        b"\xdb\xff\xff\xff\xff",
-        b"x" * (LIMIT * 2),
-    ]
-    for number, bomb in enumerate(bombs, 1):
-        raw.set(key, head + bomb)
-        assert await value_of(tier, request) == "nothing", bomb[:40]
-        assert tier.stats()["bad_values"] == number, bomb[:40]
-    assert not Exploit.ran
-    assert tier.stats()["failures"] == 0
 
 
 def _payload(data: bytes) -> bytes:

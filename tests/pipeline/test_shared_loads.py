@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, RemotePolicy
+from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from agent_cache.remote import Request
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 from tests.harness.gates import Gate, started
@@ -105,17 +105,6 @@ async def waiting(tier: Loader, call: Any) -> asyncio.Task[Any]:
     return task
 
 
-async def test_a_tool_whose_results_are_not_stored_answers_everybody(tiers: list[Loader]):
-    gate = Gate()
-    tools = [reader(tier, gate, cache_if=lambda _: False) for tier in tiers]
-    calls = [await started(tools[0]("7"))]
-    calls += [await waiting(tier, tool("7")) for tier, tool in zip(tiers[1:], tools[1:], strict=True)]
-    for runs in range(1, 5):
-        await until(lambda runs=runs: len(gate.calls) >= runs)
-        gate.calls[runs - 1].returns("new")
-    assert await asyncio.gather(*calls) == ["new"] * 4
-
-
 async def test_a_loader_that_is_cancelled_lets_another_process_load(tiers: list[Loader]):
     gate = Gate()
     a, b = (reader(tier, gate) for tier in tiers[:2])
@@ -126,38 +115,7 @@ async def test_a_loader_that_is_cancelled_lets_another_process_load(tiers: list[
     assert await waits == "new"
 
 
-async def test_the_timeout_of_a_caller_ends_its_wait(tiers: list[Loader]):
-    gate = Gate()
-    a, b = (reader(tier, gate) for tier in tiers[:2])
-    loading = await started(a("7"))
-
-    async def impatient() -> None:
-        async with asyncio.timeout(None) as timeout:
-            timeouts.append(timeout)
-            await b("7")
-
-    timeouts: list[asyncio.Timeout] = []
-    waits = await waiting(tiers[1], impatient())
-    timeouts[0].reschedule(asyncio.get_running_loop().time())
-    with pytest.raises(TimeoutError):
-        await waits
-    gate.last.returns("new")
-    assert await loading == await b("7") == "new"
-    assert len(gate.calls) == 1
-
-
 # Loads that need each other
-
-
-async def test_a_load_inside_of_a_load_is_shared_too(tiers: list[Loader]):
-    gate = Gate()
-    (a_part, b_part) = (reader(tier, gate, "part") for tier in tiers[:2])
-    whole = reader(tiers[0], a_part, "whole")
-    loading = await started(whole("7"))
-    waits = await waiting(tiers[1], b_part("7"))
-    gate.last.returns("new")
-    assert await asyncio.gather(loading, waits) == ["new"] * 2
-    assert len(gate.calls) == 1
 
 
 async def test_two_processes_whose_loads_need_each_other_both_end(tiers: list[Loader], clock: FakeClock):
@@ -208,20 +166,6 @@ async def test_who_waits_is_never_given_what_was_loaded_before_a_write(tiers: li
     assert len(gate.calls) == 2
 
 
-async def test_a_read_that_a_write_makes_of_its_own_tag_claims_nothing(tiers: list[Loader]):
-    async def run(id: str) -> str:
-        return "new"
-
-    get_order = reader(tiers[0], run)
-
-    @AgentCacheInvalidator("get_order:{id}", name="fleet:set_order", remote_cache=tiers[0])
-    async def set_order(id: str) -> str:
-        return await get_order(id)
-
-    assert await set_order("7") == "new"
-    assert tiers[0].claims == 0
-
-
 # Policies
 
 
@@ -239,21 +183,6 @@ async def test_strong_reads_share_loads_too(tiers: list[Loader]):
     gate.last.returns("newer")
     assert await asyncio.gather(*calls) == ["newer"] * 2
     assert len(gate.calls) == 2
-
-
-async def test_results_of_a_session_are_loaded_once_if_they_are_shared(tiers: list[Loader]):
-    gate = Gate()
-    shared = RemotePolicy(flight="fleet", share=True)
-    a, b = (reader(tier, gate, scope="session", remote=shared) for tier in tiers[:2])
-
-    async def in_session(tool: Any) -> Any:
-        async with AgentCacheSession(session_id="s"):
-            return await tool("7")
-
-    calls = [await started(in_session(a)), await waiting(tiers[1], in_session(b))]
-    gate.last.returns("new")
-    assert await asyncio.gather(*calls) == ["new"] * 2
-    assert len(gate.calls) == 1
 
 
 # Synchronous tools, and generators

@@ -72,27 +72,7 @@ async def test_a_synchronous_call_in_the_thread_of_a_loop_uses_the_tier_as_well(
     assert truth.runs == ["get 7", "set 7", "get 7"]
 
 
-def test_an_answer_that_is_invalidated_is_dropped_for_other_processes(
-    truth: Truth, here: WatchedTier, elsewhere: WatchedTier
-):
-    plain, other = SyncProcess(truth, here), SyncProcess(truth, elsewhere)
-    assert plain.get_order("7") == "old"
-    truth.orders["7"] = "new"
-    assert plain.get_order.invalidate("7") is True
-    assert other.get_order("7") == "new"
-    assert plain.get_order.invalidate("8") is False
-
-
 # A tier that fails
-
-
-def test_a_tier_that_fails_costs_no_answer(truth: Truth, here: WatchedTier):
-    for order in ("lookup", "store", "begin", "commit"):
-        here.fail(order, OSError("gone"), times=2)
-    one = SyncProcess(truth, here)
-    assert one.get_order("7") == "old"
-    assert one.set_order("7") == "7"
-    assert one.get_order("7") == "new"
 
 
 def test_a_write_that_may_not_run_unannounced_is_refused(truth: Truth, here: WatchedTier):
@@ -110,18 +90,6 @@ def test_a_write_that_may_not_run_unannounced_is_refused(truth: Truth, here: Wat
     assert truth.runs == []
     assert change("7") == "7"
     assert read_it("7") == "new"
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_while_the_tier_is_asked_ends_the_lookup_and_the_call(truth: Truth, here: WatchedTier):
-    one = SyncProcess(truth, here)
-    here.hang("lookup", asyncio.Event())
-    pressing = interrupting(lambda: here.orders == ["lookup"])
-    with pytest.raises(KeyboardInterrupt):
-        one.get_order("7")
-    pressing.result()
-    assert one.get_order("7") == "old"
-    assert truth.runs == ["get 7"]
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -160,43 +128,7 @@ def test_ctrl_c_while_a_write_is_committed_does_not_stop_the_commit(
     assert other.get_order("7") == "new"
 
 
-def test_a_long_write_is_renewed(truth: Truth, server: MemoryServer):
-    """The lease is renewed in the background while the tool blocks its thread."""
-    tier = WatchedTier(server, lease=0.03)
-
-    @AgentCacheInvalidator("order:{id}", remote_cache=tier)
-    def change(id: str) -> None:
-        until(lambda: tier.orders.count("renew") >= 2)
-
-    change("7")
-    renewed = tier.orders.count("renew")
-    assert tier.orders[-1] == "commit"
-    assert tier.orders == ["begin", *["renew"] * renewed, "commit"]
-
-
 # Expired entries, processes
-
-
-def test_an_entry_within_its_grace_is_reloaded_in_a_thread(clock: Any, truth: Truth):
-    """The caller has the old value at once, and the next one the new."""
-    gate = threading.Event()
-    runs: list[str] = []
-
-    @AgentCache("order:{id}", ttl=10, grace=60)
-    def get_graceful(id: str) -> str:
-        runs.append(threading.current_thread().name)
-        if len(runs) > 1:
-            assert gate.wait(30)
-        return f"run {len(runs)}"
-
-    assert get_graceful("7") == "run 1"
-    clock.advance(11)
-    assert [get_graceful("7") for _ in range(5)] == ["run 1"] * 5
-    until(lambda: len(runs) == 2)
-    assert runs[1].startswith("agent_cache refreshes")
-    gate.set()
-    until(lambda: get_graceful("7") == "run 2")
-    assert len(runs) == 2
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, configure, get_metrics
-from agent_cache.engine.tiers import lease_in
+from agent_cache import AgentCache, AgentCacheSession, configure, get_metrics
 from agent_cache.errors import ConfigurationError
 from agent_cache.testing import MemoryServer, MemoryTier
-from tests.contract.workbench import commit, load, value_of, write, writing
+from tests.contract.workbench import commit, value_of, write, writing
 from tests.harness import library
-from tests.harness.gates import Gate, idle, started
+from tests.harness.gates import Gate, started
 from tests.pipeline.fleet import Process, Truth, WatchedTier
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -72,19 +69,6 @@ async def test_an_argument_that_was_changed_since_is_another_request(here: Watch
     assert dict(here.requests[-1].arguments) == {"ids": ["7"]}
 
 
-async def test_requests_that_are_remembered_are_bounded(here: WatchedTier, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("agent_cache.engine.tiers._MAX_REQUESTS", 3)
-
-    @AgentCache("order:{id}", remote_cache=here, maxsize=1)
-    async def get_order(id: str) -> str:
-        return id
-
-    for number in range(10):
-        await get_order(str(number))
-    await get_order("x" * 10_000)
-    assert list(get_order.__agent_cache__.store.requests) == ["7", "8", "9"]
-
-
 # Who is asked
 
 
@@ -115,57 +99,6 @@ async def test_tags_from_a_result_come_with_the_tiers_value(truth: Truth, here: 
     async with writing(elsewhere, "order:7"):
         truth.save("7")
     assert (await process.find_order("Mei"))["value"] == "new"
-
-
-async def test_a_follower_that_takes_over_asks_the_tier_that_is_configured_now(server: MemoryServer, truth: Truth):
-    first, second, elsewhere = WatchedTier(server), WatchedTier(MemoryServer()), MemoryTier(server)
-    gate = asyncio.Event()
-
-    @AgentCache("order:{id}")
-    async def get_order(id: str) -> str:
-        await gate.wait()
-        return truth.load(id)
-
-    @AgentCacheInvalidator("order:{id}")
-    async def set_order(id: str) -> str:
-        return truth.save(id)
-
-    configure(remote=first)
-    leader = await started(get_order("7"))
-    follower = await started(get_order("7"))
-    assert first.orders == ["lookup"]
-    request = first.requests[0]
-    await load(elsewhere, request, "old")
-    configure(remote=second)
-    await set_order("7")
-    gate.set()
-    leader.cancel()
-    await asyncio.wait([leader])
-    assert await follower == await get_order("7") == truth.orders["7"] != "old"
-    assert first.orders == ["lookup", "begin", "commit"]  # not asked again, but other processes may use it still
-
-
-async def test_a_tool_that_is_compiled_while_another_thread_configures_is_compiled_anew(server: MemoryServer):
-    first, second = WatchedTier(server), WatchedTier(MemoryServer())
-
-    @AgentCache("order:{id}", maxsize=1)
-    async def get_order(id: str) -> str:
-        return id
-
-    listen = first.subscribe
-
-    def subscribe_and_lose(listener: Any) -> Any:
-        other = threading.Thread(target=configure, kwargs={"remote": second})
-        other.start()
-        other.join()
-        return listen(listener)
-
-    first.subscribe = subscribe_and_lose
-    configure(remote=first)
-    await get_order("7")
-    await get_order("8")
-    assert (first.orders.count("lookup"), second.orders.count("lookup")) in {(1, 1), (0, 2)}
-    assert get_order.__agent_cache__.at_root.setup.lease == lease_in((second,))
 
 
 async def test_configure_gives_a_tier_to_tools_without_one(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
@@ -337,17 +270,6 @@ async def test_a_load_that_a_write_elsewhere_overtakes_is_not_kept(
     assert await get_order("7") == "new"
 
 
-async def test_a_load_that_began_while_a_writer_was_at_work_is_kept_nowhere(
-    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
-):
-    process = Process(truth, here)
-    await elsewhere.begin(write("order:7"))
-    assert await process.get_order("7") == "old"
-    truth.orders["7"] = "new"  # and then the writer dies, so nobody says more
-    clock.advance(elsewhere.lease + 1)
-    assert await process.get_order("7") == "new"
-
-
 async def test_a_write_of_single_entries_elsewhere_drops_them(truth: Truth, here: WatchedTier, elsewhere: MemoryTier):
     process = Process(truth, here)
     for id in ("7", "8"):
@@ -359,17 +281,6 @@ async def test_a_write_of_single_entries_elsewhere_drops_them(truth: Truth, here
     await commit(elsewhere, intent)
     assert await process.get_order("7") == "new"
     assert await process.get_order("8") == "old"
-
-
-async def test_what_never_leaves_the_process_is_dropped_by_a_write_elsewhere_all_the_same(
-    truth: Truth, here: WatchedTier, elsewhere: MemoryTier
-):
-    await Process(truth, here).get_order("8")  # somebody listens
-    local = Process(truth, None)
-    await local.get_order("7")
-    async with writing(elsewhere, "order:7"):
-        truth.save("7")
-    assert await local.get_order("7") == "new"
 
 
 async def test_after_a_loss_nothing_that_the_tier_vouched_for_is_served(
@@ -400,66 +311,6 @@ async def test_without_news_a_local_copy_is_served_for_the_bound_of_staleness(
     assert await process.get_order("7") == "old"
     clock.advance(0.2)
     assert await process.get_order("7") == "new"
-
-
-async def test_a_copy_that_must_be_copied_for_each_caller_needs_trust_as_well(
-    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
-):
-    process = Process(truth, here)
-    await process.find_order("Mei")
-    here.memory.cut()
-    async with writing(elsewhere, "order:7"):
-        truth.save("7")
-    clock.advance(1.1)
-    assert (await process.find_order("Mei"))["value"] == "new"
-
-
-async def test_a_copy_counts_only_as_long_as_both_tiers_are_trusted(
-    truth: Truth, here: WatchedTier, clock: library.Clock
-):
-    backup = WatchedTier(MemoryServer())
-    process = Process(truth, here, backup)
-    await process.get_order("7")
-    backup.memory.stall()
-    clock.advance(1.1)
-    await process.get_order("7")
-    assert backup.orders.count("lookup") == 2
-
-
-async def test_nobody_joins_a_load_that_no_tier_vouches_for_any_more(
-    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
-):
-    gate = Gate()
-
-    @AgentCache("order:{id}", remote_cache=here)
-    async def get_order(id: str) -> Any:
-        return await gate()
-
-    first = await started(get_order("7"))
-    young = await started(get_order("7"))
-    assert len(gate.calls) == 1
-    here.memory.cut()
-    async with writing(elsewhere, "order:7"):
-        pass
-    clock.advance(1.1)
-    late = await started(get_order("7"))
-    assert len(gate.calls) == 2
-    gate.calls[1].returns("new")
-    gate.calls[0].returns("old")
-    assert [await first, await young, await late] == ["old", "old", "new"]
-
-
-async def test_a_tier_is_listened_to_once_however_many_tools_it_has(truth: Truth, here: WatchedTier):
-    async def use() -> None:
-        process = Process(truth, here)
-        await process.get_order("7")
-        await process.find_order("Mei")
-        async with AgentCacheSession():
-            await process.get_order("7")
-
-    for _ in range(3):
-        await use()
-    assert here.listeners == 1
 
 
 async def test_reset_ends_the_subscription_and_the_next_call_renews_it(
@@ -495,17 +346,6 @@ async def test_a_tier_that_fails_is_a_miss_and_is_logged_once(
     assert "OSError: gone" in caplog.text
 
 
-async def test_a_tier_that_cannot_discard_is_logged_and_the_local_answer_is_forgotten(
-    truth: Truth, here: WatchedTier, caplog: pytest.LogCaptureFixture
-):
-    process = Process(truth, here)
-    await process.get_order("7")
-    here.fail("discard", OSError("gone"))
-    with caplog.at_level(logging.WARNING, "agent_cache"):
-        assert await process.get_order.invalidate("7")
-    assert len(caplog.records) == 1
-
-
 async def test_what_is_loaded_without_an_answer_of_the_tier_is_not_kept(
     truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
 ):
@@ -517,42 +357,6 @@ async def test_what_is_loaded_without_an_answer_of_the_tier_is_not_kept(
     truth.orders["7"] = "new"
     clock.advance(elsewhere.lease + 1)
     assert await process.get_order("7") == "new"
-
-
-async def test_concurrent_readers_share_a_load_although_the_tier_is_broken(here: WatchedTier):
-    gate = Gate()
-
-    @AgentCache("order:{id}", remote_cache=here)
-    async def get_order(id: str) -> Any:
-        return await gate()
-
-    here.fail("lookup", OSError("gone"), times=100)
-    readers = [await started(get_order("7")) for _ in range(5)]
-    assert len(gate.calls) == 1
-    gate.last.returns("old")
-    assert await asyncio.gather(*readers) == ["old"] * 5
-
-
-async def test_a_reader_that_waits_for_a_hanging_tier_can_be_cancelled(truth: Truth, here: WatchedTier):
-    process = Process(truth, here)
-    here.hang("lookup", until=asyncio.Event())
-    leader = await started(process.get_order("7"))
-    follower = await started(process.get_order("7"))
-    leader.cancel()
-    await idle()
-    assert leader.cancelled()
-    assert await follower == "old"
-
-
-async def test_a_reader_cancelled_while_a_tier_is_given_its_copy_has_loaded_for_all(truth: Truth, here: WatchedTier):
-    process = Process(truth, here)
-    here.hang("store", until=asyncio.Event())
-    leader = await started(process.get_order("7"))
-    leader.cancel()
-    await idle()
-    assert leader.cancelled()
-    assert await process.get_order("7") == "old"
-    assert truth.runs == ["get 7"]
 
 
 async def test_a_server_that_is_away_costs_hits_and_nothing_else(

@@ -138,13 +138,13 @@ class FileTier(VersionedTier):
             # Last, and the page first: a hit that finds both compares the versions after that. Without a thread that
             # looks whether the files were replaced, each hit does.
             self.trust.page = page.word
-            is_heard = self.feed.has_listeners and self.keeper.is_alive() and self.feed.ttls is not None
+            is_heard = self.feed.listeners and self.keeper.is_alive() and self.feed.ttls is not None
             is_present = page is self.backend.page  # else another thread has opened another database
             self.trust.stamp = self.feed.number or -1 if is_heard and is_present else -1
 
     def is_complete(self) -> bool:
         """See `VersionedTier`."""
-        if self.is_closed or self.pending or not self.feed.has_listeners:
+        if self.is_closed or self.pending or not self.feed.listeners:
             return False
         self._keep_up()
         try:
