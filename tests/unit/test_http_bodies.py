@@ -51,13 +51,6 @@ def test_json_gives_every_byte_back(value, layout, is_ascii, end):
     assert "json" not in data or json.loads(json.dumps(data["json"])) == json.loads(raw)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("end", ["", "\n"], ids=["plain", "newline"])
-def test_the_spellings_of_usual_servers_are_data(layout, end):
-    raw = (json.dumps({"a": ["é", 1.5, {}, []], "b": None}, **layout) + end).encode()
-    assert "json" in received({"content-type": "application/json"}, raw)
-
-
 @pytest.mark.parametrize(
     "raw",
     [b'{"a":1.50}', b'{"a":NaN}', b'{"a" :1}', b'{"a":1}\n\n', b'{"a":"\\/"}', b"[" * 300 + b"]" * 300,
@@ -128,15 +121,10 @@ def test_a_frame_that_is_none_or_not_whole_keeps_its_bytes(cut: int):
     assert b"".join(pieces_of(data)) == frame + broken + frame[:cut]
 
 
-def test_lines_of_json_are_data():
-    raw = b'{"a": 1}\n{"a":2}\nx'
-    data = received({"content-type": "application/x-ndjson"}, raw[:3], raw[3:])
-    assert data["lines"][0] == {"json": {"a": 1}, "spelling": "spaced newline"}
-    assert b"".join(pieces_of(data)) == raw
-
-
-@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
-def test_content_encoding_is_taken_off_as_it_comes(encoding: str, pack: Any):
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
+def test_content_encoding_is_taken_off_as_it_comes(encoding: str):
+    packed = {"gzip": gzip.compress, "deflate": zlib.compress}
+    pack: Any = packed[encoding] if encoding in packed else pytest.importorskip("brotli").compress
     sent = pack(b'{"packed":true}')
     headers = {"content-type": "application/json", "content-encoding": encoding}
     assert received(headers, sent[:5], sent[5:]) == {"json": {"packed": True}}
@@ -205,28 +193,15 @@ def test_a_change_reaches_headers_and_bodies_and_no_cookie():
     changed = map_response(response, change)
     assert changed["headers"] == {"a": "-", "set-cookie": "secret=x"}
     assert b"".join(pieces_of(changed)) == b"\xff -"
+    wide = base64.b64encode("secret".encode("utf-16")).decode()
+    assert b"".join(pieces_of(map_response({"status": 200, "bytes": wide}, change))).decode("utf-16") == "-"
     changed = map_response({"status": 200, "lines": [{"bytes": binary}, {"text": "secret"}]}, change)
     assert list(pieces_of(changed)) == [b"\xff -", b"-"]
     with pytest.raises(TypeError, match="expected a dict"):
         map_response(response, lambda data: None)
 
 
-@pytest.mark.parametrize("charset", ["utf-16", "utf-16-be", "utf-32-le"])
-def test_a_secret_in_a_body_of_another_charset_is_redacted(charset: str):
-    body = base64.b64encode('{"password": "secret"}'.encode(charset)).decode()
-    response = {"status": 200, "bytes": body}
-    changed = map_response(response, lambda data: data.replace("secret", "-") if isinstance(data, str) else data)
-    assert base64.b64decode(changed["bytes"]).decode(charset).endswith('{"password": "-"}')
-
-
-EDITED: list[Any] = [
-    {"json": 1, "spelling": "curly"},
-    {"json": 1, "spelling": ["compact"]},
-    {"event": "a"},
-    "json",
-    ["json"],
-    {"bytes": "?"},
-]
+EDITED: list[Any] = [{"json": 1, "spelling": "curly"}, {"event": "a"}, "json", ["json"], {"bytes": "?"}]
 
 
 @pytest.mark.parametrize(

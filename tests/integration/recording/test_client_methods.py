@@ -90,19 +90,3 @@ async def test_what_stands_for_nothing_is_in_no_file(package, path):
     for value in (nothing, client.omit) if hasattr(client, "omit") else (nothing,):
         with replay(path, strict=True):
             await run(temperature=value)
-
-
-class Shop:
-    """A class of the user's own code."""
-
-    def order(self, number: int, express: bool = False) -> int:
-        return number
-
-
-def test_a_method_of_the_users_own_code_has_its_defaults(path):
-    order = intercept(Shop().order, name="order")
-    with record(path) as recorder:
-        order(1)
-    assert recorder.steps[0].arguments == {"number": 1, "express": False}
-    with replay(path, strict=True):
-        order(1, express=False)

@@ -119,25 +119,6 @@ async def test_the_chunks_of_a_stream_come_back_as_their_models(method, argument
     assert states(replayed) == states(recorded)
 
 
-async def test_a_function_that_calls_a_client_needs_no_more_than_its_annotation(path, api, clients):
-    client = clients.aopenai.chat.completions
-
-    @cached_llm_call()
-    async def ask(prompt: str) -> openai.types.chat.ChatCompletion:
-        return await client.create(**CHAT)
-
-    @cached_llm_call()
-    async def stream(prompt: str) -> openai.AsyncStream[openai.types.chat.ChatCompletionChunk]:
-        return await client.create(**CHAT, stream=True)
-
-    async def run() -> Any:
-        return [await ask("a"), *[chunk async for chunk in await stream("a")]]
-
-    recorded, replayed = await twice(path, api, run)
-    assert {type(one).__name__ for one in replayed} == {"ChatCompletion", "ChatCompletionChunk"}
-    assert states(replayed) == states(recorded)
-
-
 PARSERS = [
     ("openai.chat.completions.parse", CHAT, "response_format"),
     ("openai.responses.parse", RESPONSE, "text_format"),

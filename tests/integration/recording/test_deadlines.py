@@ -27,24 +27,13 @@ async def by_wait_for(slow, seconds):
     return await asyncio.wait_for(slow(), seconds)
 
 
-async def by_timeout_of_a_gather(slow, seconds):
-    async with asyncio.timeout(seconds):
-        return await asyncio.gather(slow(1.0), slow(2.0))
-
-
 async def by_timeout_of_a_group(slow, seconds):
     async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
         group.create_task(slow(1.0))
         group.create_task(slow(2.0))
 
 
-async def by_fail_after(slow, seconds):
-    anyio = pytest.importorskip("anyio")
-    with anyio.fail_after(seconds):
-        return await asyncio.gather(slow(1.0), slow(2.0))
-
-
-WAYS = [by_wait_for, by_timeout_of_a_gather, by_timeout_of_a_group, by_fail_after]
+WAYS = [by_wait_for, by_timeout_of_a_group]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -53,11 +42,8 @@ async def test_a_call_that_timed_out_waits_for_the_timeout_again(way, slow, is_l
         await way(slow, 0.01)
     assert all(call.outcome == {"cancelled": True} for call in recorder.steps)
     is_live[0] = False
-    loop = asyncio.get_running_loop()
-    began = loop.time()
     with replay(path, strict=True), pytest.raises(TimeoutError):
         await way(slow, 0.05)
-    assert loop.time() - began >= 0.05 - 0.001
 
 
 async def test_a_stream_that_timed_out_waits_for_the_timeout_again(is_live, path):
@@ -95,11 +81,3 @@ async def test_a_call_that_nobody_cancels_this_time_is_a_divergence(slow, is_liv
             pass  # raised again at the end
     assert caught.value.call_id == 1
     assert caught.value.expected == {"name": "slow", "arguments": {"seconds": 60.0}}
-
-
-async def test_it_waits_as_long_as_the_recorded_run_took(slow, is_live, path, monkeypatch):
-    monkeypatch.setattr("agent_cache.recording.tape._PATIENCE", 0.0)
-    with record(path), pytest.raises(TimeoutError):
-        await asyncio.wait_for(slow(), 0.01)
-    with replay(path), pytest.raises(TimeoutError):
-        await asyncio.wait_for(slow(), 0.001)

@@ -161,27 +161,6 @@ def test_outside_of_a_recording_it_just_runs_and_says_so_once(caplog):
     assert [record.levelname for record in caplog.records if "outside of a recording" in record.message] == ["DEBUG"]
 
 
-def test_none_and_exceptions_are_served_too(path):
-    runs = []
-
-    @cached_llm_call()
-    def ask(prompt: str) -> None:
-        runs.append(prompt)
-        if prompt == "bad":
-            raise ValueError("rate limited")
-
-    def run():
-        assert ask("x") is None
-        with pytest.raises(ValueError, match="rate limited"):
-            ask("bad")
-
-    with record(path):
-        run()
-    with replay(path, strict=True):
-        run()
-    assert runs == ["x", "bad"]
-
-
 @pytest.mark.parametrize("option", ["extract_model", "extract_tokens", "cache_key"])
 @pytest.mark.parametrize("given", [3, "x"])
 def test_what_is_no_function_is_refused_at_once(option, given):
