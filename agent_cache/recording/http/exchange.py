@@ -179,8 +179,7 @@ def _report_escape(method: str, url: str, parts: SplitResult, headers: Mapping[s
             continue
         if isinstance(interceptor, Tape) or not is_loopback(parts.hostname or ""):
             rules = getattr(interceptor, "redaction", _DEFAULT_RULES)
-            kind, name, _ = identity(method, url, headers, b"", settings, rules)
-            interceptor.escaped(endpoint_of(kind, name))
+            interceptor.escaped(endpoint_of(*identity(method, url, headers, b"", settings, rules)[:2]))
 
 
 class Recorded:

@@ -38,7 +38,10 @@ _SEAMS: dict[str, Callable[[Any], list[Patch]]] = {
 
 
 class Seams:
-    """The seams of the process, in place while at least one block has entered and not left."""
+    """The seams of the process, in place while at least one block has entered and not left.
+
+    What replaces a method above ours stays. Then ours stays, too, and passes on what it is called for by another one.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -52,26 +55,17 @@ class Seams:
             if self._blocks == 1:
                 for owner, attribute, make in _places():
                     original = vars(owner)[attribute]
-                    if not any(original is ours for *_, ours in self._replaced):
-                        setattr(owner, attribute, ours := make(original))
-                        self._replaced.append((owner, attribute, original, ours))
+                    setattr(owner, attribute, ours := make(original))
+                    self._replaced.append((owner, attribute, original, ours))
 
     def leave(self) -> None:
-        """Take them away after the last block.
-
-        A method that something else has replaced since then stays: it calls ours, which then calls the original.
-        """
+        """Take them away after the last block."""
         with self._lock:
             self._blocks -= 1
-            if self._blocks:
-                return
-            for one in reversed(self._replaced[:]):
-                owner, attribute, original, ours = one
-                found = vars(owner).get(attribute)
-                if found is ours:
+            while self._replaced and not self._blocks:
+                owner, attribute, original, ours = self._replaced.pop()
+                if vars(owner).get(attribute) is ours:
                     setattr(owner, attribute, original)
-                if found is ours or found is original:  # else it may be beneath that of something else
-                    self._replaced.remove(one)
 
 
 def _places() -> list[Patch]:

@@ -205,23 +205,6 @@ async def test_a_line_has_a_digest_of_the_asker_and_not_its_name(tmp_path, way):
     assert "lovelace" not in text
 
 
-async def test_a_line_has_no_asker_where_nothing_keeps_callers_apart(tmp_path):
-    path = tmp_path / "run.jsonl"
-
-    async def run():
-        return answer("box")
-
-    with record(path):
-        await plain(1)
-        await send(1)
-        await ask(1)
-        await BOX.call("read", {"n": 1}, run)
-        async with AgentCacheSession():
-            await plain(2)
-    assert len(calls_of(path)) == 5
-    assert not any("asker" in call for call in calls_of(path))
-
-
 PROGRAM = """
 import asyncio, enum, sys
 from agent_cache import AgentCache, AgentCacheSession
@@ -369,16 +352,3 @@ async def test_a_resumed_run_neither_repeats_nor_answers_a_write_whose_asker_can
         async with AgentCacheSession("job", journal=Journal(tmp_path)):
             await agent(call, ["bob"])
     assert RUNS.total() == 1
-
-
-async def test_a_context_that_is_shared_needs_no_asker(tmp_path):
-    path = tmp_path / "run.jsonl"
-
-    @AgentCacheInvalidator("mail", shared=True, name="askers:shared")
-    async def shared(ctx: RunContext) -> str:
-        return answer("sent")
-
-    with record(path):
-        recorded = await agent(of_user(shared, Hidden), ["ada"])
-    with replay(path, strict=True):
-        assert await agent(of_user(shared, Hidden), ["bob"]) == recorded

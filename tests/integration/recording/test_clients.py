@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from agent_cache.recording import CassetteError, cached_llm_call, record, replay
+from agent_cache import AgentCache
+from agent_cache.recording import CassetteError, DivergenceError, cached_llm_call, intercept, record, replay
 from tests.harness.model_api import ModelApi, model_api
 
 openai = pytest.importorskip("openai")
@@ -200,3 +201,40 @@ async def test_a_context_manager_is_said_while_recording_to_need_a_function_arou
     assert "record a function that opens it, and returns or yields what it gives" in warning
     with pytest.raises(CassetteError, match="record a function that opens it"), replay(path):
         await run()
+
+
+async def test_a_method_is_known_by_what_is_passed_and_not_by_its_defaults(path, api, clients):
+    """The defaults are another version's tomorrow; what stands for nothing is none of it."""
+    nothing = [getattr(openai, name) for name in ("NOT_GIVEN", "omit", "not_given") if hasattr(openai, name)]
+    ask = cached_llm_call(name="ask")(clients.aopenai.chat.completions.create)
+    with record(path) as recorder:
+        await ask(**CHAT)
+        await ask(messages=MESSAGES, model="large-1", temperature=nothing[0], timeout=nothing[-1])
+    assert [call.arguments for call in recorder.steps] == [CHAT] * 2
+    with replay(path, strict=True):
+        await ask(**CHAT, extra_body=nothing[0])
+        await ask(**CHAT)
+    with pytest.raises(DivergenceError), replay(path):
+        await ask(**CHAT, temperature=0.0)
+
+
+@pytest.mark.parametrize("package", [openai, anthropic])
+async def test_what_stands_for_nothing_is_in_no_file(package, path):
+    @intercept(name="plain")
+    def plain(prompt: str, temperature: Any = package.NOT_GIVEN) -> str:
+        return prompt
+
+    @AgentCache("answer", name="tool")
+    async def tool(prompt: Any, temperature: Any = package.NOT_GIVEN) -> Any:
+        return prompt
+
+    async def run(**options: Any) -> None:
+        plain("a", **options)
+        await tool("a", **options)
+        await tool({"prompt": "a"} | options)
+
+    with record(path) as recorder:
+        await run()
+    assert [call.arguments for call in recorder.steps] == [{"prompt": "a"}] * 2 + [{"prompt": {"prompt": "a"}}]
+    with replay(path, strict=True):
+        await run(temperature=package.NOT_GIVEN)

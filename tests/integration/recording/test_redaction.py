@@ -8,7 +8,7 @@ import string
 import subprocess
 from dataclasses import dataclass
 from typing import NamedTuple
-from urllib.parse import urlparse, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 import pytest
@@ -90,20 +90,6 @@ def test_what_looks_like_a_secret_is_found_wherever_it_stands(secret, core, wrap
     assert base64.b64encode(secret.encode()).decode() not in text
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["a plain text", "the token: of respect", "basic facts", "task-12345678901234567890", "https://x.test/?q=1",
-     "skill", "2 cookies",
-     {"usage": {"input_tokens": 5, "output_tokens": 7}, "next_page_token": "abc"}, "order #7: pending", "key=value",
-     ["cookie", "recipe"]],
-)  # fmt: skip
-def test_what_is_no_secret_stays(value, path):
-    written(path, value)
-    with replay(path):
-        assert call(value) == value
-    assert "redacted" not in path.read_text()
-
-
 @dataclass
 class Reply:
     status: int
@@ -124,13 +110,6 @@ def test_bytes_are_looked_into(annotation, path):
     assert not any(base64.b64encode(body)[at : at + 12].decode() in path.read_text() for at in range(20, 40))
     with replay(path):
         assert b"[redacted]" in repr(fetch()).encode()
-
-
-def test_a_rotated_credential_still_matches(path):
-    with record(path):
-        assert call("x", token="old", headers={"Authorization": "Bearer aaaaaaaaaaaa"}) == "x"
-    with replay(path, strict=True):
-        assert call("x", token="new", headers={"Authorization": "Bearer bbbbbbbbbbbb"}) == "x"
 
 
 def test_redacting_another_name_holds_for_the_replay(path):
@@ -172,14 +151,6 @@ def test_a_hook_changes_what_is_written_and_is_needed_again(path):
         assert call("hello Ann") == "hello NAME"
 
 
-def test_a_number_under_a_secret_name_keeps_its_type(path):
-    written(path, {"password": 1234, "token": None, "cookie": [1.5, "x"]})
-    with replay(path):
-        assert call({"password": 1, "token": None, "cookie": [1.5, "x"]}) == {
-            "password": 0, "token": None, "cookie": [0.0, "[redacted]"]
-        }  # fmt: skip
-
-
 def test_names_in_bytes_are_names_too(path):
     """Headers as ASGI has them, and dicts of bytes."""
     answers = [(b"cookie", b"hunter2"), (b"host", b"there")], {b"Pass-Word": b"hunter2", b"next_page_token": b"7"}
@@ -197,16 +168,14 @@ def test_names_in_bytes_are_names_too(path):
 
 def test_a_cassette_can_be_redacted_later_and_still_replays(path):
     with record(path):
-        call({"card": "4111", "name": "Ann"}, card="4111", name="Ann")
+        call({"card": "4111", "name": "Ann"}, card="4111", name=7)
     Cassette.load(path).redact("card", "name").save(path)
     assert "4111" not in path.read_text()
     assert "Ann" not in path.read_text()
     with replay(path, strict=True):
-        assert call({"card": "4222", "name": "Bob"}, card="4222", name="Bob") == {
-            "card": "[redacted]",
-            "name": "[redacted]",
-        }
-    assert Cassette.load(path)[0].name == "call", "what describes a call is no part of what it carried"
+        expected = {"card": "[redacted]", "name": "[redacted]"}
+        assert call({"card": "4222", "name": "Bob"}, card="4222", name=8) == expected
+    assert Cassette.load(path)[0].arguments["more"]["name"] == 0, "a number keeps its type"
 
 
 def test_defaults_can_be_switched_off(path):
@@ -254,19 +223,6 @@ def test_an_identity_made_of_what_is_redacted_has_no_more_of_it(cache_key, redac
         ask("PIN1234", pin=7)
 
 
-@pytest.mark.parametrize("redact", [["model"], [re.compile("deploy-\\w+")]])
-def test_the_name_of_a_model_may_be_a_secret(redact, path):
-    ask = cached_llm_call(name="ask")(lambda: {"model": "deploy-hunter2", "usage": {"input_tokens": 1}})
-    with record(path, redact=redact):
-        ask()
-    assert "hunter2" not in path.read_text()
-    with record(path):
-        ask()
-    found = secret_places(Cassette.load(path)[0], Redaction(["model"]))
-    assert found == ["outcome.value.model", "model"]
-    assert Cassette.load(path).redact("model")[0].model == "[redacted]"
-
-
 class Login(NamedTuple):
     user: str
     password: str
@@ -301,15 +257,9 @@ def test_fields_that_are_written_by_position_are_known_by_their_names(function, 
 
 
 COMMANDS = [
-    ["mysql", "--password", "hunter2", "shop"],
     ["mysql", "--password", "y"],
     ["/usr/bin/mysql", "-u", "root", "-phunter2"],
-    ["sshpass", "-p", "hunter2", "ssh", "a"],
     ["docker", "login", "-u", "ann", "-p", "hunter2"],
-    ["redis-cli", "-h", "a", "-a", "hunter2", "ping"],
-    ["mongosh", "-u", "ann", "-p", "hunter2"],
-    ["curl", "-u", "ann:hunter2", "https://x.test"],
-    ["tool", "--db-password", "hunter2"],
     ["tool", "--token", "hunter2 2"],
 ]
 
@@ -333,26 +283,18 @@ def test_the_arguments_of_a_command_that_failed_are_redacted(command, path):
     assert len(raised.value.cmd) == len(command)
 
 
-@pytest.mark.parametrize("password", ["hunter2", "swordfish"])
-@pytest.mark.parametrize("split", [urlsplit, urlparse])
-def test_the_password_in_a_url_that_was_taken_apart_is_redacted(split, password, path):
-    url = split(f"https://ann:{password}@shop.test:8443/orders?page=2")
+def test_the_password_in_a_url_that_was_taken_apart_is_redacted(path):
+    url = urlsplit("https://ann:swordfish@shop.test:8443/orders?page=2")
 
-    def fetch(url, parts):
+    def fetch(parts) -> SplitResult:
         return url
 
-    fetch.__annotations__["return"] = type(url)
     with record(path):
-        intercept(fetch, name="fetch")(url, url._asdict())
-        call(url, text=repr(url))
-    text = path.read_text()
-    assert password not in text
-    assert "@shop.test:8443" in text
+        intercept(fetch, name="fetch")(url._asdict())
+    assert "swordfish" not in path.read_text()
     with replay(path, strict=True):
-        back = intercept(fetch, name="fetch")(url, url._asdict())
-        call(url, text=repr(url))
+        back = intercept(fetch, name="fetch")(url._asdict())
     assert back == url._replace(netloc="ann:[redacted]@shop.test:8443")
-    assert type(back) is type(url)
 
 
 def test_bytes_that_are_no_text_are_searched_as_well(path):
@@ -367,8 +309,8 @@ def test_bytes_that_are_no_text_are_searched_as_well(path):
 KEY = "sk-abcdefghijklmnopqrstuvwxyz0123"
 
 
-@pytest.mark.parametrize("cut", [[4], [12, 20], [25], [3, 10, 17, 24, 31], list(range(1, 30))])
-@pytest.mark.parametrize("form", [str, lambda text: {"delta": [{"text": text}], "id": "x"}, lambda text: Delta(text)])
+@pytest.mark.parametrize("cut", [[12, 20], list(range(1, 30))])
+@pytest.mark.parametrize("form", [str, lambda text: {"delta": [{"text": text}], "id": "x"}])
 def test_a_secret_that_goes_over_chunks_of_a_stream_is_not_written_down(cut, form, path):
     text = '{"note": "first", "key": "' + KEY + '", "rest": "last"}'
     edges = [0, *(one + text.index(KEY) for one in cut), len(text)]
@@ -382,19 +324,12 @@ def test_a_secret_that_goes_over_chunks_of_a_stream_is_not_written_down(cut, for
         list(ask())
     [found] = Cassette.load(path)
     values = [chunk["value"] for chunk in found.outcome["stream"]["chunks"]]
-    said = "".join(
-        one if type(one) is str else one["delta"][0]["text"] if "delta" in one else one["text"] for one in values
-    )
+    said = "".join(one if type(one) is str else one["delta"][0]["text"] for one in values)
     assert json.loads(said) == {"note": "first", "key": "[redacted]", "rest": "last"}
-    assert len(found.outcome["stream"]["chunks"]) == len(edges) - 1
+    assert len(values) == len(edges) - 1
     assert secret_places(found, Redaction()) == []
     with replay(path):
         assert len(list(ask())) == len(edges) - 1
-
-
-@dataclass
-class Delta:
-    text: str
 
 
 TEXT = st.text(
@@ -519,32 +454,12 @@ def test_a_recording_made_when_fewer_secrets_were_known_replays_once_it_is_redac
         assert (outer(text), think(text), inner("left alone")) == (19, "ok", 10)
     path.write_text(path.read_text().replace(',"redact":{"defaults":false}', ""))
     assert "hunter2" in path.read_text()
-    with pytest.raises(DivergenceError), replay(path):
+    with pytest.raises(DivergenceError, match="Nearest is call") as caught, replay(path):
         outer(text)
+    assert "hunter2" not in f"{caught.value} {caught.value.expected} {caught.value.actual}"
     assert main(["cassette", "redact", str(path)]) == 0
     with replay(path, strict=True):
         assert (outer(text), think(text), inner("left alone")) == (19, "ok", 10)
-
-
-def recorded_when_fewer_secrets_were_known(path, *texts):
-    with record(path, redact=Redaction(defaults=False)):
-        for text in texts:
-            call(text)
-    path.write_text(path.read_text().replace(',"redact":{"defaults":false}', ""))
-    assert "hunter2" in path.read_text()
-
-
-def test_no_divergence_shows_a_secret_that_was_recorded_when_fewer_were_known(path):
-    recorded_when_fewer_secrets_were_known(path, "DB_PASSWORD=hunter2 once", "DB_PASSWORD=hunter2 twice")
-    with pytest.raises(DivergenceError, match="Nearest is call") as other, replay(path):
-        call("another text")
-    with pytest.raises(DivergenceError, match="2 recorded calls were not made") as missing, replay(path, strict=True):
-        pass
-    with pytest.raises(DivergenceError, match="Nearest is call 2") as known, replay(path, strict=True):
-        call("DB_PASSWORD=hunter2 twice")
-    for error in (other.value, missing.value, known.value):
-        assert "hunter2" not in f"{error} {error.expected} {error.actual}"
-        assert "[redacted]" in str(error)
 
 
 # Objects that hold secrets

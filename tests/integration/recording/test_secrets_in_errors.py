@@ -146,11 +146,3 @@ def test_the_rest_of_the_text_stays(path: Path) -> None:
     with replay(path), pytest.raises(ValueError, match="401") as caught:
         fail()
     assert str(caught.value) == str(expected)
-
-
-@pytest.mark.parametrize("label", [label for label in ARGUMENTS if label != "a short one"])
-def test_a_log_that_shows_such_a_value_has_no_secret(label: str, path: Path) -> None:
-    """The value is known only as a text here: ``print(error.args)``, or a line of a log."""
-    with record(path):
-        intercept(lambda text: text, name="log")(f"failed: {ARGUMENTS[label]!r}")
-    assert not has_secret(path.read_text()), path.read_text()
