@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -38,16 +39,19 @@ def to(tmp_path: Path) -> Path:
     return tmp_path / "a branch.jsonl"
 
 
-def test_it_prints_how_to_run_a_fork_and_the_program_does(original, to, command, monkeypatch):
-    code, out, err = command("fork", original, "--at", 3, "--to", to, "--edit", "1=\"no 'a'\"", "--world", "sandbox")
+def test_it_prints_how_to_run_a_fork_and_the_program_does(original, to, command, document, monkeypatch):
+    options = ("--at", 3, "--to", to, "--edit", "1=\"no 'a'\"", "--world", "sandbox")
+    assert document("fork", original, *options)[1]["answered"] == 1
+    code, out, err = command("fork", original, *options)
     assert (code, err) == (0, "")
     assert out.startswith(
         "1 call, 1 edited, will be answered; call 3 and what follows will run. Made again: 1 write before it."
     )
     assert not to.exists(), "it runs nothing"
     [line] = [line for line in out.splitlines() if FORK_VARIABLE in line]
-    [setting] = shlex.split(line)
-    name, _, value = setting.partition("=")
+    name, _, value = shlex.split(line)[0].partition("=")
+    monkeypatch.delenv(name, raising=False)
+    assert fork.from_env() is None
     monkeypatch.setenv(name, value)
     with fork.from_env() or record(to):
         assert say("a") == "no 'a'"
@@ -70,39 +74,32 @@ def test_a_fork_that_cannot_work_is_an_error_at_once(original, to, command, opti
     assert text in err
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["1", "{", '{"cassette": "a"}', '{"cassette": "a", "to": "b", "at": 1, "more": 2}', '{"edits": {"x": 1}}'],
-)
+@pytest.mark.parametrize("edit", ["1", "1=x", "a=1"])
+def test_an_edit_is_an_id_and_json(original, to, command, capsys, edit):
+    with pytest.raises(SystemExit):
+        command("fork", original, "--at", 2, "--to", to, "--edit", edit)
+    assert "is not of the form ID=JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["{", '{"cassette": "a"}', '{"cassette": "a", "to": "b", "at": 1, "more": 2}'])
 def test_a_variable_with_something_else_in_it_is_an_error(monkeypatch, value):
     monkeypatch.setenv(FORK_VARIABLE, value)
     with pytest.raises(ConfigurationError, match=f"{FORK_VARIABLE} must be what `agent-cache cassette fork` prints"):
         fork.from_env()
 
 
-@pytest.fixture
-def branch(original: Path, to: Path) -> Path:
+def test_a_branch_is_a_cassette_like_any_other(original, to, command, document):
     with fork(original, at=3, to=to, edits={1: "no"}, world="as_is"):
         say("a")
         pay("W1")
         say("c")
-    return to
-
-
-def test_show_says_that_it_is_a_branch_and_has_the_ids_of_its_calls(branch, original, command, document):
-    _, out, _ = command("show", branch)
-    recorded_at = Cassette.load(original).recorded_at
-    assert f"A branch of run.jsonl, recorded {recorded_at}, which it left at call 3; edited: call 1." in out
-    assert [line.split()[0] for line in out.splitlines()[3:6]] == ["1", "2", "3"]
-    _, shown = document("show", branch)
-    assert shown["header"]["forked_from"]["edits"] == [1]
-
-
-def test_a_branch_is_a_cassette_like_any_other(branch, command):
-    code, out, _ = command("verify", branch)
-    assert code == 0, out
-    assert command("redact", branch, "--name", "order_id")[0] == 0
-    cassette = Cassette.load(branch)
-    assert cassette[1].arguments == {"order_id": "[redacted]"}
-    assert cassette.header.forked_from["at"] == 3
-    assert Cassette.from_dict(cassette.to_dict()).header == cassette.header
+    recorded_at, text = Cassette.load(original).recorded_at, command("show", to)[1]
+    assert f"A branch of run.jsonl, recorded {recorded_at}, which it left at call 3; edited: call 1." in text
+    assert document("show", to)[1]["header"]["forked_from"]["edits"] == [1]
+    code, out, _ = command("diff", original, to)
+    assert (code, f"{to}: A branch of run.jsonl" in out, "shop:say: outcome" in out) == (1, True, True)
+    assert command("verify", to)[0] == 0
+    assert command("redact", to, "--name", "order_id")[0] == 0
+    cassette = Cassette.load(to)
+    assert (cassette[1].arguments, cassette.header.forked_from["at"]) == ({"order_id": "[redacted]"}, 3)
+    assert Cassette.from_dict(json.loads(json.dumps(cassette.to_dict()))).header == cassette.header

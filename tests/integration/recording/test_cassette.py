@@ -140,3 +140,15 @@ def test_a_cassette_of_ones_own_calls_can_be_replayed(path):
     Cassette([call]).save(path)
     with replay(path, strict=True):
         assert add(1, 2) == 9
+
+
+def test_a_hook_of_redaction_runs_once_over_what_it_has_made(path):
+    def shout(data):
+        return {name: f"{value}!" for name, value in data.items()} if isinstance(data, dict) else data
+
+    say = intercept(lambda text: 1, name="say")
+    with record(path, redact=shout):
+        say("a")
+    assert Cassette.load(path)[0].arguments == {"text": "a!"}
+    with replay(path, redact=shout):
+        assert say("a") == 1
