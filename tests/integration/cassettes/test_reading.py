@@ -12,7 +12,7 @@ import pytest
 
 import agent_cache
 from agent_cache.cli.main import main
-from agent_cache.recording import Cassette, record
+from agent_cache.recording import Cassette, cached_llm_call, record
 from tests.harness.forks import forks
 from tests.harness.slow import slow_rows
 
@@ -46,6 +46,13 @@ def test_show_is_a_timeline(cassette, command):
     assert lines[-2].startswith("1 model call, 120+30 tokens, ")
     assert "5 calls in " in lines[-1]
     assert lines[-1].endswith(", 120+30 tokens, 1 error")
+
+
+def test_show_has_the_last_message_of_a_call_of_a_model(tmp_path, command):
+    think = cached_llm_call(name="model")(lambda messages: {"message": {"content": "At noon"}})
+    with record(tmp_path / "a.jsonl"):
+        think([{"role": "system", "content": "Be kind. " * 20}, {"role": "user", "content": "When?"}])
+    assert "model(...='When?') -> " in command("show", tmp_path / "a.jsonl")[1]
 
 
 def test_show_as_json_has_everything(cassette, document):
@@ -279,8 +286,6 @@ def test_a_process_of_its_own_that_has_no_rich_and_a_reader_that_stops(cassette,
 
 @pytest.mark.parametrize("command", [["show"], ["show", "--json"], ["diff"], ["diff", "--json"], ["verify"]])
 def test_what_a_terminal_would_obey_is_escaped(command, tmp_path, capsys):
-    from agent_cache.recording import cached_llm_call
-
     evil = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\r\n"
 
     @cached_llm_call(name=f"ask{evil}")

@@ -72,7 +72,7 @@ def test_the_closest_marker_wins_option_by_option(suite):
         import pytest
         from shop import ask
 
-        pytestmark = pytest.mark.agent_cassette(mode="once", model="far", allow_unplayed=True)
+        pytestmark = pytest.mark.agent_cassette(path="far.jsonl", mode="once", model="far", allow_unplayed=True)
 
         @pytest.mark.agent_cassette("near", model="near")
         def test_it():

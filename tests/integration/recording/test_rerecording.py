@@ -91,35 +91,6 @@ async def test_which_task_makes_the_first_call_makes_no_difference_to_a_file_tha
     assert path.read_bytes().splitlines(keepends=True) == after
 
 
-async def test_equal_calls_of_two_tasks_get_their_answers_in_the_order_in_which_they_were_made(path):
-    """Though the lines of one task stand together."""
-    answers = iter(range(4))
-
-    @intercept(name="poll")
-    async def poll() -> int:
-        return next(answers)
-
-    async def twice(turn: asyncio.Event, other: asyncio.Event) -> list[int]:
-        seen = []
-        for _ in range(2):
-            await turn.wait()
-            turn.clear()
-            seen.append(await poll())
-            other.set()
-        return seen
-
-    async def run() -> list[list[int]]:
-        one, two = asyncio.Event(), asyncio.Event()
-        one.set()
-        return await asyncio.gather(twice(one, two), twice(two, one))
-
-    with record(path):
-        assert await run() == [[0, 2], [1, 3]]
-    assert [call.outcome["value"] for call in Cassette.load(path)] == [0, 2, 1, 3]
-    with replay(path):
-        assert await run() == [[0, 2], [1, 3]]
-
-
 @pytest.mark.parametrize("mode", ["rewrite", "all", "new_episodes"])
 async def test_an_equal_run_leaves_the_file_untouched(mode, path):
     before = await lines_of(path)
