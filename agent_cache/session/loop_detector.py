@@ -116,15 +116,14 @@ class UnkeyedArguments:
     """The objects without identity that the calls of one session were given, such as clients, callbacks and images.
 
     A call with one is compared all the same, or one such call in each round would hide every loop. An object is known
-    by itself; or by its look, and by which of the living ones that look so it is: if that one is gone, as a callback
-    that is made anew for each call, the two count as the same. Objects are referred to weakly.
+    by its look, and counts as the last one that looked so, unless that is another one and alive: if it is gone, as a
+    callback that is made anew for each call, the two are the same. Objects are referred to weakly.
     """
 
-    __slots__ = ("_known", "_latest")
+    __slots__ = ("_latest",)
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Hashable]] = {}  # by address, each with its part
-        self._latest: dict[Hashable, tuple[Any, int]] = {}  # by look, the last object, and how many were alive before
+        self._latest: dict[Hashable, tuple[Any, int]] = {}  # by look, the last object and its number
 
     def part(self, value: Any, depth: int = 0) -> Hashable:
         """The part of a key for an argument."""
@@ -135,19 +134,14 @@ class UnkeyedArguments:
         if kind in (dict, list, tuple) and depth < 4:
             members = islice(value.items() if kind is dict else value, _MAX_PARTS)
             return kind.__name__, len(value), *[self.part(each, depth + 1) for each in members]
-        reference, part = self._known.get(id(value), (None, None))
-        if reference is not None and reference() is value:
-            return part
         look = self._look_of(value)
+        latest, number = self._latest.get(look, (None, 0))
         try:
-            reference = weakref.ref(value)
-        except TypeError:
+            number += latest is not None and (former := latest()) is not None and former is not value
+            self._latest[look] = weakref.ref(value), number
+        except TypeError:  # no weak reference
             return look
-        latest, number = self._latest.get(look, (None, -1))
-        number += latest is None or latest() is not None
-        self._latest[look], self._known[id(value)] = (reference, number), (reference, (look, number))
         forget_oldest(self._latest, _MAX_OBJECTS)
-        forget_oldest(self._known, _MAX_OBJECTS)
         return look, number
 
     def _look_of(self, value: Any) -> Hashable:

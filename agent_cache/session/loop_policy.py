@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 from agent_cache.core.options import Value, checked_text, configures, count, seconds
@@ -133,21 +133,23 @@ def policy_of(given: object, max_tool_repeats: int | None, max_execution_depth: 
     Raises:
         ConfigurationError: if a value cannot work.
     """
-    policy = LoopPolicy(**given) if isinstance(given, Mapping) else given
-    if policy is not None and not isinstance(policy, LoopPolicy):
-        raise ConfigurationError(f"AgentCacheSession: loop_policy must be a LoopPolicy, got {given!r}")
-    changes = {}
     if max_tool_repeats is not None:
-        changes["repeat"] = count(2, max_tool_repeats, "AgentCacheSession: max_tool_repeats")
+        count(2, max_tool_repeats, "AgentCacheSession: max_tool_repeats")
     if max_execution_depth is not None:
-        depth = count(1, max_execution_depth, "AgentCacheSession: max_execution_depth")
-        changes["max_execution_depth"] = depth
+        count(1, max_execution_depth, "AgentCacheSession: max_execution_depth")
+    policy = LoopPolicy(**given) if isinstance(given, Mapping) else given
     if policy is None:
-        return _default_with(tuple(changes.items()))
-    return replace(policy, **changes) if changes else policy
+        return _default_with(max_tool_repeats, max_execution_depth)
+    if not isinstance(policy, LoopPolicy):
+        raise ConfigurationError(f"AgentCacheSession: loop_policy must be a LoopPolicy, got {given!r}")
+    return _changed(policy, max_tool_repeats, max_execution_depth)
 
 
-@lru_cache(maxsize=256)
-def _default_with(changes: tuple[tuple[str, int], ...]) -> LoopPolicy:
-    """Sessions with the same short forms share a policy: to make and check one takes 8 us."""
-    return LoopPolicy(**dict(changes))
+def _changed(policy: LoopPolicy, max_tool_repeats: int | None, max_execution_depth: int | None) -> LoopPolicy:
+    if max_tool_repeats is not None:
+        policy = replace(policy, repeat=max_tool_repeats)
+    return policy if max_execution_depth is None else replace(policy, max_execution_depth=max_execution_depth)
+
+
+_default_with = lru_cache(maxsize=256)(partial(_changed, LoopPolicy()))
+"""Sessions with the same short forms share a policy: to make and check one takes 8 us."""

@@ -135,7 +135,7 @@ class AgentCacheSession(LoopGuard):
     ) -> None:
         if session_id is not None:
             checked_text(session_id, "AgentCacheSession: session_id")
-        self.session_id = session_id or os.urandom(16).hex()
+        self.session_id = session_id or _random_id()
         self.calls = 0  # so far, without the refused ones
         # What each call reads is set: a value of the class is read in ten times the time.
         self.limit, self.most_nested, self.is_bounded = ANY_NUMBER, AgentCacheSession.most_nested, False
@@ -431,6 +431,21 @@ class AttachedBlock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.__exit__(kind, error, trace)
+
+
+_IDS: list[str] = []
+"""Random ids for the next sessions: to ask the operating system for each takes as long as all the rest."""
+
+os.register_at_fork(after_in_child=_IDS.clear)  # or the sessions of all workers of a server would have the same ones
+
+
+def _random_id() -> str:
+    while True:
+        try:
+            return _IDS.pop()
+        except IndexError:
+            digits = os.urandom(1_600).hex()
+            _IDS.extend([digits[at : at + 32] for at in range(0, len(digits), 32)])
 
 
 def _misplaced(what: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import gc
+import os
 import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -283,10 +284,20 @@ async def test_entering_again_is_the_same_run_with_an_empty_cache():
     assert session.get_metrics()["calls"] == 4
 
 
-async def test_ids_are_made_up_where_none_is_given():
-    ids = {AgentCacheSession().session_id for _ in range(100)}
-    assert len(ids) == 100
-    assert AgentCacheSession("mine").session_id == "mine"
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of 3.12 and later, if there are threads
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+def test_sessions_without_a_name_get_one_that_no_other_has_also_in_forked_workers():
+    names = [AgentCacheSession().session_id for _ in range(250)]
+    reader, writer = os.pipe()
+    if not os.fork():
+        os.write(writer, AgentCacheSession().session_id.encode())
+        os._exit(0)
+    os.wait()
+    with os.fdopen(reader, "rb") as told:
+        names += [told.read(32).decode(), AgentCacheSession().session_id]
+    os.close(writer)
+    assert len(set(names)) == 252
+    assert {len(name) for name in names} == {32}
 
 
 async def test_what_a_session_leaves_is_freed_without_the_garbage_collector():
