@@ -238,31 +238,6 @@ async def test_a_run_that_fails_says_nothing(failure: str, caplog: pytest.LogCap
 # It is beside the hit
 
 
-async def test_a_hit_does_not_wait_and_one_audit_runs_at_a_time():
-    gate = asyncio.Event()
-    runs = []
-
-    @AgentCache("price:{item}", audit=1.0, name="gated_price")
-    async def price(item: str) -> int:
-        runs.append(item)
-        if len(runs) > 2:
-            await gate.wait()
-        return 1
-
-    await price("7")
-    await price("8")
-    for _ in range(5):
-        assert await asyncio.gather(price("7"), price("8")) == [1, 1]
-        await idle()
-    assert runs == ["7", "8", "7"]
-    gate.set()
-    await idle()
-    await price("8")
-    await idle()
-    assert runs == ["7", "8", "7", "8"]
-    assert counts() == (2, 0)
-
-
 # It has no effect
 
 

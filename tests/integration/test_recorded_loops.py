@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.loops.__main__ import main
-from benchmarks.loops.agent import Agent, Audit, Ledger, Step
+from benchmarks.loops.agent import Agent
 from benchmarks.loops.families import HONEST, LOOPS, UNDECLARED_POLL, UNSEEN, Loop
 from benchmarks.loops.report import median_of
 from benchmarks.loops.sessions import (
@@ -23,8 +22,8 @@ from benchmarks.loops.sessions import (
     muted_loop_warnings,
     scripted_agent,
 )
-from benchmarks.loops.tally import Injection, Tally, loop_start
-from benchmarks.recorded_runs import RecordedCall, Run, data_directory
+from benchmarks.loops.tally import Injection, Tally
+from benchmarks.recorded_runs import data_directory
 from tests.harness.slow import slow
 
 
@@ -158,69 +157,4 @@ async def test_short_circuit_skips_no_write_and_invents_no_answer_in_loops_eithe
     assert agent.audit.repeated > 0
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("recordings")
-def test_the_command_prints_its_tables_and_targets(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--limit", "2"]) in (0, 1)
-    shown = capsys.readouterr().out
-    assert all(f"| {name}" in shown for name in (*LOOPS, *HONEST, "retail: successful runs stopped"))
-
-
 # Those who judge must be able to say no
-
-
-def audit_of(step: Step, answer: object, *, ran: object = None, latest: object = None) -> Audit:
-    audit, ledger, call = Audit(), Ledger(), (step.tool, step.identity)
-    if latest is not None:
-        ledger.gave(call, latest)
-    ledger.start_round()
-    if ran is not None:
-        ledger.ran(call)
-        ledger.gave(call, ran)
-    audit.check([step], [answer], ledger)
-    return audit
-
-
-def test_the_audit_sees_a_write_that_was_answered_and_never_ran() -> None:
-    write = Step("set", "7", "ok", is_write=True)
-    assert audit_of(write, "ok", latest="ok").skipped == 1
-    assert audit_of(write, "ok", ran="ok").skipped == 0
-
-
-def test_the_audit_sees_an_answer_that_the_tool_never_gave() -> None:
-    read = Step("get", "7", "seven")
-    assert audit_of(read, None).invented == 1
-    assert audit_of(read, None, latest="seven").invented == 1
-    assert audit_of(read, "seven", ran="eight", latest="seven").invented == 1
-    assert audit_of(read, "seven", latest="seven").invented == 0
-    assert audit_of(read, "seven", ran="seven").invented == 0
-
-
-def run_of(text: str) -> Run:
-    """One call for each letter, by which it is told from others; a capital one is a write."""
-    calls = (
-        RecordedCall(
-            "tool", {}, letter, "", error=False, kind="write" if letter.isupper() else "read", turn=None, batch=n
-        )
-        for n, letter in enumerate(text)
-    )
-    return Run("", success=True, calls=tuple(calls))
-
-
-@pytest.mark.parametrize(
-    ("calls", "start"),
-    [
-        ("aa", None),
-        ("aaa", 2),
-        ("ababab", 5),
-        ("xabcabcabcx", 9),
-        ("abcabcab", None),
-        ("acabadaxa", 6),
-        ("acaBadaxa", None),
-        ("aBacadaxa", 8),
-        ("BaBacaBa", 7),
-        ("abcdefghijkabcdefghijkabcdefghijk", None),
-    ],
-)
-def test_the_label_in_hindsight(calls: str, start: int | None) -> None:
-    assert loop_start(run_of(calls)) == start
