@@ -10,8 +10,8 @@ fail. So each signature has a *balance* of its repetitions without progress and 
 the checks. Why these, and what they find and miss in 17,000 recorded runs: docs/explanation/loops.md.
 
 A call costs O(1), however long the session, and memory is bounded: no answer is kept, only its digest. Time is the
-*position*, the number of calls counted so far. `LoopDetector.clock` counts the unchanged polls as well: two calls
-overlapped if one began at a lower reading than the other ended at.
+number of calls counted so far, `LoopDetector.clock`: two calls overlapped if one began at a lower reading than the
+other ended at.
 """
 
 from __future__ import annotations
@@ -247,8 +247,8 @@ class LoopDetector:
 
     __slots__ = (
         "_error", "_error_at", "_error_round", "_errors", "acted_cycle", "active", "blocked", "clock", "epoch",
-        "is_mixed", "last", "length", "levels", "newest", "noticed_cycle", "pause", "position", "progress", "streak",
-        "tools", "unkeyed",
+        "is_mixed", "last", "length", "levels", "newest", "noticed_cycle", "pause", "progress", "streak", "tools",
+        "unkeyed",
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy, now: float) -> None:
@@ -256,8 +256,7 @@ class LoopDetector:
         self.pause = seconds_of(policy.new_turn_after, "new_turn_after")  # without a call, after which a turn begins
         self.active = now  # the clock reading at the last call, where that matters
         self.epoch = 0  # how many have ended
-        self.position = 0  # how many calls were counted
-        self.clock = 0  # with the polls that returned nothing new, which are not counted
+        self.clock = 0  # how many calls were counted
         self.last: Signature | _Once = _NO_CALL  # the last counted call of this epoch
         self.streak: list[Signature] = []  # the last calls since the last new signature,
         self.length = 0  # so many of them in all;
@@ -323,14 +322,14 @@ class LoopDetector:
 
     def count_error(self, tool: str, digest: Hashable, began: int, iteration: int, task: int) -> int:
         """Count an error of a tool, that of the last call. Returns in how many rounds in a row there was only it."""
-        error, at, (ended, former_iteration, former_task) = (tool, digest), self.position, self._error_round
+        error, at, (ended, former_iteration, former_task) = (tool, digest), self.clock, self._error_round
         if error != self._error or self._error_at != at - 1:
             self._errors = 0
         elif began < ended or (iteration == former_iteration and task != former_task):
             self._error_at = at  # the same round of a fan-out: one outage, however many calls have met it
             return 0
         self._errors += 1
-        self._error, self._error_at, self._error_round = error, at, (self.clock, iteration, task)
+        self._error, self._error_at, self._error_round = error, at, (at, iteration, task)
         return self._errors
 
 
@@ -376,7 +375,6 @@ class ToolHistory:
                 state.end_epoch()
             elif state.length or state.blocked:
                 state.begin_streak()
-            state.position += 1
             state.clock = state.newest = state.progress = clock = state.clock + 1
             state.last = calls[key] = digest, state.epoch, clock, iteration, task
             return None
@@ -404,7 +402,6 @@ class ToolHistory:
         else:
             signature.in_a_row = 1
         signature.count = count = signature.count + 1
-        state.position += 1
         state.clock = signature.ended = clock = state.clock + 1
         if count == 1 or hints.poll:
             if state.length or state.blocked:

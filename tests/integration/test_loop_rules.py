@@ -383,6 +383,7 @@ class Model:
         self.rows[step.tool, step.argument] = step, row
         if step.tool.startswith("p"):
             if row > 1:
+                self.all.append(Step("poll"))
                 return ("action", {"repeat"}) if row >= 3 else (None, set())
             step = replace(step, answer=1_000 + len(self.all))  # each change is news
         self.changes.append(2 if step in self.epoch else 1 if step.fails else -1)

@@ -23,7 +23,6 @@ from agent_cache import (
     AgentCacheSession,
     AsyncCache,
     configure,
-    get_metrics,
     invalidate,
     metrics,
 )
@@ -295,68 +294,6 @@ def test_counters_of_tools_that_are_gone_are_summed_up(monkeypatch):
     counters.clear()
     assert counters.snapshot()["calls"] == 0
     assert "(others)" not in counters.snapshot()["resources"]
-
-
-@pytest.mark.parametrize("maxsize", [None, 100_000])
-async def test_expired_answers_leave_a_store_without_a_bound(clock, maxsize):
-    """100 are in use at a time; there are never more than a few times as many."""
-
-    @AgentCache("thing:{number}", ttl=100, maxsize=maxsize)
-    async def thing(number: int) -> int:
-        return number
-
-    store = store_of(thing)
-    largest = 0
-    for number in range(5_000):
-        await thing(number)
-        await thing(number - number % 10)  # some are hit again and again
-        clock.advance(1)
-        largest = max(largest, len(store))
-    if maxsize is None:
-        assert 100 <= largest <= 300
-    else:
-        assert largest == 5_000  # its bound is its own
-
-
-@pytest.mark.parametrize("what", ["thing", "thing:{number}"])
-async def test_stale_answers_leave_a_store_without_a_bound(what):
-    """A write touches none of them; each answer that is stored later lets go of up to two."""
-
-    @AgentCache("thing:{number}", maxsize=None)
-    async def thing(number: int) -> int:
-        return number
-
-    for number in range(1_000):
-        await thing(number)
-    if what == "thing":
-        await invalidate("thing")
-    else:
-        for number in range(1_000):
-            await invalidate(f"thing:{number}")
-    for number in range(1_000, 3_000):  # some of what was stored then had been looked at just before
-        await thing(number)
-    assert store_of(thing).keys()[0] == 1_000
-    assert len(store_of(thing)) == 2_000
-
-
-async def test_a_stale_answer_makes_room_before_one_in_use_is_evicted():
-    """Within as many answers as are stored at once."""
-
-    @AgentCache("thing:{number}", maxsize=100)
-    async def thing(number: int) -> int:
-        return number
-
-    for number in range(100):
-        await thing(number)
-    for number in range(0, 100, 2):
-        await invalidate(f"thing:{number}")
-    before = get_metrics()["evictions"]
-    for number in range(100, 150):
-        await thing(number)
-    evicted = get_metrics()["evictions"] - before
-    assert len(store_of(thing)) == 100
-    assert sum(thing.contains(number) for number in range(150)) >= 100 - evicted
-    assert evicted <= 25
 
 
 # -- max_bytes -----------------------------------------------------------------------------------------------
