@@ -30,15 +30,10 @@ class LoggedCall:
     """One call of a tool.
 
     Attributes:
-        tool: its name in the log.
-        arguments: by parameter name, JSON values. A leaf that was redacted is None.
-        result: a JSON value; a text that is a JSON object or list is parsed. A leaf that was redacted is None.
+        arguments, result: JSON values; a text that is a JSON object or list is parsed. Redacted leaves are None.
         error: what it raised, as ``"TypeName: text"``. None where it answered.
         started, ended: Unix seconds. None where the log does not say.
-        run: of which run it is a part.
-        kind: what the log says that the tool is. None where it says nothing.
-        hints: the annotations of MCP, where the log has them: ``{"readOnlyHint": True}``.
-        duration: seconds.
+        kind, hints: what the log says that the tool is, and its annotations of MCP: ``{"readOnlyHint": True}``.
         is_parsed: whether the result stood in the log as a text, which was parsed.
         is_keyed: whether the arguments tell this call from others. False where they are missing, cut off or redacted:
             then no other call is the same call.
@@ -57,7 +52,6 @@ class LoggedCall:
     run: str = ""
     kind: Literal["read", "write"] | None = None
     hints: Mapping[str, bool] = field(default_factory=dict)
-    duration: float | None = None
     is_parsed: bool = False
     is_keyed: bool = True
     is_whole: bool = True

@@ -42,7 +42,6 @@ _SPAN_TOOL: Final = ("agent_cache.tool", "gen_ai.tool.name", "tool.name")
 _SPAN_ARGUMENTS: Final = ("gen_ai.tool.call.arguments", "tool_arguments", "input.value")  # the last of OpenInference
 _SPAN_RESULT: Final = ("gen_ai.tool.call.result", "tool_response", "output.value")
 _NAMELESS: Final = "calls without the name of a tool were left out"
-_NOTHING: Final[Fields] = {}
 _BROKEN: Final = (AttributeError, TypeError, ValueError, LookupError, RecursionError)
 
 
@@ -245,7 +244,7 @@ class _Reader:
                 call.name, self._name, call.arguments, value,
                 error=error, is_hit=call.source == "hit", began=at, ended=None if at is None else at + duration,
                 kind="write" if "write" in (call.kind, call.source) else "read" if call.source else None,
-                encloses=call.kind == "call" and call.id in enclosing, duration=duration or None,
+                encloses=call.kind == "call" and call.id in enclosing,
                 hints=hints.get(call.name.rpartition(":")[2], {}),
             )  # fmt: skip
 
@@ -295,7 +294,7 @@ class _Reader:
             return
         error, result = _first(record, ("error", "is_error")), _first(record, _RESULTS)
         is_error = error not in (None, False, "")
-        duration, asked = _number(record.get("duration")), _first(record, _ARGUMENTS)
+        asked = _first(record, _ARGUMENTS)
         yield self._call(
             tool, run, {} if asked is None and any(name in record for name in _ARGUMENTS) else asked,
             result if any(name in record for name in _RESULTS) else UNKNOWN,
@@ -305,7 +304,6 @@ class _Reader:
             ended=self._moment(_first(record, ("ended", "end_time", *_TIMES))),
             kind=record["kind"] if record.get("kind") in ("read", "write") else None,
             hints=_hints_of(_first(record, ("hints", "annotations"))),
-            **(_NOTHING if duration is None else {"duration": duration}),
         )  # fmt: skip
 
     # Messages: Chat Completions, Responses, Messages of Anthropic
@@ -360,7 +358,6 @@ class _Reader:
         """A call: its arguments and its answer as they stand in a log, other fields as they are."""
         if began is not None and ended is not None:
             began, ended = min(began, ended), max(began, ended)
-            fields.setdefault("duration", round(ended - began, 6))
         answer: Fields = {"is_from_cache": True}
         if error is not None or not is_hit:
             answer = self._answer(result, error=error, failed=failed, may_be_cut=may_be_cut)

@@ -60,14 +60,13 @@ class StaleAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class ToolOutcome:
-    """The figures of one tool that reads: its calls, those that the cache would have answered, those it would have
-    answered wrongly, and what the hits would have saved: None if the log has no times, or no costs.
+    """The figures of one tool that reads: its calls, those that the cache would have answered, and those it would have
+    answered wrongly.
     """
 
     reads: int = 0
     hits: int = 0
     stale: int = 0
-    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +288,6 @@ class _Player:
 
     def _hit(self, figures: ToolOutcome, entry: _Entry, call: LoggedCall, answer: bytes | None) -> None:
         figures.hits += 1
-        if call.duration is not None:
-            figures.seconds = (figures.seconds or 0.0) + call.duration
         if answer == entry.answer:
             entry.true_at, entry.writes = self.at, None
             return
@@ -333,70 +330,45 @@ class Match:
 
 
 class TagsInUse:
-    """What is in use: toolboxes, and the operations of decorated tools, by name.
+    """What is in use: the operations of decorated tools by name; or the rules of a toolbox."""
 
-    A toolbox that has decorated functions is checked by these.
-    """
-
-    def __init__(self, boxes: Mapping[str, Toolbox], tools: Mapping[str, ReadOperation | WriteOperation]) -> None:
-        self._tools = dict(tools)
-        self._boxes = {
-            where: box
-            for where, box in boxes.items()
-            if not any(name.startswith(f"{box.namespace}:") for name in tools)
-        }
-        self._rules = {
-            where: {row.tool: box.rule(row.tool) for row in box.explain()} for where, box in self._boxes.items()
-        }
+    def __init__(self, tools: Mapping[str, ReadOperation | WriteOperation], box: Toolbox | None = None) -> None:
+        self._box = box
+        self._tools: dict[str, ReadOperation | WriteOperation] = dict(tools)
+        self._rules = {row.tool: box.rule(row.tool) for row in box.explain()} if box is not None else {}
 
     def match(self, tools: Mapping[str, Mapping[str, bool]]) -> Match:
         """Find what is in use for each tool of a log, given the annotations of an MCP server for it."""
-        found, used = Match(), set[str]()
+        found, used, in_use = Match(), set[str](), {**self._tools, **self._rules}
         for tool, hints in tools.items():
-            candidates = self._candidates(tool)
-            used.update(candidates)
-            if len(candidates) > 1:
-                found.ambiguous[tool] = tuple(sorted(candidates))
-            elif candidates:
-                [found.policy[tool]] = candidates.values()
-            elif len(self._boxes) != 1 or self._tools:
+            names = self._names(tool)
+            used.update(names)
+            if len(names) > 1:
+                found.ambiguous[tool] = tuple(sorted(names))
+            elif names:
+                found.policy[tool] = in_use[names[0]]
+            elif self._box is None:
                 found.without_rule[tool] = "it is not decorated"
             else:
-                self._by_default(tool, hints, found)
-        every = [*self._tools, *(self._name(where, rule) for where, rules in self._rules.items() for rule in rules)]
-        found.without_calls.extend(sorted({*every} - used))
+                rule = found.policy[tool] = self._box.rule(tool, dict(hints) or None)
+                if rule is self._box.rule(tool):
+                    [row] = self._box.explain([tool])
+                    instead = {"write": f"each call drops {row.tags}", "watch": "it is not stored"}
+                    found.without_rule[tool] = instead.get(row.kind, "it is left alone")
+        found.without_calls.extend(sorted({*in_use} - used))
         return found
 
-    def _name(self, where: str, rule: str) -> str:
-        """What a rule is called: also by its toolbox, if there are several."""
-        return rule if len(self._boxes) == 1 and not self._tools else f"{where}[{rule!r}]"
-
-    def _candidates(self, tool: str) -> dict[str, Tags]:
+    def _names(self, tool: str) -> list[str]:
         """What may be in use for a tool: by its whole name, else by what follows the first colon, else the last dot."""
+        short = tool.partition(":")[2] or tool
+        if self._box is not None:
+            rule = find_rule(self._rules, short)
+            return [name for name, one in self._rules.items() if rule and one is rule.rule]
         if tool in self._tools:
-            return {tool: self._tools[tool]}
-        prefix, _, short = tool.partition(":")
-        short = short or tool
-        found: dict[str, Tags] = {name: one for name, one in self._tools.items() if name.partition(":")[2] == short}
-        for where in [one for one, box in self._boxes.items() if box.namespace == prefix] or self._boxes:
-            if not found or len(self._boxes) > 1:
-                rule = find_rule(self._rules[where], short)
-                found |= {
-                    self._name(where, name): one
-                    for name, one in self._rules[where].items()
-                    if rule and one is rule.rule
-                }
+            return [tool]
         last = short.rpartition(".")[2]
-        return found or {name: one for name, one in self._tools.items() if re.split("[:.]", name)[-1] == last}
-
-    def _by_default(self, tool: str, hints: Mapping[str, bool], found: Match) -> None:
-        """What the only toolbox does with a tool that has no rule."""
-        [box] = self._boxes.values()
-        [row] = box.explain([tool])
-        rule = found.policy[tool] = box.rule(tool, dict(hints) or None)
-        if rule is box.rule(tool):
-            instead = {"write": f"each call drops {row.tags}", "watch": "it is not stored", "pass": "it is left alone"}
-            found.without_rule[tool] = instead[row.kind]
+        alike = [name for name in self._tools if name.partition(":")[2] == short]
+        return alike or [name for name in self._tools if re.split("[:.]", name)[-1] == last]
 
 
 def tags_in_use(target: str) -> TagsInUse:
@@ -405,23 +377,20 @@ def tags_in_use(target: str) -> TagsInUse:
     if not colon or "/" in attribute or "\\" in attribute:  # the colon of a drive
         path, attribute = target, ""
     if not attribute and path.endswith(".toml"):
-        return TagsInUse({path: Toolbox.from_file(path, hints="kind")}, {})
+        return TagsInUse({}, Toolbox.from_file(path, hints="kind"))
     module = _imported(path)
     if attribute:
         found = getattr(module, attribute, None)
         if not isinstance(found, Toolbox):
             raise ConfigurationError(f"{target}: {attribute} is no Toolbox of {module.__name__}")
-        return TagsInUse({target: found}, {})
-    modules = [module, *(each for name, each in list(sys.modules.items()) if name.startswith(f"{module.__name__}."))]
-    boxes: dict[str, Toolbox] = {}
-    for each in modules:
-        for name, value in list(vars(each).items()):
-            if isinstance(value, Toolbox) and value not in boxes.values():
-                boxes[f"{each.__name__}:{name}"] = value
-    tools = {tool.name: tool for tool in TOOLS.all()}
-    if not boxes and not tools:
-        raise ConfigurationError(f"{target}: it imports no decorated tool, and has no Toolbox")
-    return TagsInUse(boxes, tools)
+        return TagsInUse({}, found)
+    if tools := {tool.name: tool for tool in TOOLS.all()}:
+        return TagsInUse(tools)
+    boxes = [value for value in vars(module).values() if isinstance(value, Toolbox)]
+    if len(boxes) != 1:
+        several = f"{len(boxes)} Toolboxes: name one, as in {target}:toolbox" if boxes else "no Toolbox"
+        raise ConfigurationError(f"{target}: it imports no decorated tool, and has {several}")
+    return TagsInUse({}, boxes[0])
 
 
 def _imported(target: str) -> ModuleType:

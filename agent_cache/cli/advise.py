@@ -34,7 +34,6 @@ _LEAST: Final = 20_000
 """From how many calls on a progress bar is drawn: what takes longer than a second."""
 _SHOWN: Final = 5
 """Stale answers of one cause that are shown."""
-_MOST_TOOLS: Final = 40
 Kind = Literal["read", "write"]
 Given = Sequence[tuple[str, Kind]]
 
@@ -147,9 +146,9 @@ def _advise(options: argparse.Namespace, redaction: Redaction) -> int:
 
 def _print_summary(rules: RuleText) -> None:
     """What has to be decided, what is not known, and what the rules are worth."""
-    printer, names, width = Printer(sys.stderr), rules.names, shutil.get_terminal_size().columns
+    printer, width = Printer(sys.stderr), shutil.get_terminal_size().columns
     labels = {"none": "no invalidation", "roots": "whole roots", "advised": "advised", "oracle": "oracle"}
-    rows: list[tuple[str, ...]] = [
+    rows = [
         (labels[name], f"{one.reads:,}", f"{one.hits:,}", _percent(one.hits, one.reads), f"{one.stale:,}")
         for name, one in rules.outcomes.items()
     ]
@@ -158,20 +157,6 @@ def _print_summary(rules: RuleText) -> None:
     for line in rules.unknown():
         for part in textwrap.wrap(f"- {line}", max(40, width), subsequent_indent="  "):
             printer.line(part)
-    found = rules.outcomes["advised"].tools
-    tools = sorted(rules.advice.tools.values(), key=lambda one: -found[one.tool].hits if one.tool in found else 0)
-    rows = []
-    for tool in tools[:_MOST_TOOLS]:
-        own = found.get(tool.tool)
-        repeats = f"{tool.repeats:,}" if tool.kind in ("read", "watch") else ""
-        saved = f"{own.seconds:,.1f} s" if own and own.seconds else ""
-        hits = (f"{own.hits:,}", _percent(own.hits, tool.calls), saved) if own else ("", "", "")
-        name = shortened(names.shown(tool.tool), max(20, width - 46))
-        rows.append((name, tool.kind, f"{tool.calls:,}", repeats, *hits))
-    printer.line()
-    printer.table(("tool", "kind", "calls", "repeats", "hits", "rate", "saved"), rows, left=2)
-    if (more := len(tools) - _MOST_TOOLS) > 0:
-        printer.line(f"and {plural(more, 'tool')} more")
 
 
 def _percent(part: int, whole: int) -> str:

@@ -114,7 +114,7 @@ def play_servers(seed: int, shape: LogShape | None = None) -> list[LoggedCall]:
             at = float(len(log) * 2)
             name, given = (tool, arguments) if not shape.meta else ("execute-tool", _inside(tool, arguments))
             given = json.loads(json.dumps(given))
-            log.append(LoggedCall(name, given, answer, None, at, at + 1, str(run), duration=1.0, is_parsed=True))
+            log.append(LoggedCall(name, given, answer, None, at, at + 1, str(run), is_parsed=True))
     return log
 
 

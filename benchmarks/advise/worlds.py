@@ -95,7 +95,7 @@ def _made(state: World, tool: str, arguments: dict[str, Any], began: float, take
         result = json.loads(json.dumps(getattr(state, tool)(**arguments)))
     except RefusedError as refusal:
         error = f"RefusedError: {refusal}"
-    return LoggedCall(tool, arguments, result, error, began, began + taken, run="1", kind=kind, duration=taken)
+    return LoggedCall(tool, arguments, result, error, began, began + taken, run="1", kind=kind)
 
 
 def _get(table: dict[Any, Any], key: Any) -> Any:

@@ -78,7 +78,7 @@ def day(seed: int = 1, agents: int = 60) -> list[Call]:
             continue
         tool, arguments = step
         time += 1
-        call: Call = {"tool": tool, "arguments": arguments, "time": time, "run": run, "duration": 0.5}
+        call: Call = {"tool": tool, "arguments": arguments, "time": time, "run": run}
         try:
             call["result"] = getattr(shop, tool)(**arguments)
         except ValueError as error:
