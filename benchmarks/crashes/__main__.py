@@ -5,9 +5,7 @@ requests; up to three of its processes are killed by SIGKILL, those that resume 
 a random time, half at a named moment of a random call: before its intent, before or after its effect, when it has
 returned, while its request or its answer is under way. A receiver in another process counts.
 
-The exit code is 1 if a row of the journal doubled or lost a write, or made an answered call of the model again.
-
-DBOS runs where `--dbos-python` or this Python has it.
+The exit code is 1 if a row doubled or lost a write, or made an answered call of the model again.
 """
 
 from __future__ import annotations
@@ -43,31 +41,22 @@ def journal_is_sealed(folder: Path, run: str) -> bool:
     return read_journal(folder / f"{run}.jsonl").is_sealed
 
 
-def recording_is_there(folder: Path, run: str) -> bool:
-    """Whether a run under `record` has ended since its last process began."""
-    return not (folder / f"{run}.jsonl.partial").exists()
-
-
-JOURNAL = ("raise", "rerun", "check", "notice")
-
-
-def rows() -> dict[str, Row]:
-    """By name."""
-    found = (
+ROWS = {
+    row.name: row
+    for row in (
         Row("raise", "raise an error", is_over=journal_is_sealed),
         Row("rerun", "run again; the receiver knows the key", is_idempotent=True, is_over=journal_is_sealed),
         Row("check", "ask the receiver by the key", is_over=journal_is_sealed),
         Row("notice", "tell the model", is_over=journal_is_sealed),
-        Row("new_episodes", '`record(mode="new_episodes")` over the partial file', is_over=recording_is_there),
     )
-    return {row.name: row for row in found}
+}
 
 
-def verdicts_of(row: Row, kills: int, folder: Path, jobs: int, first: int = 0) -> list[Verdict]:
+def verdicts_of(row: Row, kills: int, folder: Path, jobs: int) -> list[Verdict]:
     """Runs of a row, until so many processes were killed."""
     verdicts: list[Verdict] = []
     lock = threading.Lock()
-    numbers = itertools.count(first)
+    numbers = itertools.count()
     done = 0
     title = f"{row.label}: kills"
     progress(title, 0, kills)
@@ -124,30 +113,26 @@ def is_kept(verdicts: Sequence[Verdict]) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: every promise was kept; 1: one was not."""
     options = _parser().parse_args(arguments)
-    known = rows()
     kills = options.kills or (QUICK if options.quick else KILLS)
     lines: list[tuple[str, ...]] = []
     broken = False
     for name in options.rows:
-        row = known[name]
+        row = ROWS[name]
         with tempfile.TemporaryDirectory() as folder:
-            verdicts = verdicts_of(row, kills, Path(folder), options.jobs, options.first)
+            verdicts = verdicts_of(row, kills, Path(folder), options.jobs)
         lines.append(line_of(row, verdicts))
-        broken = broken or (name in JOURNAL and not is_kept(verdicts))
+        broken = broken or not is_kept(verdicts)
     print(markdown(HEADINGS, lines))
     return int(broken)
 
 
 def _parser() -> argparse.ArgumentParser:
-    names = list(rows())
+    names = list(ROWS)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.crashes", description=__doc__)
     parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--kills", type=positive, metavar="N", help=f"of each row; by default {KILLS}")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} kills of each row")
     parser.add_argument("--jobs", type=positive, default=2, metavar="N", help="runs at once")
-    parser.add_argument(
-        "--first", type=int, default=0, metavar="N", help="number of the first run, which seeds its kills"
-    )
     return parser
 
 

@@ -1,7 +1,6 @@
 """A process that runs the agent under agent_cache: `python -m benchmarks.crashes.worker TASK`.
 
-Its row says what happens with a write that is in doubt: `raise`, `rerun`, `check` or `notice`; `new_episodes` resumes
-by a recording in place of a journal.
+Its row says what happens with a write that is in doubt: `raise`, `rerun`, `check` or `notice`.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
 from agent_cache.errors import InDoubtError
-from agent_cache.recording import intercept, record
+from agent_cache.recording import intercept
 from benchmarks.crashes.agent import Client, Task, run_agent
 
 Tool = Callable[[str], Awaitable[Any]]
@@ -141,24 +139,12 @@ async def _resume(task: Task, client: Client) -> None:
         client.line.say("result", await run_agent(DecoratedTools(client, idempotency_key), task.seed))
 
 
-async def _continue_recording(task: Task, client: Client) -> None:
-    """What can be done without a journal: the calls that the killed process has recorded answer."""
-    path = Path(task.folder) / f"{task.run}.jsonl"
-    partial = path.with_name(path.name + ".partial")
-    if partial.exists():
-        partial.replace(path)
-    async with AgentCacheSession(task.run):
-        with record(path, mode="new_episodes", http=True):
-            client.line.say("began")
-            client.line.say("result", await run_agent(DecoratedTools(client, lambda: None), task.seed))
-
-
 async def main(task: Task) -> None:
     """Run the agent until it ends or this process is killed, and say how it ended."""
     logging.disable(logging.CRITICAL)
     client = task.client()
     try:
-        await (_continue_recording if task.row == "new_episodes" else _resume)(task, client)
+        await _resume(task, client)
     except BaseException as error:  # noqa: BLE001 - it is reported
         while isinstance(error, BaseExceptionGroup):
             error = min(error.exceptions, key=lambda inner: not isinstance(inner, InDoubtError | BaseExceptionGroup))
