@@ -18,7 +18,7 @@ cache are evidence of nothing.
 3. *The rest.* What a write does to answers that no link meets must have been seen: `ENOUGH` different writes between
    equal answers. (After eight failures in a row the true rate is below 31 % with 95 % confidence: the "rule of three"
    of Hanley and Lippman-Hand 1983, "If nothing goes wrong, is everything all right?".) Otherwise the pair gets the
-   whole root, and `Advice.lacking` says so. Lists and searches need more, since an item that comes in was not in the
+   whole root, by a link without a change. Lists and searches need more, since an item that comes in was not in the
    list before. Of a write on another server, all writes of that server between equal answers of this one count.
 
 An answer that changes with no write in between is *volatile*, and not to be cached. So is a read of an id whose changes
@@ -402,10 +402,9 @@ class _Chooser:
                     self.equal[writer].append(interval)
         self.changes = list(changes.items())
 
-    def choose(self) -> tuple[list[_Chosen], dict[str, str]]:
-        """The links, and for each write that got the whole root without a change: why."""
+    def choose(self) -> list[_Chosen]:
+        """The links. A write that got the whole root without a change was seen too little."""
         chosen = covering = self._cover()
-        why: dict[str, str] = {}
         for writer in sorted(self.evidence.writers):
             own = [one for one in chosen if one.option[0] == writer]
             others = [one for one in chosen if one.option[0] != writer]
@@ -413,18 +412,15 @@ class _Chooser:
                 chosen = others + roots
                 continue
             kept = self._without_implied([*own, *self._by_entity(writer, own, covering, keyed=True)])
-            reason = self._lacking(writer, kept, covering)
-            is_known = bool(kept) and reason is None
+            is_harmless = self._is_harmless(writer, kept, covering)
+            is_known = bool(kept) and is_harmless
             if not is_known or not any(self.candidates[one.option[1]].is_key for one in kept):
                 # Nothing says that it is about the entity of the read, or too little what it does to others, or that it
                 # is about no other entity: then ids in the answer count, too.
                 kept = self._without_implied([*kept, *self._by_entity(writer, kept, covering, keyed=False)])
-                reason = None if is_known else self._lacking(writer, kept, covering)
-            if reason is not None:
-                why[writer] = reason
-                kept = [self._link((writer, ROOT), "whole root")]
-            chosen = others + kept
-        return chosen, why
+                is_harmless = is_known or self._is_harmless(writer, kept, covering)
+            chosen = others + (kept if is_harmless else [self._link((writer, ROOT), "whole root")])
+        return chosen
 
     def _link(self, option: Option, origin: Origin, changes: int = 0) -> _Chosen:
         return _Chosen(option, origin, changes, self.counts[option][1])
@@ -449,7 +445,6 @@ class _Chooser:
                 break
             picked.append((best, options[best]))
             left -= options[best]
-        self.explained = number(set(range(len(self.changes))) - left)
         self.suspected_servers = {server_of(option[0])[0] for option, _ in picked}
         by_links = set[int]().union(*(covered for option, covered in picked if option[1] != ROOT))
         for index, (record, count) in enumerate(self.changes):
@@ -529,8 +524,8 @@ class _Chooser:
         both = {(write, key) for key, writes in pairs for write in writes}
         return _Harmless(len(pairs), {write for write, _ in both}, {key for _, key in both}, both)
 
-    def _lacking(self, writer: str, kept: list[_Chosen], chosen: list[_Chosen]) -> str | None:
-        """What is missing before a write may leave answers alone that it does not meet; None if nothing is."""
+    def _is_harmless(self, writer: str, kept: list[_Chosen], chosen: list[_Chosen]) -> bool:
+        """Whether a write leaves answers alone that it does not meet."""
         evidence, facts = self.evidence, self.tools[self.read]
         linked = [self.candidates[one.option[1]] for one in kept]
         is_list = any("[]" in one.read_path for one in linked)
@@ -545,16 +540,14 @@ class _Chooser:
         total = self._harmless(writer, [*chosen, *kept])
         is_wide = len(total.keys) >= reads and total.intervals >= intervals and len(total.pairs) >= pairs
         if is_wide and (len(total.writes) >= _OF_SEARCHES if is_search else total.is_enough(enough)):
-            return None
+            return True
         if not is_list and self._is_keyed(writer, {one.write_path for one in linked if one.is_key}):
-            return None
+            return True
         # Of another server, all writes together, none of which explains a change of this one.
         own, server = server_of(self.read)[0], server_of(writer)[0]
         writes = evidence.elsewhere[server, own]
         is_other = bool(server) and server != own and server not in self.suspected_servers
-        if is_other and len(writes) >= ENOUGH and writes.total() >= _OF_SEARCHES:
-            return None
-        return "rarely" if total.writes else "never"
+        return is_other and len(writes) >= ENOUGH and writes.total() >= _OF_SEARCHES
 
     def _is_keyed(self, writer: str, linked: set[str]) -> bool:
         """Whether the arguments of both are ids of one entity, and the write has no other ids."""
@@ -572,27 +565,20 @@ def _concluded(
 ) -> Advice:
     """Make the advice out of what was found."""
     links: list[Link] = []
-    lacking: dict[str, dict[str, str]] = {}
     volatile: dict[str, str] = {}
-    changes = explained = 0
     for read in sorted(evidence.readers):
-        free = evidence.free_changes[read]
-        changes += free + sum(one.is_change for one in evidence.intervals[read])
         if kinds[read][0] is None:
             continue
-        if free:
+        if free := evidence.free_changes[read]:
             volatile[read] = f"its answers changed {free} time{'s' if free > 1 else ''} without a write"
             continue
         if read in worlds.unsteady:
             volatile[read] = "its answers differ between runs that begin anew, before anything was written"
             continue
-        chooser = _Chooser(read, evidence, tools)
-        chosen, why = chooser.choose()
+        chosen = _Chooser(read, evidence, tools).choose()
         if (by_itself := _change_by_itself(tools[read], evidence, chosen)) is not None:
             volatile[read] = by_itself
             continue
-        explained += chooser.explained
-        lacking[read] = why
         for (writer, number), origin, changed, unchanged in chosen:
             one = None if number == ROOT else evidence.candidates[number]
             own, other = (one.write_path, one.read_path) if one else ("", "")
@@ -600,10 +586,7 @@ def _concluded(
     advised = {tool: _advised(tools[tool], kinds[tool], links, volatile, evidence) for tool in sorted(tools)}
     kept = [link for link in links if advised[link.write].kind in ("write", "unknown")]
     advised, rooted = tagged(kept, advised)
-    return Advice(
-        tools=advised, links=rooted, lacking=lacking, changes=changes, explained=explained, is_shared=worlds.are_one,
-        resets=worlds.resets,
-    )  # fmt: skip
+    return Advice(tools=advised, links=rooted, is_shared=worlds.are_one, resets=worlds.resets)
 
 
 def _change_by_itself(read: ToolFacts, evidence: _Evidence, chosen: list[_Chosen]) -> str | None:

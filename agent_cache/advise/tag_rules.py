@@ -87,22 +87,16 @@ class Advice:
     """What a log says about caching its tools.
 
     Attributes:
-        lacking: by read, the writes that drop its whole root for want of evidence: ``"never"`` or ``"rarely"`` seen
-            between equal answers.
         ignored: tools that were left out: handlers of an agent, and what the user has named.
         inner: meta-tools, and the arguments that have the name of the tool that they call, and its arguments.
-        changes, explained: how many changes of answers there were, and how many of them links explain.
         is_shared: whether the log shows that its runs work on one state. If not, only what happens within one counts.
         resets: how many answers of later runs were as before a change of an earlier one: then each run begins anew.
     """
 
     tools: Mapping[str, ToolAdvice]
     links: tuple[Link, ...]
-    lacking: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     inner: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    changes: int = 0
-    explained: int = 0
     is_shared: bool = True
     resets: int = 0
 
@@ -200,10 +194,6 @@ _WIDTH: Final = 100
 _MOST_NAMES: Final = 8
 """Names that a comment has in a row, before it only counts them."""
 _DECORATORS: Final = {"read": "AgentCache", "write": "AgentCacheInvalidator"}
-_MISSING: Final = {
-    "never": "never seen between two equal answers",
-    "rarely": "seen between equal answers too rarely",
-}
 
 
 def plural(number: int, noun: str) -> str:
@@ -294,19 +284,16 @@ class RuleText:
             f"{names.shown(one)} is not to be cached: {self._text(advice.tools[one].reason)}"
             for one in by_kind["watch"]
         ]
-        for reason, text in _MISSING.items():
-            if several := [read for read, why in advice.lacking.items() if reason in why.values()]:
-                writes = {write for read in several for write, why in advice.lacking[read].items() if why == reason}
-                found.append(
-                    f"the whole root is dropped of {plural(len(several), 'read')} by {plural(len(writes), 'tool')} "
-                    f"({text}): {names.several(several)}"
-                )
+        if guessed := [link for link in advice.links if link.origin == "whole root" and not link.changes]:
+            reads, writes = {link.read for link in guessed}, {link.write for link in guessed}
+            found.append(
+                f"the whole root is dropped of {plural(len(reads), 'read')} by {plural(len(writes), 'tool')} "
+                f"(too rarely seen between equal answers): {names.several(reads)}"
+            )
         if advice.resets:
             found.append("runs begin anew: nothing was concluded across runs, and the rules hold within a session")
         elif not advice.is_shared:
             found.append("the log does not show that its runs share one state: nothing was concluded across runs")
-        if more := advice.changes - advice.explained:
-            found.append(f"{plural(more, 'change')} of answers have no explanation, or are of tools that are no reads")
         found += [
             f"{names.shown(one)} calls other tools, which its {names.shown(name)} names: the rules are theirs"
             for one, (name, _) in advice.inner.items()

@@ -231,7 +231,7 @@ def test_an_answer_that_is_missing_or_redacted_proves_nothing() -> None:
     for turn in range(60):
         log.append(call("get_order", {"v": turn}, order_id="o-1"))
         log.append(call("ship", {"done": True}, order_id="o-2"))
-    assert mine([replace(one, result=UNKNOWN) for one in log]).changes == 0
+    assert not any(link.changes for link in mine([replace(one, result=UNKNOWN) for one in log]).links)
     hidden = mine([replace(one, result={"v": None}, is_whole=False) if one.tool == "get_order" else one for one in log])
     assert [(link.origin, link.changes) for link in hidden.links] == [("whole root", 0)]
 
