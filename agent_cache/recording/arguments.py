@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 from agent_cache.recording.outcomes import encode, encode_sorted, exact_json, is_utf8
@@ -33,8 +34,8 @@ from agent_cache.values.canonical import (
     text_of_standard_value,
 )
 
-_MAX_PARTS = 1_000_000
-"""Parts of the arguments of one call. A list that contains another one twice, and so on, has 2**depth parts."""
+Plain: TypeAlias = Callable[[Any], Any]
+"""Makes the data of a part of a value."""
 
 _MAX_BITS = 10_000
 """Bits of a number that is written in decimal, which takes quadratic time; Python refuses it at 14,000."""
@@ -49,11 +50,11 @@ def plain_arguments(arguments: Mapping[str, Any], *, is_identity: bool = True) -
     exact = exact_json(arguments)
     if exact is not None and b'"$' not in exact[0]:  # a dict that looks like a tag is written as one
         return exact[1], exact[0]
-    walk, data = _Walk(is_identity=is_identity), {}
+    data = {}
     for name, value in arguments.items():
         if not is_omitted(value):
             try:
-                data[name] = walk.plain(value)
+                data[name] = _plain(value, is_identity=is_identity)
             except Uncacheable as error:
                 raise Uncacheable(f"argument {name!r}: {error.reason}") from error.__cause__
     return data, encode(data)
@@ -71,126 +72,110 @@ def is_omitted(value: Any) -> bool:
     return getattr(sys.modules.get(f"{package}._types"), kind.__name__, None) is kind
 
 
-class _Walk:
-    """One walk over the arguments of one call."""
-
-    def __init__(self, *, is_identity: bool) -> None:
-        self.is_identity = is_identity
-        self.depth = self.parts = 0
-
-    def plain(self, value: Any) -> Any:
-        """The data of a value. Raises UncacheableArgumentsError if it has no identity, and is to have one."""
-        self.parts += 1
-        kind = type(value)
-        if value is None or kind is bool or (kind is str and is_utf8(value)):
-            return value
-        if kind is int:
-            return value if value.bit_length() <= _MAX_BITS else {"$int": f"{value:x}"}
-        if kind is float:
-            return value if math.isfinite(value) else {"$float": repr(value)}
-        if self.depth >= MAX_DEPTH:
-            raise Uncacheable(f"a value is nested more than {MAX_DEPTH} levels deep, or contains itself")
-        if self.parts > _MAX_PARTS:
-            raise Uncacheable(f"a value has more than {_MAX_PARTS:,} parts")
-        self.depth += 1
-        try:
-            form = _FORMS.get(kind)
-            return self._object(value, kind) if form is None else form(self, value)
-        except Exception as error:  # reading fields of any class may run anything
-            if not self.is_identity:
-                return {"$opaque": full_name(kind)}
-            if isinstance(error, Uncacheable):
-                raise
-            raise Uncacheable(f"reading a value of type {full_name(kind)} raised {type(error).__name__}") from error
-        finally:
-            self.depth -= 1
-
-    def each(self, values: Iterable[Any]) -> list[Any]:
-        return [self.plain(value) for value in values]
-
-    def mapping(self, value: Mapping[Any, Any]) -> Any:
-        pairs = [[self.plain(key), self.plain(member)] for key, member in value.items() if not is_omitted(member)]
-        if all(type(key) is str for key, _ in pairs) and not (len(pairs) == 1 and pairs[0][0][:1] == "$"):
-            return dict(pairs)
-        return {"$dict": sorted(pairs, key=encode_sorted)}
-
-    def clock(self, value: Any) -> Any:
-        """A date with a time, or a time. One in a zone with a name has more than its offset."""
-        zone, text = value.tzinfo, value.isoformat()
-        if not value.fold and (zone is None or type(zone).__module__ == "datetime"):
-            return {f"${type(value).__name__}": text}
-        return {f"${type(value).__name__}": [text, value.fold, self.plain(zone)]}
-
-    def _object(self, value: Any, kind: Any) -> Any:
-        """The data of an object of a class that is not among `_FORMS`."""
-        if (text_of := text_of_standard_value(kind)) is not None:
-            if (text := text_of(value)) is None:
-                raise Uncacheable(f"a value of type {full_name(kind)} was made without the name it would be known by")
-            return {f"${kind.__name__}": text}
-        if hasattr(kind, "get_secret_value"):  # of pydantic
-            return {"$object": [_name_of(kind), {"_secret_value": self.plain(value.get_secret_value())}]}
-        if kind.__name__ == "URL" and kind.__module__.partition(".")[0] in ("httpx", "starlette", "yarl"):
-            return {"$URL": [_name_of(kind), str(value)]}
-        if isinstance(getattr(value, "__qualname__", None), str) or typing.get_origin(value) is not None:
-            return self._named(value)
-        if (declared := declared_fields(value, kind)) is not None:
-            # Which fields of a model were given does not count: a run that is parsed anew may give more or fewer.
-            fields = {name: self.plain(each) for name, each in declared if name != PYDANTIC_FIELDS_SET}
-            return {"$object": [_name_of(kind), fields]}
-        is_bare = kind is not object and kind.__eq__ is object.__eq__ and is_sentinel(value)
-        if is_bare and not attributes_of(value):
-            return {"$opaque": full_name(kind)}  # such as a sentinel: its class says all
-        raise Uncacheable(
-            f"a value of type {full_name(kind)} is not known by its content: its class declares no fields, as "
-            "a dataclass, NamedTuple, attrs, msgspec or pydantic class does"
-        )
-
-    def _named(self, value: Any) -> Any:
-        """A function or a class by its name; of a model that the name does not lead to, by its schema."""
-        if (origin := typing.get_origin(value)) is not None:  # list[int]
-            return {"$type": [self.plain(origin), self.each(typing.get_args(value))]}
-        module, path = getattr(value, "__module__", None), value.__qualname__
-        owner = getattr(value, "__self__", None)
-        if module is None and isinstance(owner, type(sys)):  # a function written in C
-            module = owner.__name__
-        module = module or getattr(getattr(value, "__objclass__", None), "__module__", None)
-        found: Any = sys.modules.get(module, MISSING)  # type: ignore[arg-type]  # None is no module
-        for name in path.split("."):
-            found = getattr(found, name, MISSING)
-        if found is value or found == value:
-            return {"$function": f"{module}:{path}"}
-        if isinstance(value, type) and is_model(value):
-            return {"$class": [f"{module}:{path}", self.plain(value.model_json_schema())]}  # type: ignore[attr-defined]
-        raise Uncacheable(f"{module}.{path} is not what is found under that name")
+def _plain(value: Any, depth: int = 0, *, is_identity: bool) -> Any:
+    """The data of a value. Raises UncacheableArgumentsError if it has no identity, and is to have one."""
+    kind = type(value)
+    if value is None or kind is bool or (kind is str and is_utf8(value)):
+        return value
+    if kind is int:
+        return value if value.bit_length() <= _MAX_BITS else {"$int": f"{value:x}"}
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if depth >= MAX_DEPTH:
+        raise Uncacheable(f"a value is nested more than {MAX_DEPTH} levels deep, or contains itself")
+    try:
+        return (_FORMS.get(kind) or _object)(value, partial(_plain, depth=depth + 1, is_identity=is_identity))
+    except Exception as error:  # reading fields of any class may run anything
+        if not is_identity:
+            return {"$opaque": full_name(kind)}
+        if isinstance(error, Uncacheable):
+            raise
+        raise Uncacheable(f"reading a value of type {full_name(kind)} raised {type(error).__name__}") from error
 
 
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
+def _mapping(value: Mapping[Any, Any], plain: Plain) -> Any:
+    pairs = [[plain(key), plain(member)] for key, member in value.items() if not is_omitted(member)]
+    if all(type(key) is str for key, _ in pairs) and not (len(pairs) == 1 and pairs[0][0][:1] == "$"):
+        return dict(pairs)
+    return {"$dict": sorted(pairs, key=encode_sorted)}
 
 
-def _bytes(value: bytes) -> str:
+def _clock(value: Any, plain: Plain) -> Any:
+    """A date with a time, or a time. One in a zone with a name has more than its offset."""
+    zone, text = value.tzinfo, value.isoformat()
+    if not value.fold and (zone is None or type(zone).__module__ == "datetime"):
+        return {f"${type(value).__name__}": text}
+    return {f"${type(value).__name__}": [text, value.fold, plain(zone)]}
+
+
+def _bytes(value: bytes | bytearray, _: Plain) -> Any:
     """Text where the bytes are text, so that secrets in it are found."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
         text = "hex:"
-    return f"hex:{value.hex()}" if text.startswith("hex:") else text
+    return {f"${type(value).__name__}": f"hex:{value.hex()}" if text.startswith("hex:") else text}
 
 
-_FORMS: Final[dict[type, Callable[[_Walk, Any], Any]]] = {
+def _object(value: Any, plain: Plain) -> Any:
+    """The data of an object of a class that is not among `_FORMS`."""
+    kind: Any = type(value)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if (text_of := text_of_standard_value(kind)) is not None:
+        if (text := text_of(value)) is None:
+            raise Uncacheable(f"a value of type {full_name(kind)} was made without the name it would be known by")
+        return {f"${kind.__name__}": text}
+    if hasattr(kind, "get_secret_value"):  # of pydantic
+        return {"$object": [name, {"_secret_value": plain(value.get_secret_value())}]}
+    if kind.__name__ == "URL" and kind.__module__.partition(".")[0] in ("httpx", "starlette", "yarl"):
+        return {"$URL": [name, str(value)]}
+    if isinstance(getattr(value, "__qualname__", None), str) or typing.get_origin(value) is not None:
+        return _named(value, plain)
+    if (declared := declared_fields(value, kind)) is not None:
+        # Which fields of a model were given does not count: a run that is parsed anew may give more or fewer.
+        return {"$object": [name, {field: plain(one) for field, one in declared if field != PYDANTIC_FIELDS_SET}]}
+    is_bare = kind is not object and kind.__eq__ is object.__eq__ and is_sentinel(value)
+    if is_bare and not attributes_of(value):
+        return {"$opaque": full_name(kind)}  # such as a sentinel: its class says all
+    raise Uncacheable(
+        f"a value of type {full_name(kind)} is not known by its content: its class declares no fields, as "
+        "a dataclass, NamedTuple, attrs, msgspec or pydantic class does"
+    )
+
+
+def _named(value: Any, plain: Plain) -> Any:
+    """A function or a class by its name; of a model that the name does not lead to, by its schema."""
+    if (origin := typing.get_origin(value)) is not None:  # list[int]
+        return {"$type": [plain(origin), list(map(plain, typing.get_args(value)))]}
+    module, path = getattr(value, "__module__", None), value.__qualname__
+    owner = getattr(value, "__self__", None)
+    if module is None and isinstance(owner, type(sys)):  # a function written in C
+        module = owner.__name__
+    module = module or getattr(getattr(value, "__objclass__", None), "__module__", None)
+    found: Any = sys.modules.get(module, MISSING)  # type: ignore[arg-type]  # None is no module
+    for name in path.split("."):
+        found = getattr(found, name, MISSING)
+    if found is value or found == value:
+        return {"$function": f"{module}:{path}"}
+    if isinstance(value, type) and is_model(value):
+        return {"$class": [f"{module}:{path}", plain(value.model_json_schema())]}  # type: ignore[attr-defined]
+    raise Uncacheable(f"{module}.{path} is not what is found under that name")
+
+
+_FORMS: Final[dict[type, Callable[[Any, Plain], Any]]] = {
     # A text that was cut in the middle of a character.
-    str: lambda _, value: {"$str": value.replace("\\", "\\\\").encode("utf-8", "backslashreplace").decode()},
-    list: _Walk.each,
-    tuple: lambda walk, value: {"$tuple": walk.each(value)},
-    set: lambda walk, value: {"$set": sorted(walk.each(value), key=encode_sorted)},
-    frozenset: lambda walk, value: {"$frozenset": sorted(walk.each(value), key=encode_sorted)},
-    dict: _Walk.mapping,
-    bytes: lambda _, value: {"$bytes": _bytes(value)},
-    bytearray: lambda _, value: {"$bytearray": _bytes(bytes(value))},
-    datetime: _Walk.clock,
-    time: _Walk.clock,
-    date: lambda _, value: {"$date": value.isoformat()},
-    timedelta: lambda _, value: {"$timedelta": [value.days, value.seconds, value.microseconds]},
-    timezone: lambda _, value: {"$timezone": repr(value).removeprefix("datetime.")},
+    str: lambda value, _: {"$str": value.replace("\\", "\\\\").encode("utf-8", "backslashreplace").decode()},
+    list: lambda value, plain: list(map(plain, value)),
+    tuple: lambda value, plain: {"$tuple": list(map(plain, value))},
+    set: lambda value, plain: {"$set": sorted(map(plain, value), key=encode_sorted)},
+    frozenset: lambda value, plain: {"$frozenset": sorted(map(plain, value), key=encode_sorted)},
+    dict: _mapping,
+    bytes: _bytes,
+    bytearray: _bytes,
+    datetime: _clock,
+    time: _clock,
+    date: lambda value, _: {"$date": value.isoformat()},
+    timedelta: lambda value, _: {"$timedelta": [value.days, value.seconds, value.microseconds]},
+    timezone: lambda value, _: {"$timezone": repr(value).removeprefix("datetime.")},
 }
 """Data of the values of exactly these types."""

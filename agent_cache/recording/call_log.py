@@ -17,7 +17,6 @@ from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.match import Matcher
 from agent_cache.recording.outcomes import decode, encode
 from agent_cache.recording.partial_file import PartialFile
-from agent_cache.recording.prices import Usage
 from agent_cache.recording.redaction import Redaction
 
 _LOG = logging.getLogger("agent_cache")
@@ -42,8 +41,7 @@ class CallLog:
 
     def start(self, call: ActiveCall) -> None:
         """Number a call that starts."""
-        call.id, call.after = self._next_id, self._last_id
-        call.started = self.now()
+        call.id, call.after, call.started = self._next_id, self._last_id, self.now()
         self._next_id += 1
         self._open[call.id] = call
 
@@ -61,21 +59,19 @@ class CallLog:
         self, call: ActiveCall, outcome: dict[str, Any], source: str = "", tags: Sequence[str] = ()
     ) -> RecordedCall:
         """A call with this outcome, as a line of a log has it."""
-        now, function, parent = self.now(), call.function, call.parent
+        now, function, parent, usage = self.now(), call.function, call.parent, call.usage
         if call.is_awaited:
             outcome["awaited"] = True
-        counted = {} if call.usage is None else self._counted(call.usage)
+        counted: dict[str, Any] = {}
+        if usage is not None:
+            model = None if usage.model is None else self._redaction.labelled("model", usage.model)
+            counted = {**usage.tokens.fields(), "model": model}
         return RecordedCall(
             id=call.id, parent=None if parent is None else parent.id, kind=function.kind, name=function.name,
             arguments=call.arguments, key=call.key, digest=call.digest.hex(), asker=call.asker, after=call.after,
             lane=call.lane, forked=call.forked, outcome=outcome, source=source, tags=list(tags),
             started_ms=call.started / 1000, duration_ms=(now - call.started) / 1000, **counted,
         )  # fmt: skip
-
-    def _counted(self, usage: Usage) -> dict[str, Any]:
-        """Tokens and model, as a line of a log has them."""
-        counted = {f"{name}_tokens": count for name, count in usage.tokens._asdict().items()}
-        return {**counted, "model": None if usage.model is None else self._redaction.labelled("model", usage.model)}
 
     def keep(self, call: RecordedCall) -> None:
         """Keep a call that has ended, after those that had ended before it."""
@@ -155,18 +151,17 @@ class CassetteLog(CallLog):
         """
         if self.is_closed or self._open.pop(call.id, None) is None or call.index is None:
             return
-        assert call.recorded is not None
-        recorded = msgspec.structs.replace(call.recorded, form="", name=call.function.name, arguments=call.arguments)
+        recorded = call.recorded
+        assert recorded is not None
         self._copied_ids[call.index] = call.id
         shift = call.started - round(recorded.started_ms * 1000)
-        lanes = {recorded.lane: call.lane}
-        self._copy(answers.inside(call.index), shift, lanes, call.lane, answers)
+        self._copy(answers.inside(call.index), shift, {recorded.lane: call.lane}, call.lane, answers)
         self._pass_time(call.started + round(recorded.duration_ms * 1000))
         self.keep(
             msgspec.structs.replace(
-                recorded, id=call.id, parent=None if call.parent is None else call.parent.id, after=call.after,
-                lane=call.lane, forked=call.forked, digest=call.digest.hex(), started_ms=call.started / 1000,
-                duration_ms=(self.now() - call.started) / 1000,
+                recorded, form="", name=call.function.name, arguments=call.arguments, digest=call.digest.hex(),
+                id=call.id, parent=None if call.parent is None else call.parent.id, after=call.after, lane=call.lane,
+                forked=call.forked, started_ms=call.started / 1000, duration_ms=(self.now() - call.started) / 1000,
             )
         )  # fmt: skip
 
@@ -184,10 +179,8 @@ class CassetteLog(CallLog):
         self._append(trailer_line(Trailer(calls=self._written, duration_ms=self.now() / 1000, ended=ended)))
         if self._failure is not None:
             self._file.leave()
-            raise CassetteError(
-                f"could not be written: {self._failure.strerror}; what could be is in {self.path.name}.partial",
-                self.path,
-            ) from self._failure
+            text = f"could not be written: {self._failure.strerror}; what could be is in {self.path.name}.partial"
+            raise CassetteError(text, self.path) from self._failure
         self._file.finish(lambda: Cassette.load(self._file.partial).lines())
 
     def discard(self) -> None:
@@ -215,14 +208,12 @@ class CassetteLog(CallLog):
 
     def _pass_time(self, until: int) -> None:
         """Let the clock of the recording show this many microseconds, at least."""
-        if (ahead := until - self.now()) > 0:
-            self._began -= ahead / 1e6
+        self._began -= max(0, until - self.now()) / 1e6
 
     def _append(self, line: bytes) -> None:
-        if self._failure is not None:
-            return
         try:
-            self._file.append(line)
+            if self._failure is None:
+                self._file.append(line)
         except OSError as error:
             self._failure = error
             _LOG.error("recording to %s stopped: %s; the run goes on", self.path, error)

@@ -142,12 +142,14 @@ class RecordedFunction:
     @cached_property
     def parts(self) -> list[Any]:
         """The code of the function, and what it binds. It is looked at once, since a variable may count its calls."""
-        return _parts_of(self.function, set())
+        return _parts_of(self.function)
 
     def is_same(self, other: RecordedFunction) -> bool:
         """Whether this is the same function as another of its name: of the same code, and bound to equal values."""
-        one, two = self.parts, other.parts
-        return len(one) == len(two) and all(map(_are_equal, one, two))
+        try:
+            return bool(self.parts == other.parts)
+        except Exception:  # noqa: BLE001 - the comparison of any class
+            return False
 
     def binds_others(self, other: RecordedFunction) -> bool:
         """Whether one factory has made both, with other texts or numbers. Objects such as clients do not count."""
@@ -160,36 +162,27 @@ class RecordedFunction:
 _UNCHANGING: Final = frozenset({str, int, float, bool, bytes})
 
 
-def _parts_of(function: Any, seen: set[int]) -> list[Any]:
+def _parts_of(function: Any) -> list[Any]:
     """The code of a function, and what it binds: variables of a factory, defaults, a partial's arguments; with the
     same of the functions among them.
     """
-    seen.add(id(function))
-    bound: list[Any] = []
-    if isinstance(function, functools.partial):
-        bound, function = [function.func, *function.args, *function.keywords.values()], functools.partial
-    elif inspect.ismethod(function):
-        bound, function = [function.__self__], function.__func__
-    if inspect.isfunction(function):
-        cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
-        bound += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]
-    found = [getattr(function, "__code__", function)]
-    for value in bound:
+    found: list[Any] = []
+    pending, seen = [function], set[int]()
+    for value in pending:
         known = getattr(value, "__agent_cache_recorded__", None) or getattr(value, "__agent_cache__", None)
-        inner = getattr(known, "function", value)
-        is_function = isinstance(inner, functools.partial) or inspect.isfunction(inner) or inspect.ismethod(inner)
-        if not is_function:
-            found.append(value)
-        elif id(inner) not in seen:
-            found += _parts_of(inner, seen)
+        one = getattr(known, "function", value)
+        if isinstance(one, functools.partial):
+            pending += [one.func, *one.args, *one.keywords.values()]
+        elif inspect.ismethod(one):
+            pending += [one.__func__, one.__self__]
+        elif not inspect.isfunction(one):
+            found.append(one)
+        elif id(one) not in seen:
+            seen.add(id(one))
+            cells = [cell.cell_contents for cell in one.__closure__ or () if cell != types.CellType()]
+            found.append(one.__code__)
+            pending += [*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values(), *cells]
     return found
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    try:
-        return one is other or bool(one == other)
-    except Exception:  # noqa: BLE001 - the comparison of any class
-        return False
 
 
 def _text_of(key: Any) -> str:

@@ -37,9 +37,7 @@ class Lane:
     __slots__ = ("forked", "lanes", "number", "owner")
 
     def __init__(self, lanes: Lanes, number: int, forked: int) -> None:
-        self.lanes = lanes
-        self.number = number
-        self.forked = forked
+        self.lanes, self.number, self.forked = lanes, number, forked
         self.owner: Any = None
 
     def enter(self, task: Any) -> None:
@@ -47,15 +45,18 @@ class Lane:
         self.owner = threading.get_ident() if task is None else weakref.ref(task)
         _LANES.set((self, *(lane for lane in _LANES.get() if lane.lanes is not self.lanes and not lane.lanes.is_over)))
 
+    def is_of(self, task: Any) -> bool:
+        """Whether this task, or without one this thread, has entered it."""
+        owner = self.owner
+        return owner == threading.get_ident() if task is None else type(owner) is not int and owner() is task
+
 
 _LANES: ContextVar[tuple[Lane, ...]] = ContextVar("agent_cache_lanes", default=())
 """In each recording around it, the lane of this context, or of the one that this is a copy of."""
 
 
 class Lanes:
-    """The lanes of one recording.
-
-    Not thread-safe: the tape asks for lanes under its lock.
+    """The lanes of one recording. Not thread-safe: the tape asks for lanes under its lock.
 
     Attributes:
         is_over: whether the recording has ended.
@@ -65,19 +66,15 @@ class Lanes:
         self.is_over = False
         self._next = 0
         self._first = Lane(self, 0, 0)
-        self._of_task: MutableMapping[Any, Lane] = weakref.WeakKeyDictionary()
+        self._of_task: MutableMapping[Any, Lane] = weakref.WeakKeyDictionary()  # tasks may share a context
 
     def current(self) -> Lane:
         """The lane of the running task, or, outside of tasks, of the running thread in its context."""
         task = _running_task()
-        found = None
-        for lane in _LANES.get():
-            found = lane if lane.lanes is self else found
-        if found is not None:
-            owner = found.owner
-            if (owner == threading.get_ident()) if task is None else (type(owner) is not int and owner() is task):
-                return found
-        own = None if task is None else self._of_task.get(task)  # tasks may share a context
+        found = next((lane for lane in _LANES.get() if lane.lanes is self), None)
+        if found is not None and found.is_of(task):
+            return found
+        own = None if task is None else self._of_task.get(task)
         if own is None:
             own = Lane(self, self._next, 0 if found is None else found.number) if self._next else self._first
             self._next += 1
