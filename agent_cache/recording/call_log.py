@@ -192,7 +192,6 @@ class CassetteLog(CallLog):
         """Write calls of the old recording again, this many microseconds later; a call is behind what encloses it."""
         for index in indices:
             call = answers.cassette.steps[index]
-            answers.cover_alone(index)
             if call.lane not in lanes:
                 self._copied_lanes += 1
                 lanes[call.lane] = -self._copied_lanes

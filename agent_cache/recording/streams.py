@@ -96,12 +96,11 @@ class _StreamLog:
     def add(self, chunk: Any) -> Any:
         """Record a chunk."""
         call = self.call
-        if call.id:  # else nothing is written: the policy lets it run in a replay
-            if call.usage is not None:
-                call.usage.add(chunk)
-            self._outcomes.append(value_outcome(chunk, call.function.chunk_schema, self._redaction, is_chunk=True))
-            if self._chunks is not None:
-                self._chunks.append(chunk)
+        if call.usage is not None:
+            call.usage.add(chunk)
+        self._outcomes.append(value_outcome(chunk, call.function.chunk_schema, self._redaction, is_chunk=True))
+        if self._chunks is not None:
+            self._chunks.append(chunk)
         return chunk
 
     def end(self, outcome: dict[str, Any]) -> None:

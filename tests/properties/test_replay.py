@@ -257,21 +257,6 @@ def test_every_call_gets_its_own_outcome_however_it_is_scheduled(run, first, sec
             assert sorted_answers(tasks, replayed, shared) == sorted_answers(tasks, recorded, shared)
 
 
-@searched(8, 60, runs(), CHOICES)
-def test_the_same_schedule_is_no_divergence_for_a_strict_replay(run, choices):
-    """What ran one after the other is replayed so; what is left over would be an error."""
-    plan, tasks = run
-    in_turn = [list(itertools.chain.from_iterable(tasks))]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.jsonl"
-        recorded = Stage(plan, choices, is_live=True).run(in_turn, record(path))
-        assert Stage(plan, [], is_live=False).run(in_turn, replay(path, strict=True)) == recorded
-        if not any(isinstance(spec, Node) and spec.at_once and len(spec.calls) > 1 for spec in plan):
-            # Leaves that are played take no turns, so what a live node makes at once may overlap otherwise than it did.
-            nodes_live = replay(path, strict=True, policy={"node": "live"})
-            assert Stage(plan, choices, is_live=False).run(in_turn, nodes_live) == recorded
-
-
 @searched(10, 100, runs(), CHOICES, CHOICES, st.integers(0, 3))
 def test_no_schedule_is_a_divergence_for_a_strict_replay(run, first, second, workers):
     """Neither of tasks at once, nor of workers on a queue, which get other work each time."""

@@ -96,51 +96,6 @@ class Gate:
         return number
 
 
-async def run_pool(step, items, *, workers: int = 2, follow=lambda _: ()) -> None:
-    """Workers on a queue, as everybody writes them. What is not recorded takes them another time in a replay."""
-    queue: asyncio.Queue[int] = asyncio.Queue()
-
-    async def worker(number: int = 0) -> None:
-        while True:
-            item = await queue.get()
-            for _ in range(0 if is_live else 7 * number):
-                await asyncio.sleep(0)
-            await step(item)
-            for each in follow(item):
-                queue.put_nowait(each)
-            queue.task_done()
-
-    tasks = [asyncio.create_task(worker(number)) for number in range(workers)]
-    for item in items:
-        queue.put_nowait(item)
-    await queue.join()
-    for task in tasks:
-        task.cancel()
-
-
-@pytest.mark.parametrize("slow", [0, 1, 2])
-async def test_workers_may_share_the_work_of_a_queue_in_another_way(slow, path):
-    gate = Gate()
-
-    @intercept(name="step")
-    async def step(number: int) -> int:
-        return await gate.pass_through(number)
-
-    async def item(number: int) -> None:
-        await step(number)
-        await step(number + 100)
-
-    gate.waits_for[slow] = 107  # one worker does everything else meanwhile
-    with record(path):
-        await run_pool(item, range(8))
-    assert {call.lane for call in Cassette.load(path)} == {1, 2}
-    off()
-    async with asyncio.timeout(100):
-        with replay(path, strict=True) as player:
-            await run_pool(item, range(8))
-    assert player.divergences == []
-
-
 async def test_agents_at_once_are_judged_each_by_its_own_order(path):
     async def agent(*numbers: int) -> None:
         for number in numbers:
@@ -157,48 +112,6 @@ async def test_agents_at_once_are_judged_each_by_its_own_order(path):
     with pytest.raises(DivergenceError, match=early), replay(path, strict=True):
         await asyncio.gather(agent(1, 2, 3), agent(4, 6, 5))
         await fetch(7)
-
-
-async def test_the_blocks_own_order_is_judged_beside_workers_that_share_their_work(path):
-    async def agent(*last: int) -> None:
-        await run_pool(fetch, range(10, 18))
-        for number in last:
-            await fetch(number)
-
-    with record(path):
-        await agent(1, 2)
-    off()
-    with pytest.raises(DivergenceError, match=r"fetch\(number=2\) was called too early"), replay(path, strict=True):
-        await agent(2, 1)
-
-
-@pytest.mark.parametrize("is_strict", [False, True], ids=["", "strict"])
-async def test_who_takes_what_comes_first_gets_the_same_first(is_strict, path):
-    """Answers that are waited for at once come in their recorded order, so what is done with them does."""
-    gate = Gate()
-
-    @intercept(name="step")
-    async def step(number: int) -> int:
-        return await gate.pass_through(number)
-
-    @intercept(name="tell")
-    async def tell(numbers: list[int]) -> int:
-        assert is_live, "ran in a replay"
-        return len(numbers)
-
-    async def agent() -> list[int]:
-        seen: list[int] = []
-        for each in asyncio.as_completed([step(number) for number in range(4)]):
-            seen.append(await each)
-            await tell(seen)
-        return seen
-
-    gate.waits_for.update({0: 2, 2: 3, 3: 1})
-    with record(path):
-        assert await agent() == [1, 3, 2, 0]
-    off()
-    with replay(path, strict=is_strict):
-        assert await agent() == [1, 3, 2, 0]
 
 
 async def test_calls_that_did_not_overlap_are_answered_in_their_order_if_they_do_now(path):
@@ -264,26 +177,6 @@ async def test_a_divergence_that_somebody_waits_for_takes_its_own_way(path):
     assert group.group_contains(DivergenceError)
     for _ in range(50):
         await asyncio.sleep(0)  # nothing is cancelled afterwards
-
-
-async def test_a_task_that_goes_on_after_a_divergence_ends_nothing_before_the_end(path):
-    async with record(path):
-        await fetch(1)
-    off()
-    has_come_to_its_end = False
-
-    async def lenient() -> None:
-        with pytest.raises(DivergenceError):
-            await fetch(2)
-
-    with pytest.raises(DivergenceError, match="number=2"):
-        async with replay(path):
-            await asyncio.create_task(lenient())
-            for _ in range(50):
-                await asyncio.sleep(0)
-            await fetch(1)
-            has_come_to_its_end = True
-    assert has_come_to_its_end
 
 
 async def test_tasks_that_make_the_same_calls_may_be_anywhere_in_a_strict_replay(tmp_path: Path):

@@ -36,16 +36,6 @@ def recorded(path, *what: str) -> None:
     Source.version = 2
 
 
-def test_none_only_replays(path):
-    recorded(path, "a")
-    with record(path, mode="none") as recorder:
-        assert ask("a") == "a v1"
-        assert recorder.remaining == 0
-    with pytest.raises(DivergenceError), record(path, mode="none"):
-        ask("b")
-    assert questions(path) == [("a", "a v1")]
-
-
 def test_none_wants_a_file(path):
     with pytest.raises(CassetteNotFound, match="record it first"), record(path, mode="none"):
         pass

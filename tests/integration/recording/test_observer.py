@@ -3,12 +3,11 @@
 import asyncio
 import json
 import logging
-from contextlib import contextmanager
 
 import msgspec
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, ConfigurationError
+from agent_cache import AgentCache, AgentCacheInvalidator, ConfigurationError
 from agent_cache.recording import (
     Cassette,
     DivergenceError,
@@ -94,25 +93,6 @@ async def test_a_listener_sees_what_a_recording_writes(path):
     assert {call.id for call in seen.ends} == {1, 2, 3, 4, 5, 6, 7, 8}
     assert all(call.outcome == {"unfinished": True} for call in seen.starts)
     assert seen.closed == [None]
-
-
-async def test_a_start_has_all_of_a_call_that_is_known_before_it():
-    seen = Seen()
-    with observe(seen):
-        await run()
-    of_end = {call.id: call for call in timeless(seen.ends)}
-    for call in timeless(seen.starts):
-        assert call == msgspec.structs.replace(of_end[call.id], outcome={"unfinished": True}, source="", tags=[])
-
-
-async def test_after_is_the_last_call_that_had_ended():
-    seen = Seen()
-    with observe(seen):
-        await outer(1, 2)
-        look(3)
-    ended = [call.id for call in seen.ends]
-    assert [call.after for call in seen.starts] == [0, 0, 0, ended[2]]
-    assert ended == [2, 3, 1, 4]
 
 
 async def test_calls_pass_through_to_the_replay_around_it(path):
@@ -214,54 +194,3 @@ def test_a_wrapped_function_may_be_a_write_and_so_is_a_request_of_an_unsafe_meth
 
 
 # Sessions
-
-
-class Around:
-    """Something that a session is given, which notes how it was entered and left."""
-
-    def __init__(self, notes, name, fails=False):
-        self.notes, self.name, self.fails = notes, name, fails
-
-    @contextmanager
-    def attach(self, session_id):
-        self.notes.append((self.name, session_id))
-        try:
-            yield self
-        except BaseException as error:
-            self.notes.append((self.name, type(error).__name__))
-            raise
-        else:
-            self.notes.append((self.name, "left"))
-            if self.fails:
-                raise OSError("full")
-
-    async def checkpoint(self, label, state, importance):
-        return label, state, importance
-
-
-async def test_a_session_enters_its_journal_first_and_leaves_it_last():
-    notes = []
-    session = AgentCacheSession("s", journal=Around(notes, "journal"), drift=Around(notes, "drift"))
-    for _ in range(2):
-        async with session:
-            assert await session.checkpoint("here", {"a": 1}) == ("here", {"a": 1}, 0.5)
-    assert notes == 2 * [("journal", "s"), ("drift", "s"), ("drift", "left"), ("journal", "left")]
-    with pytest.raises(ConfigurationError, match="no journal"):
-        await session.checkpoint("here", {})
-
-
-async def test_an_error_of_what_surrounds_a_session_is_raised():
-    notes = []
-    with pytest.raises(OSError, match="full"):
-        async with AgentCacheSession("s", journal=Around(notes, "journal"), drift=Around(notes, "drift", fails=True)):
-            pass
-    assert notes[-1] == ("journal", "OSError")
-
-
-def test_what_cannot_surround_a_session_is_refused_at_once():
-    with pytest.raises(ConfigurationError, match="session_id"):
-        AgentCacheSession(journal=Around([], "journal"))
-    for name in ("journal", "drift"):
-        for wrong in (Around, "here", 5):
-            with pytest.raises(ConfigurationError, match=name):
-                AgentCacheSession("s", **{name: wrong})

@@ -142,14 +142,6 @@ async def test_a_cassette_shows_how_each_stream_was_answered(shop: Shop, path: P
     assert list(ends[7]) == ["error"]
 
 
-async def test_what_a_tool_calls_is_enclosed_by_its_stream(shop: Shop, path: Path):
-    async with record(path):
-        await collected(shop.words("7"))
-    stream, *inner = sorted(Cassette.load(path).steps, key=lambda call: call.id)
-    assert [call.name for call in inner] == ["streaming:get"] * 3
-    assert {call.parent for call in inner} == {stream.id}
-
-
 class Killed(BaseException):
     """The process ends here."""
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ import msgspec
 import pytest
 
 from agent_cache import AgentCache, AgentCacheSession, invalidate
-from agent_cache.recording import Cassette, intercept
+from agent_cache.recording import intercept
 from agent_cache.resume import CustomState, Journal, JournalError, NotDone
 from agent_cache.resume.journal import read_journal
 from tests.harness.forks import forks
@@ -56,7 +54,6 @@ class Crash(Exception):
     """Ends a run before its end."""
 
 
-Step = Callable[[], Awaitable[str]]
 STEPS: Sequence[tuple[Callable[[str], Awaitable[str]], str]] = (
     (look, "o1"), (pay, "o1"), (ask, "next"), (look, "o2"), (pay, "o2"), (ask, "end"),
 )  # fmt: skip
@@ -108,39 +105,15 @@ ANSWERS = ["o1 is open", "o1 is paid", "answer to next", "o2 is open", "o2 is pa
 # Torn lines
 
 
-async def resumes_after_a_cut(tmp_path: Path, whole: bytes, line: bytes, cut: int) -> None:
-    """A process was killed when it had written so much of the line behind these whole ones."""
-    directory = tmp_path / f"{cut}"
-    directory.mkdir(parents=True)
-    path = Journal(directory).path("s")
-    path.write_bytes(whole + line[:cut])
-    carried_out.clear()
-    assert await run(directory, on_doubt="rerun") == ANSWERS, cut
-    after = path.read_bytes()
-    assert after.startswith(whole), cut
-    assert all(isinstance(one, dict) for one in lines_of(path)), cut
-    assert read_journal(path).is_sealed, cut
-    assert [call.name for call in Cassette.load(path).steps] == [name.split()[0] for name in NAMES], cut
-    ended = [one["name"] for one in map(msgspec.json.decode, whole.splitlines()) if "id" in one]
-    assert [name.split()[0] for name in carried_out] == [name.split()[0] for name in NAMES][len(ended) :], cut
-
-
 async def test_a_torn_trailer_is_a_run_that_has_not_come_to_its_end(tmp_path):
-    await run(tmp_path / "whole")
-    content = Journal(tmp_path / "whole").path("s").read_bytes()
-    *rest, trailer = content.splitlines(keepends=True)
-    for cut in (0, 1, len(trailer) // 2, len(trailer) - 1):
-        await resumes_after_a_cut(tmp_path, b"".join(rest), trailer, cut)
-        assert carried_out == []
-
-
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-async def test_a_torn_header_is_a_run_that_has_not_begun(tmp_path, share):
-    header = (await crash(tmp_path)).read_bytes().splitlines(keepends=True)[0]
+    await run(tmp_path)
     path = Journal(tmp_path).path("s")
-    path.write_bytes(header[: int(len(header) * share)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    carried_out.clear()
     assert await run(tmp_path) == ANSWERS
-    assert carried_out == NAMES
+    assert carried_out == []
+    assert read_journal(path).is_sealed
 
 
 @AgentCache("order:{order}", name="status")
@@ -148,19 +121,11 @@ async def status(order: str) -> str:
     return "paid" if f"pay {order}" in carried_out else "open"
 
 
-@intercept(name="status_of")
-def status_of(order: str) -> str:
-    return "paid" if f"pay {order}" in carried_out else "open"
-
-
-@pytest.mark.parametrize("look_up", [status, status_of])
-async def test_what_a_check_has_read_is_read_again_by_the_next_process(tmp_path, look_up):
+async def test_what_a_check_has_read_is_read_again_by_the_next_process(tmp_path):
     """Else it would hear that the write is not done, as it was before the last process made it."""
 
     async def check(arguments: dict[str, Any], key: str) -> Any:
-        answer = look_up(arguments["order"])
-        answer = await answer if look_up is status else answer
-        return f"{arguments['order']} is paid" if answer == "paid" else NotDone
+        return f"{arguments['order']} is paid" if await status(arguments["order"]) == "paid" else NotDone
 
     path = await crash(tmp_path, until=2)
 
@@ -206,31 +171,12 @@ async def test_a_symbolic_link_is_not_written_through(tmp_path):
 # Who else resumes
 
 
-async def test_a_second_session_of_an_id_is_refused_while_the_first_one_runs(tmp_path):
-    begun, over = asyncio.Event(), asyncio.Event()
-
-    async def first() -> list[str]:
-        async with AgentCacheSession("s", journal=Journal(tmp_path)):
-            answers = [await look("o1")]
-            begun.set()
-            await over.wait()
-            return [*answers, await pay("o1")]
-
-    task = asyncio.create_task(first())
-    await begun.wait()
-    carried_out.clear()
-    await refused(tmp_path, "another session")
-    over.set()
-    assert await task == ANSWERS[:2]
-    assert await run(tmp_path, restart=True) == ANSWERS
-
-
 def script(text: str, *arguments: object) -> list[str]:
     """The command of a process that runs this, after the imports and tools of this module."""
     folders = [str(Path(__file__).parent)]
     if (ROOT / "agent_cache").exists():  # else a wheel is tested
         folders.append(str(ROOT))
-    begin = f"import os, sys\nsys.path[:0] = {folders!r}\nfrom test_journal_faults import *\n"
+    begin = f"import asyncio, os, sys\nsys.path[:0] = {folders!r}\nfrom test_journal_faults import *\n"
     return [sys.executable, "-c", begin + textwrap.dedent(text), *map(str, arguments)]
 
 
@@ -268,15 +214,6 @@ async def test_a_second_process_is_refused_while_the_first_one_runs(tmp_path):
     assert carried_out == NAMES[2:]
 
 
-async def test_a_process_that_is_killed_leaves_no_lock(tmp_path):
-    with subprocess.Popen(script(HOLD, tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
-        assert first.stdout is not None
-        assert first.stdout.readline() == b"begun\n"
-        first.kill()
-    assert await run(tmp_path) == ANSWERS
-    assert carried_out == NAMES[1:]
-
-
 FORK = """
     import threading
     def resume_in_child(errors):
@@ -310,7 +247,9 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has
 
 @needs_fork
 async def test_a_forked_child_does_not_write_into_the_journal_of_its_parent(tmp_path):
-    assert said(FORK % 'await pay("child")', tmp_path).splitlines() == ["JournalError ['look o1']", "o1 is paid"]
+    read = 'print(await look("child"), flush=True); await pay("child")'
+    printed = ["child is open", "JournalError ['look o1', 'look child']", "o1 is paid"]
+    assert said(FORK % read, tmp_path).splitlines() == printed
     assert [call.name for call in read_journal(Journal(tmp_path).path("s")).calls] == ["look", "pay"]
     assert await run(tmp_path) == ANSWERS
     assert carried_out == NAMES[2:]
@@ -360,34 +299,3 @@ async def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, room):
         "pay o1",
         "pay o2",
     ]
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no rights of files there")
-@pytest.mark.parametrize("may_search", [True, False])
-def test_a_directory_that_cannot_be_written_is_said_before_anything_runs(may_search):
-    """As a user without the right: root has all rights. pytest's own folders are not for other users."""
-    with tempfile.TemporaryDirectory() as name:
-        above, journals = Path(name), Path(name) / "journals"
-        asyncio.run(crash(journals))
-        before = contents(journals)
-        Journal(journals).path("s").chmod(0o444)
-        journals.chmod(0o555)
-        above.chmod(0o755 if may_search else 0o600)
-        text = """
-            with tempfile.TemporaryDirectory() as warm:  # what is imported late, while it can be read
-                asyncio.run(run(Path(warm)))
-            carried_out.clear()
-            if os.geteuid() == 0:
-                os.setuid(65534)
-            for session_id in ("s", "new"):
-                try:
-                    asyncio.run(run(Path(sys.argv[1]), session_id))
-                except JournalError as error:
-                    print(session_id, sys.argv[1] in str(error), carried_out)
-        """
-        try:
-            assert said(text, journals).splitlines() == ["s True []", "new True []"]
-        finally:
-            above.chmod(0o700)
-            journals.chmod(0o755)
-        assert contents(journals) == before

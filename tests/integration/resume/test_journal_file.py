@@ -160,17 +160,6 @@ def test_there_may_be_no_journal(tmp_path):
 # Directories
 
 
-def test_a_directory_that_cannot_be_one_is_refused_at_once(tmp_path):
-    (tmp_path / "file").touch()
-    for given in ("", None, "a\0b"):
-        with pytest.raises(ConfigurationError):
-            Journal(given)
-    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(JournalError, match="cannot be written"):
-            asyncio.run(make(directory, "1"))
-    assert MADE == []
-
-
 def test_a_journal_is_for_its_owner(tmp_path):
     path = begun(tmp_path, "1")
     assert path.stat().st_mode & 0o077 == 0
@@ -276,12 +265,6 @@ def test_a_write_that_was_running_at_the_checkpoint_is_in_doubt_in_the_branch(ru
 
     asyncio.run(resumed())
     assert keys == KEYS[-1:] == [doubt.key]
-
-
-def test_a_branch_can_have_the_calls_after_the_checkpoint_too(run_with_checkpoints, tmp_path):
-    source, first, _ = run_with_checkpoints
-    path = branch_journal(source, "branch", until=first, directory=tmp_path, events=True)
-    assert [call.arguments["order"] for call in read_journal(path).calls] == ["1", "2", "4"]
 
 
 def test_a_branch_replaces_nothing(run_with_checkpoints, tmp_path):

@@ -75,13 +75,6 @@ ALL = Counter(
 )
 
 
-def test_a_run_that_is_not_killed_does_everything_once(runs):
-    assert runs.run() == "done"
-    assert runs.done == ALL
-    assert len(runs.points) == 12
-    assert read_journal(runs.journal).is_sealed
-
-
 @pytest.mark.parametrize(
     ("point", "tool"),
     [("before pay 1", "killed:pay"), ("after pay 1", "killed:pay"), ("after ship 1", "killed:ship")],
@@ -98,14 +91,6 @@ def test_a_process_that_is_killed_in_a_write_leaves_it_in_doubt(runs, point, too
     assert runs.keys["pay-1"] == ([doubt.key] if tool == "killed:pay" else runs.keys["pay-1"])
 
 
-def test_a_write_that_can_be_repeated_has_one_key_in_all_processes(runs):
-    for _ in range(3):
-        assert runs.run(kill_at="after pay 1", on_doubt="rerun") is None
-    assert runs.run(on_doubt="rerun") == "done"
-    assert runs.done == ALL + Counter({"pay-1": 3})
-    assert len(set(runs.keys["pay-1"])) == 1
-
-
 def test_an_answered_model_call_is_not_paid_twice_and_one_without_an_answer_is_made(runs):
     assert runs.run(kill_at="asking about-1") is None
     assert runs.run(kill_at="before pay 1") is None
@@ -114,14 +99,6 @@ def test_an_answered_model_call_is_not_paid_twice_and_one_without_an_answer_is_m
     assert runs.done == ALL
     calls = {call.arguments["prompt"]: call.outcome for call in Cassette.load(runs.journal).steps if call.kind == "llm"}
     assert len({outcome["value"].split("-")[1] for outcome in calls.values()}) == 3  # the three processes
-
-
-def test_a_process_that_is_killed_while_it_finds_out_leaves_the_write_in_doubt(runs):
-    assert runs.run(kill_at="after pay 1") is None
-    for _ in range(2):
-        assert runs.run(kill_at="checking", on_doubt="check") is None
-    assert runs.run(on_doubt="check") == "done"
-    assert runs.done == ALL
 
 
 def kill_often(runs, chance):

@@ -1,38 +1,38 @@
-"""Requests in a journal: those that change something are writes, those to models are not."""
+"""Requests in a journal: those that change something are writes, those to models are not.
 
+A process that is killed in a request leaves the journal as the server finds it when it gets that request.
+"""
+
+import asyncio
 import json
-import multiprocessing
-import os
-import signal
-import sys
 import threading
+import urllib.request
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from agent_cache.recording import Cassette, replay
+from agent_cache import AgentCacheSession
+from agent_cache.errors import InDoubtError
+from agent_cache.recording import Cassette, Http, replay
+from agent_cache.resume import Journal, NotDone
 from agent_cache.resume.journal import read_journal
-from tests.integration.resume import requesting_run
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the system has no SIGKILL")
 
 
 class Shop:
-    """A server that kills its client in the middle of a request to a path, once."""
+    """A server that keeps what the journal is when it gets a request to one path."""
 
-    def __init__(self):
+    def __init__(self, journal):
         self.seen = Counter()
         self.kills_at = None
+        self.left = b""
         shop = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
                 shop.seen[f"{self.command} {self.path}"] += 1
                 if self.path == shop.kills_at:
-                    shop.kills_at = None
-                    os.kill(int(self.headers["x-process"]), signal.SIGKILL)
-                    return
+                    shop.kills_at, shop.left = None, journal.read_bytes()
                 body = json.dumps({"answer": sum(shop.seen.values())}).encode()
                 self.send_response(200)
                 self.send_header("content-type", "application/json")
@@ -52,8 +52,13 @@ class Shop:
 
 
 @pytest.fixture
-def shop():
-    shop = Shop()
+def journal(tmp_path):
+    return Journal(tmp_path).path("run")
+
+
+@pytest.fixture
+def shop(journal):
+    shop = Shop(journal)
     thread = threading.Thread(target=shop.server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield shop
@@ -62,63 +67,77 @@ def shop():
     thread.join()
 
 
-def run(directory, shop, on_doubt="raise"):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([requesting_run.__name__])
-    here, there = context.Pipe()
-    process = context.Process(target=requesting_run.main, args=(str(directory), shop.url, on_doubt, there))
-    process.start()
-    there.close()
-    with here:
-        try:
-            said = here.recv()
-        except EOFError:
-            said = None
-        process.join()
-    process.close()
-    return said
+def request(url, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data, {"content-type": "application/json"})) as response:
+        return json.load(response)
 
 
-def test_a_request_that_changes_something_is_in_doubt(shop, tmp_path):
-    shop.kills_at = "/pay"
-    assert run(tmp_path, shop) is None
-    (doubt,) = read_journal(tmp_path / "run.jsonl").in_doubt
-    assert doubt.name == f"POST {shop.url}/pay"
-    assert doubt.arguments == {"json": {"order": "1"}}
-    for word in ("raise", "notice", "nonsense"):
-        assert run(tmp_path, shop, word).startswith(f"in doubt {doubt.name} {doubt.key}")
+def agent(url):
+    """Four requests, of which one changes something."""
+    return [
+        request(f"{url}/orders/1"),
+        request(f"{url}/v1/chat/completions", {"model": "large-1", "messages": ["pay it"]}),
+        request(f"{url}/pay", {"order": "1"}),
+        request(f"{url}/orders/1"),
+    ]
+
+
+def run(journal, shop, on_doubt="raise"):
+    async def session():
+        kept = Journal(journal.parent, on_doubt=on_doubt, http=Http(models=[f"{shop.url}/v1/chat/"]))
+        async with AgentCacheSession("run", journal=kept):
+            return agent(shop.url)
+
+    return asyncio.run(session())
+
+
+def kill(journal, shop, path):
+    """A run whose process is killed in a request to this path."""
+    shop.kills_at = path
+    run(journal, shop)
+    journal.write_bytes(shop.left)
+    for name in list(shop.seen):  # what came after is not
+        shop.seen[name] = min(1, shop.seen[name])
+
+
+def test_a_request_that_changes_something_is_in_doubt(shop, journal):
+    kill(journal, shop, "/pay")
+    (doubt,) = read_journal(journal).in_doubt
+    assert (doubt.name, doubt.arguments) == (f"POST {shop.url}/pay", {"json": {"order": "1"}})
+    for word in ("raise", "notice", {"127.0.0.1": lambda arguments, key: "nonsense"}):
+        with pytest.raises(InDoubtError) as raised:
+            run(journal, shop, word)
+        assert (raised.value.tool, raised.value.key) == (doubt.name, doubt.key)
     assert shop.seen == {"GET /orders/1": 1, "POST /v1/chat/completions": 1, "POST /pay": 1}
 
 
-@pytest.mark.parametrize("on_doubt", ["rerun", "not done"])
-def test_it_can_be_made_again(shop, tmp_path, on_doubt):
-    shop.kills_at = "/pay"
-    run(tmp_path, shop)
-    result = run(tmp_path, shop, on_doubt)
-    assert result[0] == {"answer": 1}
-    assert result[1] == {"answer": 2}
+@pytest.mark.parametrize("on_doubt", ["rerun", {"127.0.0.1": lambda arguments, key: NotDone}])
+def test_it_can_be_made_again(shop, journal, on_doubt):
+    kill(journal, shop, "/pay")
+    assert run(journal, shop, on_doubt)[:2] == [{"answer": 1}, {"answer": 2}]
     assert shop.seen == {"GET /orders/1": 2, "POST /v1/chat/completions": 1, "POST /pay": 2}
 
 
-def test_a_check_can_give_its_response(shop, tmp_path):
-    shop.kills_at = "/pay"
-    run(tmp_path, shop)
-    (doubt,) = read_journal(tmp_path / "run.jsonl").in_doubt
-    result = run(tmp_path, shop, "done")
+def test_a_check_can_give_its_response(shop, journal):
+    kill(journal, shop, "/pay")
+    (doubt,) = read_journal(journal).in_doubt
+
+    def check(arguments, key):
+        return {"status": 201, "json": {"paid": arguments["json"]["order"], "key": key}}
+
+    result = run(journal, shop, {"127.0.0.1": check})
     assert result[2] == {"paid": "1", "key": doubt.key}
     assert shop.seen == {"GET /orders/1": 2, "POST /v1/chat/completions": 1, "POST /pay": 1}
-    with replay(tmp_path / "run.jsonl", strict=True):
-        assert [requesting_run.request(f"{shop.url}/orders/1")] == result[:1]
-        requesting_run.request(f"{shop.url}/v1/chat/completions", {"model": "large-1", "messages": ["pay it"]})
-        assert requesting_run.request(f"{shop.url}/pay", {"order": "1"}) == result[2]
-        requesting_run.request(f"{shop.url}/orders/1")
+    with replay(journal, strict=True):
+        assert agent(shop.url) == result
 
 
 @pytest.mark.parametrize("path", ["/orders/1", "/v1/chat/completions"])
-def test_requests_that_change_nothing_are_made_again_without_a_question(shop, tmp_path, path):
-    shop.kills_at = path
-    assert run(tmp_path, shop) is None
-    assert read_journal(tmp_path / "run.jsonl").intents == {}
-    assert len(run(tmp_path, shop)) == 4
+def test_requests_that_change_nothing_are_made_again_without_a_question(shop, journal, path):
+    kill(journal, shop, path)
+    assert read_journal(journal).intents == {}
+    shop.seen.clear()
+    assert len(run(journal, shop)) == 4
     assert shop.seen["POST /pay"] == 1
-    assert Cassette.load(tmp_path / "run.jsonl").num_steps == 4
+    assert Cassette.load(journal).num_steps == 4

@@ -4,8 +4,6 @@ A process that dies is played by `Killed`, which no tool and no agent catches. `
 """
 
 import asyncio
-import contextvars
-import json
 import logging
 import threading
 from collections import Counter
@@ -20,7 +18,7 @@ from agent_cache import (
     configure,
 )
 from agent_cache.errors import ConfigurationError, DivergenceError, InDoubtError, JournalError
-from agent_cache.recording import Cassette, cached_llm_call, intercept, replay
+from agent_cache.recording import cached_llm_call, intercept, replay
 from agent_cache.resume import Journal, NotDone, idempotency_key
 from agent_cache.resume.journal import read_journal
 from agent_cache.testing import MemoryTier, reset
@@ -123,31 +121,6 @@ def test_calls_that_had_ended_are_answered_and_do_not_run(world, directory):
         assert asyncio.run(program()) == result
 
 
-def test_calls_inside_of_one_that_had_not_ended_are_answered(world, directory):
-    world.dies_in = {"pay 7"}
-    dies(Journal(directory), lambda: handle("7"))
-    with pytest.raises(InDoubtError):
-        journaled(Journal(directory), lambda: handle("7"))
-    assert world.calls["ask about 7"] == 1
-
-
-def test_the_numbers_of_calls_go_on(world, directory):
-    async def program():
-        await ask("a")
-        await handle("1")
-        await ask("b")
-
-    world.dies_in = {"ship 1"}
-    dies(Journal(directory), program)
-    journaled(Journal(directory, on_doubt="rerun"), program)
-    calls = {call.id: call for call in Cassette.load(directory / "run.jsonl").steps}
-    assert sorted(calls) == [1, 2, 3, 4, 5, 6]
-    assert [calls[number].parent for number in (3, 4, 5)] == [2, 2, 2]
-    assert [calls[number].name for number in (2, 6)] == ["resumed:handle", "resumed:ask"]
-    assert [calls[number].after for number in (1, 2, 5, 6)] == [0, 1, 4, 2]
-    assert calls[6].started_ms >= calls[4].started_ms + calls[4].duration_ms
-
-
 def test_an_error_that_a_call_has_raised_is_its_answer(world, directory):
     @AgentCacheInvalidator("order:{order}", name="resumed:refuse")
     async def refuse(order: str) -> None:
@@ -224,26 +197,6 @@ def test_streams_that_were_cut_are_read_again_and_whole_ones_are_not(world, dire
     assert world.calls == {"stream whole": 1, "ask between": 1, "stream cut": 2}
 
 
-def test_tasks_threads_and_groups_are_answered(world, directory):
-    async def program():
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(pay(str(number))) for number in range(4)]
-        in_threads = await asyncio.gather(*(asyncio.to_thread(ship, str(number)) for number in range(4)))
-        context = contextvars.copy_context()
-        thread = threading.Thread(target=context.run, args=(ship, "own"))
-        thread.start()
-        await asyncio.to_thread(thread.join)
-        await pay("last")
-        return [task.result() for task in tasks], in_threads
-
-    world.dies_in = {"pay last"}
-    dies(Journal(directory), program)
-    before = world.calls.copy()
-    assert journaled(Journal(directory, on_doubt="rerun"), program)[1] == [f"shipped {number}" for number in range(4)]
-    assert world.calls - before == Counter({"pay last": 1})
-    assert set(world.calls.values()) == {1}
-
-
 # Writes in doubt
 
 
@@ -264,16 +217,6 @@ def test_a_write_in_doubt_raises_with_its_call_and_its_key(world, directory):
     assert error.path == str(Journal(directory).path("run"))
     assert [one.key for one in read_journal(error.path).in_doubt] == [error.key]
     assert world.calls == {"pay 1": 1}
-
-
-def test_a_write_that_can_be_repeated_runs_again_with_its_key_however_often_the_process_dies(world, directory):
-    in_doubt(directory)
-    for _ in range(3):
-        world.dies_after = {"pay 1"}
-        dies(Journal(directory, on_doubt={"pay": "rerun"}), lambda: pay("1"))
-    assert journaled(Journal(directory, on_doubt={pay: "rerun"}), lambda: pay("1")) == "paid 1"
-    assert len(world.keys["pay 1"]) == 5
-    assert len(set(world.keys["pay 1"])) == 1
 
 
 def test_the_model_can_be_told(world, directory):
@@ -319,17 +262,6 @@ def test_a_check_that_finds_nothing_done_lets_the_write_run(world, directory, an
     assert world.calls == {"ship 1": 1}
 
 
-def test_what_a_check_has_found_out_is_the_answer_of_the_next_process(world, directory):
-    async def program():
-        return await pay("1"), await pay("2")
-
-    in_doubt(directory, program)
-    world.dies_in = {"pay 2"}
-    dies(Journal(directory, on_doubt={pay: lambda *_: "found"}), program)
-    journal = Journal(directory, on_doubt={pay: lambda *_: NotDone})
-    assert journaled(journal, program) == ("found", "paid 2")
-
-
 def test_a_check_that_raises_leaves_the_write_in_doubt(world, directory):
     def check(arguments, key):
         raise ConnectionError("no route")
@@ -341,28 +273,6 @@ def test_a_check_that_raises_leaves_the_write_in_doubt(world, directory):
     world.dies_in = {"check"}
     dies(Journal(directory, on_doubt={pay: lambda *_: world.call("check")}), lambda: pay("1"))
     assert journaled(Journal(directory, on_doubt={pay: lambda *_: "found"}), lambda: pay("1")) == "found"
-
-
-def test_a_retried_write_is_in_doubt_and_its_first_attempt_is_not(world, directory):
-    @AgentCacheInvalidator("order:{order}", name="resumed:flaky")
-    async def flaky(order: str) -> str:
-        WORLD.call("flaky")
-        if WORLD.calls["flaky"] == 1:
-            raise ConnectionError
-        if WORLD.calls["flaky"] == 2:
-            raise Killed
-        return "done"
-
-    async def program():
-        try:
-            return await flaky("1")
-        except ConnectionError:
-            return await flaky("1")
-
-    dies(Journal(directory), program)
-    assert journaled(Journal(directory, on_doubt={flaky: "rerun"}), program) == "done"
-    first, second, third = world.keys["flaky"]
-    assert first != second == third
 
 
 def test_the_error_of_a_write_in_doubt_is_no_outcome_of_the_calls_that_enclose_it(world, directory):
@@ -431,19 +341,6 @@ def test_each_write_of_each_run_has_a_key_of_its_own(world, directory):
     assert all(len(bytes.fromhex(key)) == 16 for key in keys)
 
 
-def test_outside_of_a_journaled_write_there_is_no_key(world, directory):
-    seen = []
-
-    @intercept(name="resumed:peek")
-    async def peek() -> None:
-        seen.append(idempotency_key())
-
-    journaled(Journal(directory), peek)
-    asyncio.run(pay("1"))
-    assert seen == [None]
-    assert world.keys["pay 1"] == [None]
-
-
 @pytest.mark.parametrize("key", [None, bytes(range(32))])
 def test_arguments_that_redaction_makes_equal_are_different_writes(world, directory, key):
     @AgentCacheInvalidator("card:{password}", name="resumed:charge")
@@ -484,15 +381,6 @@ def test_a_write_with_other_arguments_is_refused_before_it_runs(world, directory
     assert world.calls == {"pay 1 on monday": 1}
     journaled(Journal(directory), lambda: program("monday"))
     assert world.calls == {"pay 1 on monday": 1, "ask more": 1}
-
-
-def test_a_write_with_other_arguments_than_one_in_doubt_is_refused_before_it_runs(world, directory):
-    world.dies_after = {"pay 1 on monday"}
-    dies(Journal(directory), lambda: pay("1", " on monday"))
-    for _ in range(2):
-        with pytest.raises(DivergenceError):
-            journaled(Journal(directory, on_doubt="rerun"), lambda: pay("1", " on tuesday"))
-    assert world.calls == {"pay 1 on monday": 1}
 
 
 def test_a_divergence_that_the_agent_swallows_stops_the_run_all_the_same(world, directory):
@@ -681,19 +569,3 @@ def test_checkpoints_are_written_once(world, directory):
 def test_arguments_that_cannot_work_are_refused(directory, options, reason):
     with pytest.raises(ConfigurationError, match=reason):
         Journal(directory, **options)
-
-
-def test_the_intent_is_in_the_journal_before_the_write_runs(world, directory):
-    seen = []
-
-    @intercept(kind="write", name="resumed:look")
-    def look(order: str) -> None:
-        lines = [json.loads(line) for line in (directory / "run.jsonl").read_text().splitlines()]
-        seen.append(lines[-1]["intent"])
-        assert lines[-1]["intent"]["key"] == idempotency_key()
-
-    async def program():
-        look("1")
-
-    journaled(Journal(directory, durability="machine"), program)
-    assert seen[0]["arguments"] == {"order": "1"}
