@@ -36,7 +36,7 @@ MISS = 11
 WRITE = 12
 """In order: the body, `run`, its `Call`, `run_write`, the tag, the `Write` with the paths that it holds; its begin, the
 tool, its end. Begin and end are one function of `Versions` each."""
-RECORDED_READ = 50
+RECORDED_READ = 49
 REPLAYED_READ = 45
 JOURNALED_WRITE = 90
 """Of one whose texts redaction has seen before. A tape adds what identifies a call, its place and its line."""

@@ -12,7 +12,7 @@ import logging
 import types
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Final, TypeVar, is_typeddict, overload
+from typing import Any, Final, TypeVar, overload
 
 from agent_cache.core.options import checked_choice, checked_function
 from agent_cache.core.parameters import JsonArguments, Parameters
@@ -321,11 +321,6 @@ class ActiveCall:
         if self.is_plain_stream:
             stream["plain"] = True
         return {"stream": stream}
-
-
-def _is_named(kind: type) -> bool:
-    """Whether objects of this class are written with its name."""
-    return kind.__module__ != "builtins" and not is_typeddict(kind)
 
 
 # Decorators

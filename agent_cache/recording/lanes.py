@@ -45,11 +45,6 @@ class Lane:
         self.owner = threading.get_ident() if task is None else weakref.ref(task)
         _LANES.set((self, *(lane for lane in _LANES.get() if lane.lanes is not self.lanes and not lane.lanes.is_over)))
 
-    def is_of(self, task: Any) -> bool:
-        """Whether this task, or without one this thread, has entered it."""
-        owner = self.owner
-        return owner == threading.get_ident() if task is None else type(owner) is not int and owner() is task
-
 
 _LANES: ContextVar[tuple[Lane, ...]] = ContextVar("agent_cache_lanes", default=())
 """In each recording around it, the lane of this context, or of the one that this is a copy of."""
@@ -71,9 +66,13 @@ class Lanes:
     def current(self) -> Lane:
         """The lane of the running task, or, outside of tasks, of the running thread in its context."""
         task = _running_task()
-        found = next((lane for lane in _LANES.get() if lane.lanes is self), None)
-        if found is not None and found.is_of(task):
-            return found
+        found = None
+        for lane in _LANES.get():
+            found = lane if lane.lanes is self else found
+        if found is not None:
+            owner = found.owner
+            if (owner == threading.get_ident()) if task is None else (type(owner) is not int and owner() is task):
+                return found
         own = None if task is None else self._of_task.get(task)
         if own is None:
             own = Lane(self, self._next, 0 if found is None else found.number) if self._next else self._first
