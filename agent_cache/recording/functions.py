@@ -298,9 +298,12 @@ class ActiveCall:
         `City`, which nothing names.
         """
         args, kwargs = self.passed
-        passed = (*args, *kwargs.values())
-        classes = [each for each in passed if issubclass(type(each), type) and _is_named(each)]  # not a lazy proxy
-        return schema_of(self.function.schema.annotation, tuple(classes)) if classes else self.function.schema
+        classes: tuple[type, ...] = ()
+        for each in (*args, *kwargs.values()):
+            is_class = issubclass(type(each), type)  # and no lazy proxy of one
+            if is_class and each.__module__ != "builtins" and not is_typeddict(each):
+                classes += (each,)  # objects of it are written with its name
+        return schema_of(self.function.schema.annotation, classes) if classes else self.function.schema
 
     @property
     def is_write(self) -> bool:
