@@ -12,7 +12,7 @@ import logging
 import types
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, TypeVar, is_typeddict, overload
 
 from agent_cache.core.options import checked_choice, checked_function
 from agent_cache.core.parameters import JsonArguments, Parameters
