@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import gc
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -179,22 +178,6 @@ async def test_bypass_applies_inside_of_a_block_and_the_session_inside_of_it():
             assert await runs.read() == 1
 
 
-async def test_a_tool_that_attaches_inside_of_its_load_inherits_what_it_reads():
-    runs = Runs()
-
-    @AgentCache("report", name="report")
-    async def report() -> Any:
-        with session.attach():
-            return await runs.read()
-
-    async with AgentCacheSession() as session:
-        assert await runs.read() == 1
-        assert await elsewhere(report) == 1
-        await runs.write()
-        assert await elsewhere(report) == 2, "it depends on what was a hit"
-    assert tools_of(session) == [("read", "miss"), ("read", "hit"), ("write", "write"), ("read", "miss")]
-
-
 # -- Its end -------------------------------------------------------------------------------------------------
 
 
@@ -249,32 +232,6 @@ async def test_a_block_is_left_where_it_was_entered():
         with pytest.raises(ConfigurationError, match="this block is not entered"):
             block.__exit__(None, None, None)
         await elsewhere(crossed)
-
-
-async def test_a_generator_with_a_block_may_be_left_by_break():
-    """The event loop closes it in a context of its own. Other blocks stay inside of the session."""
-    runs, closed = Runs("session"), asyncio.Event()
-
-    async def numbers() -> AsyncIterator[int]:
-        try:
-            with session.attach():
-                yield await runs.read()
-                yield await runs.read()
-        finally:
-            closed.set()
-
-    async def request() -> list[Any]:
-        async for _ in numbers():
-            break
-        gc.collect()
-        await closed.wait()
-        return [await runs.read(), await runs.read()]
-
-    async with AgentCacheSession() as session:
-        with session.attach():
-            assert await runs.read() == 1
-            assert await elsewhere(request) == [2, 3], "outside of the session again"
-            assert await runs.read() == 1
 
 
 # -- Recordings ----------------------------------------------------------------------------------------------

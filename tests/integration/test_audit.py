@@ -183,23 +183,6 @@ async def test_a_write_that_runs_explains_a_difference_before_its_result_names_t
     assert await shop.get("7") == 2
 
 
-VALUES = [0, 0.0, False, "0", b"0", None, (), [], [0], [False], (0,), {"a": 0}, {"a": 0.0}, {"a": False}, {"b": 0}]
-
-
-async def test_answers_are_compared_with_their_types(shop: Shop):
-    """Values that are equal in Python and differ for a model are different answers, and equal ones are not."""
-    for number, one in enumerate(VALUES):
-        for other_number, other in enumerate(VALUES):
-            shop.get.clear()
-            shop.prices["7"] = one
-            await shop.get("7")
-            before = counts()
-            shop.prices["7"] = other
-            await shop.get("7")
-            await idle()
-            assert counts() == (before[0] + 1, before[1] + (number != other_number)), (one, other)
-
-
 async def test_what_outcome_key_names_is_compared(caplog: pytest.LogCaptureFixture):
     hints = LoopHints(outcome_key=lambda result: result["price"])
     shop = Shop(audit=1.0, loop=hints)

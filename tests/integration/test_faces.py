@@ -60,19 +60,6 @@ async def test_key_replaces_the_arguments_as_identity():
     assert await runs.tool({"id": 2}) != first
 
 
-async def test_key_sees_the_canonical_arguments_with_defaults():
-    seen: list[Any] = []
-
-    def key(*args: Any, **kwargs: Any) -> Any:
-        seen.append((args, kwargs))
-        return 1
-
-    runs = Runs(key=key)
-    await runs.tool(1)
-    await runs.tool(y=2, x=1, z=3)
-    assert seen == [((1, 0), {"z": 0}), ((1, 2), {"z": 3})]
-
-
 @pytest.mark.parametrize("option", ["key", "vary"])
 @pytest.mark.parametrize("failure", ["raises", "gives no identity", "raises unprintably"])
 async def test_an_identity_that_cannot_be_made_runs_the_call_uncached_and_counts_it(option: str, failure: str):
@@ -130,14 +117,6 @@ async def test_name_is_the_identity_of_the_tool():
     await other.tool(1)
     assert set(get_metrics()["tools"]) == {"shop", "depot"}
     assert "shop" in repr(one.tool.cache_key(1))
-
-
-async def test_two_tools_of_one_name_keep_their_own_answers():
-    one, other = Runs(name="shop"), Runs(name="shop")
-    assert await one.keeps(1, 1) == [False, True]
-    assert await other.keeps(1, 1) == [False, True]
-    assert one.tool.cache_key(1) != other.tool.cache_key(1)
-    assert get_metrics()["tools"]["shop"]["misses"] == 2
 
 
 # -- What is kept --------------------------------------------------------------------------------------------
@@ -327,22 +306,6 @@ async def test_a_write_drops_the_calls_that_its_key_fn_names_of_any_tool(several
     await forgetting(lambda args, kwargs: several(named))(1)
     assert await runs.keeps(1, 2) == [False, True]
     assert await other.keeps(1, 2) == [True, False]
-
-
-async def test_key_fn_sees_the_canonical_arguments_before_the_side_effect():
-    happened: list[Any] = []
-    runs = Runs()
-
-    def key_fn(args: Any, kwargs: Any) -> Any:
-        happened.append((args, dict(kwargs)))
-        return runs.tool.cache_key(1)
-
-    @AgentCacheInvalidator("r", clear_all=False, key_fn=key_fn)
-    async def write(x: int, y: int = 5, *, z: int = 6) -> None:
-        happened.append("effect")
-
-    await write(y=2, x=1)
-    assert happened == [((1, 2), {"z": 6}), "effect"]
 
 
 # -- Switches of the process ---------------------------------------------------------------------------------

@@ -94,16 +94,6 @@ async def test_a_write_that_repeats_itself_is_answered_and_the_next_call_is_refu
     assert (caught.value.kind, caught.value.tool, caught.value.count) == ("repeat", "add", 10)
 
 
-async def test_a_loop_that_nobody_was_told_of_is_not_raised_at_the_end():
-    """The tenth write was answered, and there was no eleventh: there is nothing to swallow."""
-    shop = Shop()
-    async with AgentCacheSession() as session:
-        assert await outcomes(shop.add, 10) == ["same"] * 10
-        assert session.loop_error is not None
-        with pytest.raises(STOPPED):
-            session.raise_for_loop()
-
-
 async def test_the_same_error_again_and_again_is_refused_with_the_error_behind_it():
     shop = Shop()
     shop.answers = LookupError("no such order")
@@ -290,20 +280,6 @@ async def test_a_run_that_is_stopped_does_not_stop_those_that_wait_for_the_same(
     assert await following == "same"
 
 
-async def test_a_sub_agent_that_loops_again_and_again_is_found_in_the_outer_run():
-    shop = Shop()
-
-    @AgentCacheInvalidator("task", name="delegate")
-    async def delegate(task: str) -> None:
-        async with AgentCacheSession():
-            for _ in range(10):
-                await shop.get()
-
-    async with AgentCacheSession(on_loop="short_circuit") as session:
-        assert await outcomes(lambda: delegate("t"), 6) == [STOPPED] * 6
-    assert session.get_metrics()["loops"] == {"repeat": 4, "error": 3}  # of four inner runs, and of the outer one
-
-
 # -- warn ----------------------------------------------------------------------------------------------------
 
 
@@ -421,28 +397,6 @@ async def test_a_function_gets_the_report_and_decides(decision: Any, fifth: Any)
     assert (report.kind, report.tool, report.count, report.level) == ("repeat", "get", 5, "action")
 
 
-@pytest.mark.parametrize("is_nested", [False, True])
-async def test_a_function_may_begin_a_new_turn(is_nested: bool):
-    """While calls are blocked: a user who was asked whether the run shall go on has said yes."""
-    shop = Shop()
-    sessions: list[AgentCacheSession] = []
-
-    def ask(report: AgentLoopDetectedError) -> None:
-        if report.kind == "depth":
-            for session in sessions:
-                session.new_turn()
-
-    async with AgentCacheSession(on_loop=ask, max_execution_depth=30) as outer:
-        sessions.append(outer)
-        async with AgentCacheSession(on_loop=ask) if is_nested else contextlib.nullcontext() as inner:
-            sessions += [inner] if inner else []
-            for _ in range(30):
-                assert await shop.get.fresh() == "same"
-                assert await shop.add() == "same"
-    assert outer.loop_error is None
-    assert outer.get_metrics()["loops"]["depth"] == 30
-
-
 @pytest.mark.parametrize("kind", ["read", "write"])
 @pytest.mark.parametrize("wrong", ["shout", 1 / 3, "an error"])
 async def test_a_function_that_cannot_decide_stops_the_loop_and_breaks_nothing(
@@ -476,22 +430,6 @@ async def test_a_notice_comes_first_once_and_changes_nothing(caplog: pytest.LogC
     assert [(record.agent_cache_event, record.levelname) for record in caplog.records] == [("loop_notice", "INFO")]
     assert session.get_metrics()["loop_notices"] == get_metrics()["loop_notices"] == {"repeat": 1}
     assert session.get_metrics()["loop_detections"] == 0
-
-
-@pytest.mark.parametrize("kind", ["read", "write"])
-async def test_a_notice_that_nobody_can_take_breaks_nothing(kind: str, caplog: pytest.LogCaptureFixture):
-    shop = Shop()
-
-    def broken(report: AgentLoopDetectedError) -> None:
-        raise RuntimeError("broken")
-
-    call, times = (shop.get, 4) if kind == "read" else (shop.add, 9)
-    async with AgentCacheSession(on_notice=broken) as session:
-        assert await outcomes(call, times) == ["same"] * times
-        session.new_turn()
-        assert await outcomes(call, times) == ["same"] * times
-    assert session.get_metrics()["callback_errors"] == 2
-    assert len([record for record in caplog.records if "on_notice" in record.getMessage()]) == 1
 
 
 # -- Epochs and rounds ---------------------------------------------------------------------------------------
@@ -688,18 +626,6 @@ async def test_a_write_of_an_inner_run_changes_the_world_of_the_outer_one(writes
     assert outer.get_metrics()["loops"] == ({} if writes == "new" else {"repeat": 8})
 
 
-async def test_the_writes_of_an_inner_run_are_not_counted_in_the_outer_one():
-    shop = Shop()
-    async with AgentCacheSession(max_tool_repeats=3) as outer:
-        await shop.add()
-        for _ in range(12):
-            async with AgentCacheSession():
-                await shop.add()
-        assert await outcomes(shop.add, 8) == ["same"] * 8
-    assert outer.loop_error is None
-    assert outer.get_metrics()["loops"] == {}
-
-
 async def test_the_budgets_of_the_outer_run_hold_in_the_inner_one():
     shop = Shop()
     policy = LoopPolicy(max_tool_calls={"get": 3})
@@ -858,21 +784,6 @@ async def test_an_argument_without_a_key_does_not_switch_the_guard_off(make: Cal
     }[which]
     assert given.count(STOPPED) >= times - answered
     assert caught.value.kind in kinds
-
-
-@pytest.mark.parametrize("make", UNKEYED.values(), ids=UNKEYED.keys())
-@pytest.mark.parametrize("which", ["read", "write"])
-async def test_a_call_without_a_key_in_each_round_hides_no_cycle(make: Callable[[], Any], which: str):
-    shop = Forgetful()
-    with pytest.raises(STOPPED) as caught:
-        async with AgentCacheSession(loop_policy=LoopPolicy(repeat=None, write_repeat=None)) as session:
-            for _ in range(20):
-                await shop.get("a")
-                await shop.list("b")
-                await (shop.add if which == "write" else shop.get)(make())
-    assert caught.value.kind == "cycle"
-    assert caught.value.period == 3
-    assert session.metrics.calls <= 9
 
 
 @pytest.mark.parametrize("which", ["read", "write"])

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import inspect
 import linecache
-import logging
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
@@ -207,39 +206,6 @@ async def test_a_value_is_freed_outside_of_the_lock(way: Callable[[], Awaitable[
         await asyncio.sleep(0)
     assert Watched.freed
     assert all(Watched.freed)
-
-
-async def test_nothing_is_logged_under_the_lock():
-    """A handler is the user's code, too."""
-    free: list[bool] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            free.append(lock_is_free())
-
-    class Once:
-        """A value that is copied once, when it is stored."""
-
-        def __init__(self, *, can_be_copied: bool = True) -> None:
-            self.can_be_copied = can_be_copied
-
-        def __deepcopy__(self, memo: object) -> Once:
-            if not self.can_be_copied:
-                raise RuntimeError("no copy")
-            return Once(can_be_copied=False)
-
-    @AgentCache("r")
-    async def tool() -> Once:
-        return Once()
-
-    log, handler = logging.getLogger("agent_cache"), Handler()
-    log.addHandler(handler)
-    try:
-        await tool()
-        await tool()
-    finally:
-        log.removeHandler(handler)
-    assert free == [True]
 
 
 # -- What grows ----------------------------------------------------------------------------------------------

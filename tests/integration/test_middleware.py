@@ -20,7 +20,6 @@ from agent_cache import (
     configure,
 )
 from agent_cache.config import CURRENT
-from tests.harness.gates import started
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -301,27 +300,6 @@ async def test_proceed_is_awaited_once_and_by_the_call_itself(orders: Orders, ca
     with pytest.raises(RuntimeError, match="awaited once, in the task of the call"):
         await KEPT.pop()()
     assert orders.runs == ["7"]
-
-
-async def test_a_cancelled_call_is_cancelled_wherever_it_waits(orders: Orders):
-    gate = asyncio.Event()
-
-    async def wait_first(call: ToolCall, proceed: Proceed) -> None:
-        await gate.wait()
-        await proceed()
-
-    async def wait_after(call: ToolCall, proceed: Proceed) -> None:
-        await proceed()
-        await gate.wait()
-
-    for middleware, runs in ((wait_first, []), (wait_after, ["8"])):
-        with configure(middleware=(middleware,)):
-            task = await started(orders.get("7" if middleware is wait_first else "8"))
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert CURRENT.value.middleware  # it is not removed
-        assert orders.runs == runs
 
 
 async def test_a_middleware_that_cancels_the_tool_gives_its_own_error_to_the_caller():

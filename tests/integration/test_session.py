@@ -300,47 +300,6 @@ def test_sessions_without_a_name_get_one_that_no_other_has_also_in_forked_worker
     assert {len(name) for name in names} == {32}
 
 
-async def test_what_a_session_leaves_is_freed_without_the_garbage_collector():
-    """Short sessions would leave it most of its work: it took a third of the time of recorded runs."""
-
-    @AgentCache("r")
-    async def read(x: int) -> list[int]:
-        return [x]
-
-    @AgentCache("r", "session")
-    async def own(x: int) -> list[int]:
-        return [x]
-
-    @AgentCache("other")
-    async def outer(x: int) -> list[int]:
-        return await read(x)
-
-    @AgentCacheInvalidator("r")
-    async def write(x: int) -> list[list[int]]:
-        return [[x]]
-
-    async def run() -> weakref.ref[AgentCacheSession]:
-        async with AgentCacheSession("mine", max_execution_depth=30) as session:
-            for x in range(3):
-                for tool in (read, own, outer, write, outer, read, own, read):
-                    await tool(x)
-        return weakref.ref(session)
-
-    await run()
-    gc.collect()
-    gc.disable()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        assert (await run())() is None
-        gc.collect()
-        left = [each for each in gc.garbage if type(each).__module__.startswith("agent_cache")]
-    finally:
-        gc.set_debug(0)
-        gc.enable()
-        gc.garbage.clear()
-    assert not left
-
-
 # -- Tenants -------------------------------------------------------------------------------------------------
 
 TENANTS = [None, "acme", "other", "1", 1, True, b"1", 1.0, ("acme", 1), ("acme", True)]
@@ -637,20 +596,6 @@ async def test_a_call_that_one_session_refuses_is_blocked_in_both_and_counted_in
     assert get_metrics()["loop_detections"] == 1
 
 
-async def test_a_repeat_in_an_inner_session_is_traced_and_budgeted_in_the_outer_one():
-    """A tool that ran has run: the outer trace has every call, also the one that the inner session stopped at."""
-    tool = same()
-    async with AgentCacheSession() as outer:
-        with pytest.raises(AgentLoopDetectedError):
-            async with AgentCacheSession() as inner:
-                assert await calls_until_stopped(tool.fresh) == 4
-        assert short(inner, "source") == ["miss"] * 5
-        assert short(outer, "source") == ["miss"] * 5
-        assert outer.get_metrics()["misses"] == 5
-        await tool()
-    assert short(outer, "number") == [1, 2, 3, 4, 5, 6]
-
-
 async def test_the_inner_sessions_calls_are_no_loop_of_the_outer_one():
     tool = same()
     async with AgentCacheSession() as outer:
@@ -891,40 +836,3 @@ async def test_a_session_keeps_no_answer_that_the_cache_has_dropped(how: str):
         kept.meet()
         assert await kept.alive() == 0
         assert session.get_metrics()["callback_errors"] == 0
-
-
-@pytest.mark.parametrize("how", DROPS)
-async def test_a_loop_is_seen_though_its_answer_is_dropped_each_time(how: str):
-    kept = Kept()
-    async with AgentCacheSession(on_loop="notice", loop_policy=LoopPolicy(write_repeat=None, cycle=None)):
-        found = []
-        for _ in range(6):
-            found.append(type(await kept.read(1)))
-            await DROPS[how](kept)
-            kept.meet()
-            assert await kept.alive() == 0
-    # The first write is progress, and the others change nothing.
-    assert found.index(str) == (5 if how == "a write" else 4)
-
-
-async def test_a_session_keeps_no_answer_beyond_its_end_though_a_task_goes_on_in_it():
-    kept, go = Kept(scope="session"), asyncio.Event()
-    globally = Kept()
-
-    async def lingering() -> None:
-        await go.wait()
-        await globally.read(100)
-        await kept.read(100)
-
-    async with AgentCacheSession():
-        for n in range(50):
-            await kept.read(n)
-            await globally.read(n)
-        task = await started(lingering())
-    await invalidate("kept")
-    assert await kept.alive() == 0
-    go.set()
-    await task
-    await invalidate("kept")
-    globally.meet()
-    assert await kept.alive() == await globally.alive() == 0

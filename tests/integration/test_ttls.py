@@ -18,7 +18,6 @@ from agent_cache import (
     Toolbox,
     Watch,
     Write,
-    configure,
     get_ttl,
     set_ttl,
     testing,
@@ -226,21 +225,6 @@ async def test_what_another_process_sets_counts_here(clock: FakeClock, name: str
     assert loads.count == 2
     other.publish_ttl(name, None)
     assert get_ttl(tool) == 100
-
-
-async def test_every_tier_of_a_tool_gets_it_and_gives_it_up(name: str):
-    near, far = MemoryServer(), MemoryServer()
-    tool = tool_of(Loads(), name, ttl=100)
-    with configure(backup=MemoryTier(near), remote=MemoryTier(far)):
-        await tool()
-        set_ttl(tool, 20)
-        set_ttl(tool, 30)
-        set_ttl(tool, None)
-        assert (get_ttl(tool), await near.ttls(), await far.ttls()) == (100, {}, {})
-        set_ttl(tool, 20)
-        for server in (near, far):
-            MemoryTier(server).publish_ttl(name, None)
-        assert get_ttl(tool) == 100
 
 
 async def test_tools_of_a_toolbox_from_their_first_call_on(clock: FakeClock, name: str, loads: Loads):

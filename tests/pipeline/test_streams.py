@@ -585,22 +585,6 @@ async def test_what_belongs_to_a_session_does_not_reach_others():
 # -- Sessions ------------------------------------------------------------------------------------------------
 
 
-async def test_a_session_traces_one_call_for_each_consumer_when_its_stream_ends(source: Source):
-    async with AgentCacheSession() as session:
-        first, second = await listening(source.words(1)), await listening(source.words(1))
-        left = await listening(source.words(1))
-        await source.last.yields("a")
-        assert session.get_execution_trace() == []
-        await cancelled(left.task)
-        await source.last.ends()
-        await asyncio.gather(first.task, second.task)
-        await collected(source.words(1))
-        trace = [(call.source, call.outcome, call.number) for call in session.get_execution_trace()]
-        metrics = session.get_metrics()
-    assert sorted(trace) == [("hit", "ok", 4), ("miss", "ok", 1), ("shared", "cancelled", 3), ("shared", "ok", 2)]
-    assert (metrics["hits"], metrics["misses"], metrics["shared"]) == (1, 1, 2)
-
-
 # -- Tiers and event loops -----------------------------------------------------------------------------------
 
 

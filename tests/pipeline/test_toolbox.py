@@ -3,9 +3,7 @@
 import asyncio
 import json
 import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -370,26 +368,6 @@ def test_synchronous_calls_are_cached_and_invalidated():
     assert [record.source for record in session.get_execution_trace()] == ["miss", "hit", "write", "miss", "miss"]
 
 
-def test_threads_share_one_run():
-    begun, release = threading.Event(), threading.Event()
-
-    def slowly(*_: Any) -> str:
-        begun.set()
-        assert release.wait(60)
-        return "answer"
-
-    one = SyncShop(Toolbox(ORDERS, namespace="toolshop_threads"), slowly)
-    with ThreadPoolExecutor(8) as pool:
-        calls = [pool.submit(one.call_sync, "get_order", {"order_id": "1"}) for _ in range(8)]
-        assert begun.wait(60)
-        read: Any = one.box._sync_tools["get_order"].operation
-        while not (flights := list(read.store.flights.values())) or len(flights[0].waiters or ()) < 7:
-            pass
-        release.set()
-        assert {call.result(60) for call in calls} == {"answer"}
-    assert one.runs == ["get_order"]
-
-
 # Bad input
 
 
@@ -417,12 +395,3 @@ def test_a_rule_that_cannot_work_is_refused_where_it_is_written(make: Callable[[
 
 
 # Rules, schemas and forms that are out of the ordinary
-
-
-async def test_the_same_tool_of_two_servers_is_what_the_hint_of_each_call_says():
-    one = Shop(Toolbox(ORDERS, namespace="toolshop", hints="kind"))
-    for annotations in ({"readOnlyHint": True}, {"readOnlyHint": False}, None, {"readOnlyHint": True}):
-        await one.call("get_order", {"order_id": "1"})
-        await one.call("run", annotations=annotations)
-    await one.call("get_order", {"order_id": "1"})
-    assert one.runs == ["get_order", "run", "run", "get_order", "run", "get_order", "run"]

@@ -20,8 +20,6 @@ from agent_cache import (
     AgentCacheInvalidator,
     AgentCacheSession,
     ConfigurationError,
-    Read,
-    Toolbox,
     bypass,
     configure,
     get_metrics,
@@ -160,19 +158,6 @@ async def test_a_span_of_a_framework_for_this_tool_is_annotated_and_not_doubled(
     assert {one.instrumentation_scope.name for one in telemetry.spans()} == {"framework"}
     assert telemetry.span("running tool").attributes["agent_cache.tool"] == f"{__name__}:get_order"
     assert sum(telemetry.points("gen_ai.execute_tool.duration").values()) == 5
-
-
-async def test_the_tool_of_a_toolbox_is_known_by_the_name_that_the_model_has_for_it(instrument, telemetry):
-
-    instrument()
-    box = Toolbox({"fs.read": Read("otel_file:{path}")}, namespace="otel_shop")
-
-    async def read() -> str:
-        return "a"
-
-    await box.call("fs.read", {"path": "a"}, read)
-    span = telemetry.span("execute_tool fs.read")
-    assert span.attributes["agent_cache.tool"] == "otel_shop:fs.read"
 
 
 async def test_a_stream_has_one_span_that_its_reads_are_inside_of(instrument, telemetry):
