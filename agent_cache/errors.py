@@ -87,10 +87,7 @@ class AgentLoopDetectedError(AgentCacheError):
         first, last: the outcomes of the first and the last call of the loop, as short text; `first` of a cycle is empty
             if only its digest was kept.
         level: ``"action"``, or ``"notice"`` for an error that is only passed to ``on_notice``.
-        refused_by: the id of the session that has refused a call with it; None if none has.
     """
-
-    refused_by: str | None = None
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Literal
 
@@ -69,6 +70,7 @@ class LoopGuard:
     _on_loop: OnLoop = "raise"
     _on_notice: OnNotice | None = None
     _is_raised = False
+    _raised: weakref.WeakSet[Exception] | None = None  # what has refused a call
     _spent: frozenset[tuple[str, str]] = frozenset()  # the budgets that were reported, by kind and tool
 
     def _notice(self, loop: AgentLoopDetectedError) -> None:
@@ -99,10 +101,17 @@ class LoopGuard:
 
     def stop(self, loop: AgentLoopDetectedError) -> None:
         """Stop the run for a loop that was raised when it was recorded, and has just been raised again."""
-        loop.refused_by = self.session_id
+        self._own(loop)
         if self._decide(loop) == "raise":
             self._latch(loop)
             self._is_raised = True
+
+    def _own(self, loop: AgentLoopDetectedError) -> AgentLoopDetectedError:
+        """Note that this session refuses a call with an error."""
+        if self._raised is None:
+            self._raised = weakref.WeakSet()
+        self._raised.add(loop)
+        return loop.with_traceback(None)  # the same error may be raised a thousand times
 
     def _decide(self, loop: AgentLoopDetectedError) -> Decision | None:
         on_loop = self._on_loop
@@ -370,7 +379,8 @@ class ToolInSession(LocalTool, ToolHistory):
     # Refusals
 
     def has_refused(self, error: Exception) -> bool:
-        return isinstance(error, AgentLoopDetectedError) and error.refused_by == self._session.session_id
+        raised = self._session._raised
+        return raised is not None and error in raised
 
     def blocked(self, key: Hashable, now: float, outcome: str, kind: str) -> None:
         """Record that a session has refused a call, or replaced its answer."""
@@ -405,8 +415,7 @@ class ToolInSession(LocalTool, ToolHistory):
         if decision == "raise" or is_refused:
             if not has_run:
                 self._record_refusal(key, now, type(loop).__name__)
-            loop.refused_by = session.session_id
-            raise loop.with_traceback(None)  # the same error may be raised a thousand times
+            raise session._own(loop)
         if decision not in ("short_circuit", "notice"):
             note_loop("loop", loop.kind, session.metrics)
             return None

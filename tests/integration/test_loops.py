@@ -10,6 +10,7 @@ import pickle
 import weakref
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from agent_cache import (
     configure,
     get_metrics,
 )
+from agent_cache.recording import record
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started, until
 from tests.harness.slow import slow
@@ -154,6 +156,18 @@ async def test_a_refused_call_inside_of_a_tool_is_no_error_of_the_tool():
     assert given == ["same"] + [STOPPED] * 8
     assert reported == []
     assert session.get_metrics()["loops"] == {"tool_calls": 8}
+
+
+async def test_a_refused_call_is_recorded_in_the_same_way_in_each_run(tmp_path: Path):
+    shop, recorded = Shop(), []
+    for number in range(2):
+        with record(tmp_path / f"{number}.jsonl"):
+            async with AgentCacheSession(on_loop="short_circuit", max_execution_depth=1):
+                assert await outcomes(lambda: shop.get.fresh(1), 2) == ["same", "same"]
+                assert await outcomes(lambda: shop.add(1), 1) == [STOPPED]
+        recorded.append((tmp_path / f"{number}.jsonl").read_text("utf-8").splitlines()[1:-1])
+    assert recorded[0] == recorded[1]
+    assert "AgentLoopDetectedError" in recorded[0][-1]
 
 
 # -- what tools call by themselves ---------------------------------------------------------------------------
