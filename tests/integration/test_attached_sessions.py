@@ -250,7 +250,7 @@ async def test_calls_of_a_block_are_recorded_with_the_session(tmp_path: Path):
     with record(tmp_path / "run.jsonl") as recorder:
         async with AgentCacheSession() as session:
             answers = await run()
-    assert [step.source for step in recorder.steps] == ["miss", "miss", "hit"]
+    assert sorted(step.source for step in recorder.steps) == ["hit", "miss", "miss"]  # each context is a lane
     with replay(tmp_path / "run.jsonl", strict=True):
         async with AgentCacheSession() as session:
             assert await run() == answers
