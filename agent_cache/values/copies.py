@@ -73,7 +73,7 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
             return None
         # `io.BytesIO` is one that has its content.
         is_iterator = kind not in _FLAT and (hasattr(kind, "__next__") or hasattr(kind, "__anext__"))
-        if not is_iterator or hasattr(kind, "__deepcopy__") or hasattr(kind, "getvalue"):
+        if not is_iterator or hasattr(kind, "getvalue"):
             return _copier_from_image(value) or partial(copy.deepcopy, copy.deepcopy(value))
     except Exception as error:
         raise UncopyableError(f"a result of type {kind.__qualname__} cannot be copied") from error

@@ -8,6 +8,7 @@ import dataclasses
 import enum
 import functools
 import gc
+import io
 import sys
 import threading
 import time
@@ -547,7 +548,13 @@ def doubled(depth: int) -> Any:
     return nested(depth, lambda value: [value, value])
 
 
+def zone_without_a_name() -> Any:
+    """As one is that was read from a file: what it is shown as says nothing of its content."""
+    return ZoneInfo.from_file(io.BytesIO(b"TZif" + bytes(35) + b"\1" + bytes(3) + b"\4" + bytes(6) + b"UTC\0"))
+
+
 STRANGE: dict[str, Callable[[], Any]] = {
+    "zone without a name": zone_without_a_name,
     "object": object,
     "instance": lambda: Plain(1),
     "slotted instance": lambda: Slotted(1),
@@ -605,7 +612,16 @@ async def test_strange_arguments_are_keyed_or_run_uncached_and_never_crash(clock
 
 
 @pytest.mark.parametrize(
-    "name", ["object", "instance", "unreadable dataclass", "cyclic list", "list 5,000 deep", "generator"]
+    "name",
+    [
+        "object",
+        "instance",
+        "zone without a name",
+        "unreadable dataclass",
+        "cyclic list",
+        "list 5,000 deep",
+        "generator",
+    ],
 )
 async def test_strictness_refuses_what_has_no_identity_before_the_tool_runs(clock: library.Clock, name: str):
     probe = Probe(uncacheable="raise")
