@@ -24,46 +24,21 @@ from tests.harness.mcp_http_host import HttpHost, hosted, relaying, serving
 RULES = """
 namespace = "relay"
 new_turn_after = 1000
-[tools.get_value]
-kind = "read"
-tags = ["value:{key}"]
-[tools.set_value]
-kind = "write"
-tags = ["value:{key}"]
-[tools.slow_write]
-kind = "write"
-tags = ["value:{key}"]
-[tools.wait_for]
-kind = "read"
-tags = ["gate:{key}"]
-[tools."ask_*"]
-kind = "read"
-tags = ["ask"]
-[tools.whoami]
-kind = "read"
-tags = ["who"]
-[tools.fail]
-kind = "read"
-tags = ["fail"]
-[tools.large]
-kind = "read"
-tags = ["large"]
-[tools.drop_stream]
-kind = "read"
-tags = ["stream"]
-[tools.die]
-kind = "write"
-tags = ["death"]
-[tools.run_count]
-kind = "pass"
-[tools.open_gate]
-kind = "pass"
-[tools.change_list]
-kind = "pass"
-[tools.change_resource]
-kind = "pass"
-[on."notifications/resources/updated"]
-invalidate = ["value:{params[uri]}"]
+tools.get_value = { kind = "read", tags = ["value:{key}"] }
+tools.set_value = { kind = "write", tags = ["value:{key}"] }
+tools.slow_write = { kind = "write", tags = ["value:{key}"] }
+tools.wait_for = { kind = "read", tags = ["gate:{key}"] }
+tools."ask_*" = { kind = "read", tags = ["ask"] }
+tools.whoami = { kind = "read", tags = ["who"] }
+tools.fail = { kind = "read", tags = ["fail"] }
+tools.large = { kind = "read", tags = ["large"] }
+tools.drop_stream = { kind = "read", tags = ["stream"] }
+tools.die = { kind = "write", tags = ["death"] }
+tools.run_count = { kind = "pass" }
+tools.open_gate = { kind = "pass" }
+tools.change_list = { kind = "pass" }
+tools.change_resource = { kind = "pass" }
+on."notifications/resources/updated" = { invalidate = ["value:{params[uri]}"] }
 """
 
 IS_MODERN = find_spec("mcp.server.mcpserver") is not None
@@ -219,7 +194,7 @@ async def test_a_stream_that_the_server_breaks_off_is_resumed_by_the_host_throug
 @pytest.mark.parametrize("kind", ["events", "json"])
 async def test_what_is_loaded_after_its_host_was_answered_is_stored(server, json_server, tmp_path, key, kind):
     path = tmp_path / "grace.toml"
-    late = 'tags = ["gate:{key}"]\nttl = 0.001\ngrace = 1000'
+    late = 'tags = ["gate:{key}"], ttl = 0.001, grace = 1000'
     path.write_text('on_loop = "off"\n' + RULES.replace('tags = ["gate:{key}"]', late))
     async with relaying(server if kind == "events" else json_server, path) as relay, hosted(relay.url) as host:
         await host.call("open_gate", key=key)

@@ -20,12 +20,8 @@ from tests.harness.mcp_http_host import hosted, serving
 RULES = """
 namespace = "relay"
 new_turn_after = 1000
-[tools.get_value]
-kind = "read"
-tags = ["value:{key}"]
-[tools.whoami]
-kind = "read"
-tags = ["who"]
+tools.get_value = { kind = "read", tags = ["value:{key}"] }
+tools.whoami = { kind = "read", tags = ["who"] }
 """
 
 

@@ -10,12 +10,10 @@ from tests.harness.mcp_host import ENVELOPE, RELAY, relayed, run_of, started, te
 
 RULES = """
 namespace = "modern"
-[tools.get_value]
-kind = "read"
-tags = ["value:{key}"]
-[tools.set_value]
-kind = "write"
-tags = ["value:{key}"]
+tools.get_value = { kind = "read", tags = ["value:{key}"] }
+tools.set_value = { kind = "write", tags = ["value:{key}"] }
+tools.read_by_question = { kind = "read", tags = ["value:{key}"] }
+tools.write_by_question = { kind = "write", tags = ["value:{key}"] }
 """
 
 
@@ -32,12 +30,6 @@ async def test_the_relay_asks_for_the_tools_with_the_envelope_of_the_host(rules)
 
 
 async def test_a_question_as_a_result_is_not_stored_nor_is_the_answer_to_it(rules):
-    rules.write_text(
-        RULES
-        + '[tools.read_by_question]\nkind = "read"\ntags = ["value:{key}"]\n'
-        + '[tools.write_by_question]\nkind = "write"\ntags = ["value:{key}"]\n'
-    )
-
     async def ask_and_answer(tool, color):
         params = {"name": tool, "arguments": {"key": "a"}}
         asked = await host.request("tools/call", params)
@@ -57,8 +49,6 @@ async def test_a_question_as_a_result_is_not_stored_nor_is_the_answer_to_it(rule
 
 
 async def test_a_question_as_a_result_replays(rules, tmp_path):
-    rules.write_text(RULES + '[tools.write_by_question]\nkind = "write"\ntags = ["value:{key}"]\n')
-
     async def run(host):
         host.meta = ENVELOPE
         found = []

@@ -15,22 +15,12 @@ from tests.harness.odd_mcp_server import ODD, call_of
 RULES = """
 namespace = "odd"
 on_loop = "off"
-[tools.get]
-kind = "read"
-tags = ["value:{key}"]
-[tools.set]
-kind = "write"
-tags = ["value:{key}"]
-[tools.odd]
-kind = "read"
-tags = ["odd"]
-[tools.hold]
-kind = "read"
-tags = ["hold"]
-[tools.release]
-kind = "pass"
-[tools.seen]
-kind = "pass"
+tools.get = { kind = "read", tags = ["value:{key}"] }
+tools.set = { kind = "write", tags = ["value:{key}"] }
+tools.odd = { kind = "read", tags = ["odd"] }
+tools.hold = { kind = "read", tags = ["hold"] }
+tools.release = { kind = "pass" }
+tools.seen = { kind = "pass" }
 """
 
 UNREADABLE = ("no Unicode", "half a character", "no number")

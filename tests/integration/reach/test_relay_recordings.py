@@ -11,20 +11,12 @@ from tests.harness.mcp_host import RELAY, relayed, run_of, started, text_of
 
 RULES = """
 namespace = "taped"
-[tools.get_value]
-kind = "read"
-tags = ["value:{key}"]
-[tools.set_value]
-kind = "write"
-tags = ["value:{key}"]
-[tools.ask_host]
-kind = "read"
-tags = ["ask"]
-[tools.fail]
-kind = "read"
-tags = ["fail"]
-[tools.run_count]
-kind = "pass"
+tools.get_value = { kind = "read", tags = ["value:{key}"] }
+tools.set_value = { kind = "write", tags = ["value:{key}"] }
+tools.ask_host = { kind = "read", tags = ["ask"] }
+tools.fail = { kind = "read", tags = ["fail"] }
+tools.run_count = { kind = "pass" }
+tools.change_list = { kind = "pass" }
 """
 
 
@@ -95,7 +87,6 @@ async def test_a_strict_replay_wants_all_of_the_recording(rules, tape):
 
 
 async def test_the_tools_are_those_of_the_recording_after_their_list_has_changed(rules, tape):
-    rules.write_text(RULES + '[tools.change_list]\nkind = "pass"\n')
     async with relayed("--config", rules, "--record", tape) as host:
         await host.call("get_value", key="a")
         await host.call("change_list")

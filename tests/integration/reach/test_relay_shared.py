@@ -31,15 +31,9 @@ for line in sys.stdin:
 
 RULES = """
 namespace = "shared"
-[tools.get_value]
-kind = "read"
-tags = ["value:{key}"]
-[tools.set_value]
-kind = "write"
-tags = ["value:{key}"]
-[tools.odd_number]
-kind = "read"
-tags = ["odd"]
+tools.get_value = { kind = "read", tags = ["value:{key}"] }
+tools.set_value = { kind = "write", tags = ["value:{key}"] }
+tools.odd_number = { kind = "read", tags = ["odd"] }
 """
 
 
@@ -91,7 +85,7 @@ async def test_a_read_whose_rule_does_not_fit_passes(rules, server):
 @pytest.mark.parametrize("shared", ["", 'remote = "sqlite:///{folder}/cache.db"\n'])
 async def test_a_write_whose_rule_does_not_fit_touches_every_root_of_the_file(rules, server, tmp_path, shared):
     rules.write_text(shared.format(folder=tmp_path) + RULES.replace('["value:{key}"]', '["value:{id}"]'))
-    read = '[tools.get_value]\nkind = "read"\ntags = ["value:{%s}"]'
+    read = 'tools.get_value = { kind = "read", tags = ["value:{%s}"] }'
     rules.write_text(rules.read_text().replace(read % "id", read % "key"))
     async with relayed("--config", rules, server=server) as host:
         assert await host.call("get_value", key="a") == "get_value (1)"

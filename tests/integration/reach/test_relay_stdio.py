@@ -17,38 +17,18 @@ from tests.harness.mcp_host import RELAY, SERVER, relayed, started, text_of
 RULES = """
 namespace = "relay"
 new_turn_after = 1000
-[tools.get_value]
-kind = "read"
-tags = ["value:{key}"]
-[tools.set_value]
-kind = "write"
-tags = ["value:{key}"]
-[tools.hold]
-kind = "read"
-tags = ["hold:{key}"]
-[tools.ask_host]
-kind = "read"
-tags = ["ask"]
-[tools.fail]
-kind = "read"
-tags = ["fail"]
-[tools.large]
-kind = "read"
-tags = ["large"]
-[tools.noisy]
-kind = "read"
-tags = ["noisy"]
-[tools.die]
-kind = "write"
-tags = ["value"]
-[tools.run_count]
-kind = "pass"
-[tools.release]
-kind = "pass"
-[tools.change_list]
-kind = "pass"
-[tools.change_resource]
-kind = "pass"
+tools.get_value = { kind = "read", tags = ["value:{key}"] }
+tools.set_value = { kind = "write", tags = ["value:{key}"] }
+tools.hold = { kind = "read", tags = ["hold:{key}"] }
+tools.ask_host = { kind = "read", tags = ["ask"] }
+tools.fail = { kind = "read", tags = ["fail"] }
+tools.large = { kind = "read", tags = ["large"] }
+tools.noisy = { kind = "read", tags = ["noisy"] }
+tools.die = { kind = "write", tags = ["value"] }
+tools.run_count = { kind = "pass" }
+tools.release = { kind = "pass" }
+tools.change_list = { kind = "pass" }
+tools.change_resource = { kind = "pass" }
 """
 
 

@@ -21,17 +21,10 @@ from tests.integration.reach.test_relay_odd_messages import NOT_JUDGED
 RULES = """
 namespace = "users"
 on_loop = "off"
-[tools.whoami]
-kind = "read"
-tags = ["user:{key}"]
-[tools.get]
-kind = "read"
-tags = ["value:{key}"]
-[tools.raw]
-kind = "pass"
-[tools.odd]
-kind = "read"
-tags = ["odd"]
+tools.whoami = { kind = "read", tags = ["user:{key}"] }
+tools.get = { kind = "read", tags = ["value:{key}"] }
+tools.raw = { kind = "pass" }
+tools.odd = { kind = "read", tags = ["odd"] }
 """
 
 TELLING = [
