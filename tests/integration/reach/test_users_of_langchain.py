@@ -81,13 +81,13 @@ def of_all() -> str:
     return str(next(RUNS))
 
 
-def agent_of(function: Any, *, decorated: bool = False, rule: Any = None, **options: Any) -> Any:
+def agent_of(function: Any, *, decorated: bool = False) -> Any:
     """An agent with this one tool, which its model calls once in each run."""
-    box = Toolbox({"my_*": rule or Read("ticket")}, namespace="desk")
+    box = Toolbox({"my_*": Read("ticket")}, namespace="desk")
     inner = AgentCache("ticket")(function) if decorated else function
     made = inner if isinstance(inner, BaseTool) else StructuredTool.from_function(inner, name="my_tickets")
-    middleware = [] if decorated else [AgentCacheMiddleware(box, **options)]
-    return create_agent(model(), [made], middleware=middleware, context_schema=ContextDict, state_schema=State), box
+    middleware = [] if decorated else [AgentCacheMiddleware(box)]
+    return create_agent(model(), [made], middleware=middleware, context_schema=ContextDict, state_schema=State)
 
 
 class State(AgentState[Any]):
@@ -96,49 +96,37 @@ class State(AgentState[Any]):
     turns: Annotated[int, operator.add]
 
 
-def told(result: Any) -> str:
+def ask(agent: Any, context: Any = None, state: Any = None, **configurable: Any) -> str:
     """What the tool has answered last."""
+    given = {"messages": [("user", "?")], **(state or {})}
+    config = {"configurable": {"thread_id": str(uuid.uuid4()), **configurable}}
+    result = agent.invoke(given, config, **({} if context is None else {"context": context}))
     return str([one for one in result["messages"] if one.type == "tool"][-1].content)
 
 
-async def ask(agent: Any, door: str, context: Any = None, state: Any = None, **configurable: Any) -> str:
-    given = {"messages": [("user", "?")], **(state or {})}
-    config = {"configurable": {"thread_id": str(uuid.uuid4()), **configurable}}
-    options = {} if context is None else {"context": context}
-    if door == "ainvoke":
-        result = await agent.ainvoke(given, config, **options)
-    else:
-        result = agent.invoke(given, config, **options)
-    return told(result)
-
-
-DOORS = ["invoke", "ainvoke"]
-
-
-@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("function", [my_tickets, by_config, by_get_config], ids=lambda one: one.__name__)
 @pytest.mark.parametrize("name", ["user_id", "langgraph_auth_user"])
-async def test_users_by_what_is_configurable(door: str, function: Any, name: str):
-    agent, _ = agent_of(function)
+def test_users_by_what_is_configurable(function: Any, name: str):
+    agent = agent_of(function)
     users = ("ada", "bob", "ada")
     given = [{name: user if name != "langgraph_auth_user" else {"identity": user}} for user in users]
-    assert [await ask(agent, door, **configurable) for configurable in given] == ["0", "1", "0"]
+    assert [ask(agent, **configurable) for configurable in given] == ["0", "1", "0"]
 
 
 @pytest.mark.parametrize("decorated", [False, True], ids=["middleware", "decorated"])
-async def test_users_by_the_state_of_a_graph(decorated: bool):
+def test_users_by_the_state_of_a_graph(decorated: bool):
     for function, name in [(by_state, "user_name"), (by_field_of_state, "nick"), (my_tickets, "user_name")]:
-        agent, _ = agent_of(function, decorated=decorated)
-        first = await ask(agent, "invoke", state={name: "ada", "turns": 1, "nick": "ada"})
-        assert await ask(agent, "invoke", state={name: "bob", "turns": 1, "nick": "bob"}) != first
-        assert await ask(agent, "invoke", state={name: "ada", "turns": 2, "nick": "ada"}) == first
+        agent = agent_of(function, decorated=decorated)
+        first = ask(agent, state={name: "ada", "turns": 1, "nick": "ada"})
+        assert ask(agent, state={name: "bob", "turns": 1, "nick": "bob"}) != first
+        assert ask(agent, state={name: "ada", "turns": 2, "nick": "ada"}) == first
 
 
 @pytest.mark.parametrize("decorated", [False, True], ids=["middleware", "decorated"])
 @pytest.mark.parametrize("function", [my_tickets, by_config, by_state, of_all], ids=lambda one: one.__name__)
-async def test_one_user_without_a_context_has_her_hits_in_every_thread_and_step(function: Any, decorated: bool):
-    agent, _ = agent_of(function, decorated=decorated)
-    answers = [await ask(agent, "invoke", state={"turns": turn}) for turn in range(3)]
+def test_one_user_without_a_context_has_her_hits_in_every_thread_and_step(function: Any, decorated: bool):
+    agent = agent_of(function, decorated=decorated)
+    answers = [ask(agent, state={"turns": turn}) for turn in range(3)]
     assert answers == ["0", "0", "0"]
     assert get_metrics()["uncached"] == 0
 
@@ -169,15 +157,15 @@ def with_default(user: str) -> BaseTool:
 
 
 @pytest.mark.parametrize("made", [lambda user: OfOneUser(user=user), with_default], ids=["a field", "a default"])
-async def test_tools_that_are_made_for_each_user_are_warned_of(
+def test_tools_that_are_made_for_each_user_are_warned_of(
     made: Callable[[str], BaseTool], caplog: pytest.LogCaptureFixture
 ):
     box = Toolbox({"my_*": Read("ticket")}, namespace="desk")
     for user in ("ada", "ada"):
         agent = create_agent(model(), [made(user)], middleware=[AgentCacheMiddleware(box)])
-        await ask(agent, "invoke")
+        ask(agent)
     assert "made anew" not in caplog.text
-    await ask(create_agent(model(), [made("bob")], middleware=[AgentCacheMiddleware(box)]), "invoke")
+    ask(create_agent(model(), [made("bob")], middleware=[AgentCacheMiddleware(box)]))
     assert caplog.text.count("made anew around other values") == 1
 
 
@@ -207,7 +195,7 @@ def of_runnable() -> BaseTool:
 
 @pytest.mark.filterwarnings("ignore:This API is in beta")
 @pytest.mark.parametrize("made", [Lookup, BySchema, of_runnable], ids=["a class", "a schema", "a runnable"])
-async def test_tools_that_are_no_functions(made: Callable[[], BaseTool]):
-    agent, _ = agent_of(made())
+def test_tools_that_are_no_functions(made: Callable[[], BaseTool]):
+    agent = agent_of(made())
     users = ("ada", "bob", "ada")
-    assert [await ask(agent, "invoke", {"user": user}, user_id=user) for user in users] == ["0", "1", "0"]
+    assert [ask(agent, {"user": user}, user_id=user) for user in users] == ["0", "1", "0"]
