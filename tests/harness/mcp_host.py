@@ -22,29 +22,45 @@ ENVELOPE = {
 }
 
 
-class Host:
-    """The host's end.
+class AnyHost:
+    """What a host over any transport has.
 
     Attributes:
-        lines: what came, in order, as bytes.
-        notifications: those that came, in order.
-        asked: the requests that came.
-        answer: what each request of the server is answered with.
-        meta: the `_meta` of each request.
+        notifications: those of the server, in order.
+        asked: the requests of the server.
         last_id: the identifier of the last request.
     """
 
-    def __init__(self, process: Piped | asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.lines: list[bytes] = []
+    def __init__(self) -> None:
         self.notifications: list[dict[str, Any]] = []
         self.asked: list[dict[str, Any]] = []
-        self.answer: Callable[[dict[str, Any]], Any] = lambda message: {"action": "accept", "content": {"color": "red"}}
-        self.meta: dict[str, Any] = {}
         self.last_id: Any = None
         self._next = 0
-        self._waiting: dict[Any, asyncio.Future[dict[str, Any]]] = {}
         self._change = asyncio.Event()
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Wait until something that came makes it true."""
+        while not condition():
+            self._change.clear()
+            await self._change.wait()
+
+
+class Host(AnyHost):
+    """The host's end of pipes.
+
+    Attributes:
+        lines: what came, in order, as bytes.
+        answer: what each request of the server is answered with.
+        meta: the `_meta` of each request.
+    """
+
+    def __init__(self, process: Piped | asyncio.subprocess.Process) -> None:
+        super().__init__()
+        self.process = process
+        self.lines: list[bytes] = []
+        self.answer: Callable[[dict[str, Any]], Any] = lambda message: {"action": "accept", "content": {"color": "red"}}
+        self.meta: dict[str, Any] = {}
+        self._waiting: dict[Any, asyncio.Future[dict[str, Any]]] = {}
         self.errors = ""
         self._reader = asyncio.ensure_future(self._read())
         self._error_reader = asyncio.ensure_future(self._read_errors())
@@ -116,12 +132,6 @@ class Host:
         )
         await self.notify("notifications/initialized")
         return hello
-
-    async def until(self, condition: Callable[[], Any]) -> None:
-        """Wait until something that came makes it true."""
-        while not condition():
-            self._change.clear()
-            await self._change.wait()
 
     async def end(self) -> int:
         """Close the host's side, and wait until the other has ended. Returns its exit code."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 import uvicorn
@@ -17,7 +17,7 @@ import uvicorn
 from agent_cache.relay.http_proxy import HttpListener, Upstream
 from agent_cache.relay.relay import Relay
 from agent_cache.relay.relay_settings import load
-from tests.harness.mcp_host import ENVELOPE, text_of
+from tests.harness.mcp_host import ENVELOPE, AnyHost, text_of
 
 HTTP_SERVER = (sys.executable, str(Path(__file__).with_name("mcp_http_server.py")))
 ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
@@ -49,13 +49,12 @@ async def running(application: Any) -> AsyncIterator[str]:
         await serving
 
 
-class InProcess:
+class InProcess(NamedTuple):
     """A relay in this process, and its URL for hosts."""
 
-    def __init__(self, url: str, relay: Relay, listener: HttpListener) -> None:
-        self.url = url
-        self.relay = relay
-        self.listener = listener
+    url: str
+    relay: Relay
+    listener: HttpListener
 
 
 @asynccontextmanager
@@ -91,28 +90,17 @@ class Answer:
         return text_of(self.last["result"])
 
 
-class HttpHost:
-    """A host.
-
-    Attributes:
-        asked: the requests of the server, which get `answer`.
-        notifications: those of the server.
-        messages: all that came.
-        last_id: the identifier of the last request.
-    """
+class HttpHost(AnyHost):
+    """A host over HTTP. The requests of the server get `answer`; `messages` are all that came."""
 
     def __init__(self, url: str, *, modern: bool = False, **headers: str) -> None:
+        super().__init__()
         self.url = url
         self.modern = modern
         self.headers = {**ACCEPT, **headers}
         self.client = httpx2.AsyncClient(timeout=None, limits=httpx2.Limits(max_connections=None))
-        self.asked: list[dict[str, Any]] = []
-        self.notifications: list[dict[str, Any]] = []
         self.messages: list[Any] = []
         self.answer: Any = {"action": "accept", "content": {"color": "red"}}
-        self.last_id: Any = None
-        self._next = 0
-        self._change = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def handshake(self, version: str = "2025-11-25") -> Answer:
@@ -213,12 +201,6 @@ class HttpHost:
 
     async def delete(self) -> Answer:
         return await self._send("DELETE", self.headers)
-
-    async def until(self, condition: Any) -> None:
-        """Wait until something that came makes it true."""
-        while not condition():
-            self._change.clear()
-            await self._change.wait()
 
     async def close(self) -> None:
         for task in list(self._tasks):

@@ -1,4 +1,4 @@
-"""The server of `mcp_server`, over Streamable HTTP: `python mcp_http_server.py [json|stateless|resumable|guarded]`.
+"""The server of `mcp_server`, over Streamable HTTP: `python mcp_http_server.py [json|resumable|guarded]`.
 
 It prints its port.
 
@@ -114,13 +114,11 @@ async def shown(scope, receive, send):
 
 if __name__ == "__main__":
     mode = sys.argv[1] if len(sys.argv) > 1 else ""
-    options = {"json_response": mode == "json", "stateless_http": mode == "stateless"}
     events = Events() if mode == "resumable" else None
     if is_modern:
-        app = server.streamable_http_app(**options, event_store=events, retry_interval=10)
+        app = server.streamable_http_app(json_response=mode == "json", event_store=events, retry_interval=10)
     else:
-        server.settings.json_response = options["json_response"]
-        server.settings.stateless_http = options["stateless_http"]
+        server.settings.json_response = mode == "json"
         server._event_store, server._retry_interval = events, 10
         app = server.streamable_http_app()
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

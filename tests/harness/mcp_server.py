@@ -176,6 +176,4 @@ def text(name: str) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and sys.argv[1] == "--exit":
-        sys.exit(int(sys.argv[2]))
     server.run()

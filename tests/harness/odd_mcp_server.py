@@ -65,22 +65,15 @@ class OddServer:
 
 
 class OddApplication:
-    """The server over Streamable HTTP (ASGI): it answers by JSON, or by events. `whoami` tells all that says who asks.
-
-    Attributes:
-        server: the server.
-        asked: target and headers of each request.
-    """
+    """The server over Streamable HTTP: it answers by JSON, or by events. `whoami` tells all that says who asks."""
 
     def __init__(self, *, events: bool = False) -> None:
         self.server = OddServer()
-        self.asked: list[tuple[str, dict[str, str]]] = []
         self._events = events
 
     async def __call__(self, scope, receive, send) -> None:
         """Answer one request."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        self.asked.append((scope["query_string"].decode(), headers))
         body, more = b"", scope["method"] == "POST"
         while more:
             message = await receive()

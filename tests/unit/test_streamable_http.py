@@ -12,7 +12,7 @@ pytest.importorskip("uvicorn", reason="the relay over HTTP needs it")
 import httpx2
 from hypothesis import strategies as st
 
-from agent_cache.relay.http_proxy import end_to_end, event_data, identity_of, parts_of
+from agent_cache.relay.http_proxy import end_to_end, event_data, parts_of
 from tests.harness.searches import searched
 
 LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
@@ -63,18 +63,6 @@ def test_data_of_an_event(event, data):
     assert event_data(event) == data
 
 
-def test_a_comment_has_no_data():
-    assert event_data(b": ping\r\n\r\n") == b""
-
-
 def test_what_is_between_two_neighbours_goes_no_further():
     headers = [(b"connection", b"close, X-Mine"), (b"x-mine", b"1"), (b"te", b"trailers"), (b"a", b"1"), (b"a", b"2")]
     assert end_to_end(headers) == [(b"a", b"1"), (b"a", b"2")]
-
-
-def test_who_asks_is_told_by_every_header_that_may_have_credentials():
-    base = [(b"authorization", b"Bearer a"), (b"user-agent", b"x"), (b"mcp-session-id", b"1")]
-    assert identity_of(base) == identity_of([(b"authorization", b"Bearer a"), (b"mcp-session-id", b"2")])
-    for more in (b"x-api-key", b"cookie", b"mcp-protocol-version", b"x-tenant"):
-        assert identity_of([*base, (more, b"1")]) != identity_of(base)
-    assert "Bearer" not in identity_of(base)
