@@ -94,7 +94,7 @@ class CassetteRun:
         except CassetteError as error:
             if swallowed is not None:
                 error.add_note(f"This was raised{origin}, and something has caught it.")
-            elif tape.remaining:  # of which all are named
+            elif tape.remaining and self._is_replay:  # of which all are named
                 raise self._unplayed(tape) from None
             for note in self._advice:
                 error.add_note(note)

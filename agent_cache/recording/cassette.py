@@ -26,7 +26,6 @@ from agent_cache.recording.file import (
     RecordedCall,
     Trailer,
     call_line,
-    check_version,
     digest_of,
     digest_of_key,
     read_bytes,
@@ -81,21 +80,21 @@ class Cassette:
         data = read_bytes(Path(path))
         text = decrypted(Path(path), data)
         content = read_lines(Path(path), text)
-        if content is not None:
-            found = cls.of(content, path)
-        else:
+        if content is None:
             try:
-                found = cls._converted(msgspec.json.decode(text), path)
+                content = _converted(msgspec.json.decode(text), path)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise CassetteError(f"is no cassette, and no JSON document either: {error}", path, 1) from error
+        found = cls.of(content, path)
         if is_encrypted(data):  # it is as the run has seen it
             apply_rules(found, Redaction().joined(recorded_rules(found)))
         return found
 
     @classmethod
-    def of(cls, content: Content, path: str | os.PathLike[str]) -> Self:
+    def of(cls, content: Content, path: str | os.PathLike[str] = "") -> Self:
         """The cassette that a file has."""
-        found = cls._of(content.header, content.calls, content.trailer, path)
+        found = cls(content.calls, path=path)
+        found.header, found.trailer, found.is_partial = content.header, content.trailer, content.trailer is None
         found.intents = [line.intent for _, line in content.others if line.intent is not None]
         return found
 
@@ -115,54 +114,14 @@ class Cassette:
             CassetteError: if it is neither.
         """
         if isinstance(data, dict) and "agent_cache_cassette" not in data:
-            return cls._converted(data)
+            return cls.of(_converted(data, ""))
         try:
-            found = msgspec.convert(data, _Whole)
-            header = msgspec.convert({"agent_cache_cassette": 0, **data}, Header)
+            found, header = msgspec.convert(data, _Whole), msgspec.convert(data, Header)
         except msgspec.ValidationError as error:
             raise CassetteError(f"is not a result of Cassette.to_dict: {error}") from error
-        check_version(Path(), header.agent_cache_cassette, VERSION)
-        return cls._of(header, found.calls, found.trailer)
-
-    @classmethod
-    def _of(
-        cls, header: Header, calls: Sequence[RecordedCall], trailer: Trailer | None, path: str | os.PathLike[str] = ""
-    ) -> Self:
-        cassette = cls(calls, path=path)
-        cassette.header, cassette.trailer, cassette.is_partial = header, trailer, trailer is None
-        return cassette
-
-    @classmethod
-    def _converted(cls, document: Any, path: str | os.PathLike[str] = "") -> Self:
-        """The cassette that a document of agentcassette is: one JSON document, version 1.
-
-        Its arguments are ``args`` and ``kwargs`` as the caller wrote them, its names have no module. A replay binds
-        them to the signature of the function that is called.
-        """
-        try:
-            found = msgspec.convert(document, _Document)
-        except msgspec.ValidationError as error:
-            raise CassetteError(
-                f"is JSON, but no cassette of agent-cache or agentcassette: {error}", path, 1
-            ) from error
-        calls = [
-            RecordedCall(
-                id=number,
-                kind=step.type or "call",
-                name=step.name,
-                arguments=step.arguments,
-                digest=digest_of(step.name, step.arguments).hex(),
-                after=number - 1,  # it does not record concurrency: calls are in the order in which they ended
-                outcome={"value": step.result},
-                duration_ms=step.duration_ms or 0.0,
-                input_tokens=step.input_tokens or 0,
-                output_tokens=step.output_tokens or 0,
-                form="agentcassette",
-            )
-            for number, step in enumerate(found.steps, 1)
-        ]
-        header = Header(recorded_at=found.recorded_at, model=found.model, log=True)
-        return cls._of(header, calls, Trailer(calls=len(calls), duration_ms=found.duration_ms or 0.0), path)
+        if header.agent_cache_cassette != VERSION:
+            raise CassetteError(f"has format version {header.agent_cache_cassette}, and this one reads {VERSION}")
+        return cls.of(Content(header, found.calls, found.trailer, [], is_torn=False))
 
     def to_dict(self) -> dict[str, Any]:
         """The whole cassette as plain data, for JSON."""
@@ -171,15 +130,8 @@ class Cassette:
 
     @property
     def outline(self) -> Outline:
-        """The order of its calls, and the fields by which a replay finds them.
-
-        Raises:
-            CassetteError: if a digest of a call is invalid.
-        """
-        try:
-            return Outline(self.steps)
-        except ValueError as error:
-            raise CassetteError("the digest of a call is not a hexadecimal number", self.path) from error
+        """The order of its calls, and the fields by which a replay finds them."""
+        return Outline(self.steps)
 
     @property
     def model(self) -> str | None:
@@ -269,9 +221,17 @@ class Cassette:
         return f"<Cassette of {len(self)} calls{f' from {self.path}' if self.path else ''}>"
 
 
-class _Step(msgspec.Struct):
-    """One call in a document of agentcassette."""
+class _Whole(msgspec.Struct):
+    """What `Cassette.to_dict` gives, beside the fields of the header."""
 
+    calls: list[RecordedCall] = []
+    trailer: Trailer | None = None
+
+
+# Documents of agentcassette
+
+
+class _Step(msgspec.Struct):
     name: str
     arguments: dict[str, Any]
     type: str | None = None
@@ -282,8 +242,6 @@ class _Step(msgspec.Struct):
 
 
 class _Document(msgspec.Struct):
-    """A cassette of agentcassette."""
-
     steps: list[_Step]
     recorded_at: str | None = None
     model: str | None = None
@@ -291,11 +249,35 @@ class _Document(msgspec.Struct):
     version: Literal[1] = 1
 
 
-class _Whole(msgspec.Struct):
-    """What `Cassette.to_dict` gives, beside the fields of the header."""
+def _converted(document: Any, path: str | os.PathLike[str]) -> Content:
+    """What a document of agentcassette says: one JSON document, version 1.
 
-    calls: list[RecordedCall] = []
-    trailer: Trailer | None = None
+    Its arguments are ``args`` and ``kwargs`` as the caller wrote them, its names have no module. A replay binds them to
+    the signature of the function that is called.
+    """
+    try:
+        found = msgspec.convert(document, _Document)
+    except msgspec.ValidationError as error:
+        raise CassetteError(f"is JSON, but no cassette of agent-cache or agentcassette: {error}", path, 1) from error
+    calls = [
+        RecordedCall(
+            id=number,
+            kind=step.type or "call",
+            name=step.name,
+            arguments=step.arguments,
+            digest=digest_of(step.name, step.arguments).hex(),
+            after=number - 1,  # it does not record concurrency: calls are in the order in which they ended
+            outcome={"value": step.result},
+            duration_ms=step.duration_ms or 0.0,
+            input_tokens=step.input_tokens or 0,
+            output_tokens=step.output_tokens or 0,
+            form="agentcassette",
+        )
+        for number, step in enumerate(found.steps, 1)
+    ]
+    header = Header(recorded_at=found.recorded_at, model=found.model, log=True)
+    trailer = Trailer(calls=len(calls), duration_ms=found.duration_ms or 0.0)
+    return Content(header, calls, trailer, [], is_torn=False)
 
 
 # Redaction
