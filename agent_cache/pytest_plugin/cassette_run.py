@@ -22,24 +22,15 @@ from agent_cache.engine.state import clear_everything
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, DivergenceError, MissingFixture
 from agent_cache.pytest_plugin.markers import Settings
 from agent_cache.recording import Savings, Tape, record
-from agent_cache.recording.api import LiveCallBlocker, block_live_calls
+from agent_cache.recording.api import LiveCallBlocker
 from agent_cache.recording.call_text import described
-from agent_cache.recording.litellm import LLMReplay, is_fixture
+from agent_cache.recording.litellm import LLMReplay
 
 _MOST_SHOWN = 10
 
 
-def run_of(
-    path: Path, settings: Settings, test: str, sharing: list[str], guard: LiveCallBlocker | None
-) -> CassetteRun | FixtureRun:
-    """The run of a test, by what is at its path."""
-    if is_fixture(path):
-        return FixtureRun(path, settings, test, guard)
-    return CassetteRun(path, settings, test, sharing)
-
-
 class CassetteRun:
-    """The recording or replay of one test. The arguments are those of `run_of`."""
+    """The recording or replay of one test. Those of `sharing` have the same cassette."""
 
     def __init__(self, path: Path, settings: Settings, test: str, sharing: list[str]) -> None:
         self._path, self._settings, self._test, self._sharing = path, settings, test, sharing
@@ -136,8 +127,6 @@ class CassetteRun:
         were = "was" if len(left) == 1 else "were"
         lines = [f"{len(left)} of {len(tape.answers.cassette)} recorded calls {were} not made:"]
         lines += [f"    call {call.id}: {described(call.name, call.arguments)}" for call in left[:_MOST_SHOWN]]
-        if len(left) > _MOST_SHOWN:
-            lines.append(f"    and {len(left) - _MOST_SHOWN} more")
         if self._sharing:
             lines.append(f"{self._sharing[0]} has the same cassette: mark both with allow_unplayed=True.")
         else:
@@ -160,7 +149,7 @@ class FixtureRun:
     """The recording or replay of one test by a fixture of Reyn, which answers what it asks of litellm.
 
     Several tests may share a fixture, so entries may be left over unless the test is strict. A fixture has model calls
-    only, so in a replay the guard goes on to refuse those of tools. The arguments are those of `run_of`.
+    only, so in a replay the guard goes on to refuse those of tools.
     """
 
     def __init__(self, path: Path, settings: Settings, test: str, guard: LiveCallBlocker | None) -> None:
@@ -236,15 +225,10 @@ def packed(savings: Savings) -> Any:
 # Live calls
 
 
-@contextmanager
-def live_guard(*, is_lifted: bool) -> Iterator[LiveCallBlocker]:
-    """Refuse live calls around one test."""
-    with block_live_calls(
-        "--agent-block-live forbids that: mark the test with @pytest.mark.agent_cassette, or with "
-        '@pytest.mark.agent_live("reason") if it is to run'
-    ) as guard:
-        guard.is_lifted = is_lifted
-        yield guard
+LIVE_ADVICE = (
+    "--agent-block-live forbids that: mark the test with @pytest.mark.agent_cassette, or with "
+    '@pytest.mark.agent_live("reason") if it is to run'
+)
 
 
 def check_live_calls(guard: LiveCallBlocker) -> None:

@@ -142,14 +142,19 @@ def agent_cassette(request: pytest.FixtureRequest, agent_cache_config: dict[str,
 
     For a fixture of Reyn it is the `LLMReplay`. It ends with the test, before fixtures are torn down.
     """
-    from agent_cache.pytest_plugin.cassette_run import packed, run_of
+    from agent_cache.pytest_plugin.cassette_run import CassetteRun, FixtureRun, packed
+    from agent_cache.recording.litellm import is_fixture
 
     item = request.node
     markers = cassette_markers(item)
     path = cassette_path(item, markers)
     with _own_errors():
         settings = settings_of(request.config, agent_cache_config, markers or {})
-        run = run_of(path, settings, item.nodeid, _sharing(item, path), item.stash.get(_GUARD, None))
+        run: CassetteRun | FixtureRun
+        if is_fixture(path):
+            run = FixtureRun(path, settings, item.nodeid, item.stash.get(_GUARD, None))
+        else:
+            run = CassetteRun(path, settings, item.nodeid, _sharing(item, path))
         handle = run.begin()
     with _open(item, "agent cassette", run):
         yield handle
@@ -208,9 +213,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     config = item.config
     if not (config.getoption("agent_block_live") or config.getini("agent_block_live")):
         return (yield)
-    from agent_cache.pytest_plugin.cassette_run import live_guard
+    from agent_cache.pytest_plugin.cassette_run import LIVE_ADVICE
+    from agent_cache.recording.api import block_live_calls
 
-    with live_guard(is_lifted=item.get_closest_marker("agent_live") is not None) as guard:
+    with block_live_calls(LIVE_ADVICE) as guard:
+        guard.is_lifted = item.get_closest_marker("agent_live") is not None
         item.stash[_GUARD] = guard
         return (yield)
 
