@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Self, TypeAlias
 
@@ -110,25 +110,12 @@ class _StreamLog:
             on_end(self.call, outcome, self._chunks)
 
 
-class _NoLog:
-    """Of a stream that is replayed."""
-
-    def step(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def add(self, chunk: Any) -> Any:
-        return chunk
-
-    def end(self, outcome: dict[str, Any]) -> None:
-        pass
-
-
 class _Stream:
     """What the caller of a stream gets. It passes everything but the chunks to the stream object."""
 
     def __init__(self, stream: Any, log: _StreamLog | None = None) -> None:
         self._stream = stream
-        self._log = log or _NoLog()
+        self._log = log  # none of a stream that is replayed
         self._chunks: Any = None
         self._is_closed = False
 
@@ -138,7 +125,17 @@ class _Stream:
         raise AttributeError(f"a recorded or replayed stream of chunks has no attribute {name!r}")
 
     def __del__(self) -> None:
-        self._log.end({"closed": True})  # who has left it does not read on
+        self._ended()  # who has left it does not read on
+
+    def _step(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._log is None else self._log.step()
+
+    def _add(self, chunk: Any) -> Any:
+        return chunk if self._log is None else self._log.add(chunk)
+
+    def _ended(self) -> None:
+        if self._log is not None:
+            self._log.end({"closed": True})
 
     def _closing(self, *names: str) -> Any:
         """Close the stream object, once. Returns what may have to be awaited."""
@@ -154,17 +151,17 @@ class _PlainStream(_Stream):
         return self
 
     def __next__(self) -> Any:
-        with self._log.step():
+        with self._step():
             if self._chunks is None:
                 self._chunks = iter(self._stream)
             chunk = next(self._chunks)
-        return self._log.add(chunk)
+        return self._add(chunk)
 
     def close(self) -> None:
         try:
             self._closing("close")
         finally:
-            self._log.end({"closed": True})
+            self._ended()
 
     def __enter__(self) -> Self:
         return self
@@ -180,18 +177,18 @@ class _AwaitedStream(_Stream):
         return self
 
     async def __anext__(self) -> Any:
-        with self._log.step():
+        with self._step():
             if self._chunks is None:
                 self._chunks = aiter(self._stream)
             chunk = await anext(self._chunks)
-        return self._log.add(chunk)
+        return self._add(chunk)
 
     async def aclose(self) -> None:
         try:
             if inspect.isawaitable(closed := self._closing("aclose", "close")):
                 await closed
         finally:
-            self._log.end({"closed": True})
+            self._ended()
 
     close = aclose
 
@@ -232,20 +229,14 @@ async def _replay_awaited(
     call: ActiveCall, stream: dict[str, Any], tape: Any, on_end: OnReplayed
 ) -> AsyncGenerator[Any, Any]:
     """The same for chunks that are awaited. Other tasks run between two chunks."""
-    chunks: list[Any] = []
-    try:
-        for chunk in stream["chunks"]:
+    with closing(_replay(call, stream, tape, on_end)) as chunks:
+        for left in range(len(stream["chunks"]), -1, -1):
             await checkpoint()
-            chunks.append(tape.read(call, chunk, is_chunk=True))
-            yield chunks[-1]
-        await checkpoint()
-        if "cancelled" in stream["end"]:
-            await tape.wait_until_cancelled(call)
-        _replayed_end(call, stream, tape)
-    except BaseException as error:
-        on_end(call, chunks, error)
-        raise
-    on_end(call, chunks, None)
+            if not left and "cancelled" in stream["end"]:
+                await tape.wait_until_cancelled(call)
+            for chunk in chunks:
+                yield chunk
+                break
 
 
 def _replayed_end(call: ActiveCall, stream: dict[str, Any], tape: Any) -> Any:
