@@ -1,16 +1,13 @@
 """An argument is known by its content, or the call is not recorded: nobody gets the answer of another call."""
 
-import asyncio
 import contextlib
 import decimal
 import enum
-import functools
 import pathlib
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta, timezone
-from typing import Any, NamedTuple
+from datetime import date, datetime
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -31,11 +28,6 @@ class Text(str):
 
     def __str__(self) -> str:
         return "***"
-
-
-class Point(NamedTuple):
-    x: float
-    y: float
 
 
 @dataclass
@@ -67,13 +59,6 @@ class Client:
     def handle(self, event: str) -> None: ...
 
 
-class Slotted:
-    __slots__ = ("host",)
-
-    def __init__(self, host: str) -> None:
-        self.host = host
-
-
 @dataclass
 class Failing:
     note: str = ""
@@ -96,60 +81,35 @@ def cyclic(value: Any) -> Any:
     return made
 
 
-def noted(value: Any, note: int) -> Any:
-    value.note = note
-    return value
-
-
 BERLIN, PARIS = (NOON.replace(tzinfo=ZoneInfo(f"Europe/{name}")) for name in ("Berlin", "Paris"))
 PAIRS: dict[str, tuple[Any, Any]] = {
     "true and one": (True, 1),
     "one and one": ({"a": [1]}, {"a": [1.0]}),
-    "zeros": ([0.0], [-0.0]),
-    "large numbers": (2**70, float(2**70)),
-    "numbers of many digits": (10**5000, 10**5000 + 1),
     "not a number and its text": (float("nan"), "nan"),
     "a text and a subclass": ("a", Text("a")),
-    "cut texts": ("\ud800\\ud801", "\ud800\ud801"),
-    "forms of one letter": ("\u00e9", "e\u0301"),
     "bytes that look like others": (b"\xff", b"hex:ff"),
     "a list and a tuple": ([1], (1,)),
-    "a tuple and one of a class": ((1.0, 2.0), Point(1.0, 2.0)),
     "a set and a frozen one": ({1}, frozenset({1})),
-    "an ordered dict and a dict": (OrderedDict(a=1), {"a": 1}),
     "a text and bytes as keys": ({"a": 1}, {b"a": 1}),
     "a dict that looks like a tag": ({"$tuple": [1]}, (1,)),
     "decimals": (decimal.Decimal("1.0"), decimal.Decimal("1.00")),
     "a path and a text": (pathlib.PurePosixPath("a"), "a"),
     "orders of two modules": (Order("a"), Other.Order("a")),
-    "sizes of two modules": (Size.SMALL, Other.Size.SMALL),
-    "an object with more than its fields": (Order("a"), noted(Order("a"), 1)),
     "zones of one offset": (BERLIN, PARIS),
-    "a zone and an offset": (BERLIN, NOON.replace(tzinfo=timezone(timedelta(hours=2)))),
-    "the second of two hours": (NOON, NOON.replace(fold=1)),
-    "times in zones": (time(12, tzinfo=BERLIN.tzinfo), time(12, tzinfo=PARIS.tzinfo)),
     "a date and a time": (date(2026, 7, 1), NOON.replace(hour=0)),
     "functions": (nested, cyclic),
     "generics": (list[int], list[str]),
-    "deep values": (nested(90, 1), nested(90, 2)),
 }
 SAME: dict[str, tuple[Any, Any]] = {
     "sets in any order": ({"b", "a", 3, (1,)}, {(1,), "a", 3, "b"}),
     "dicts in any order": ({1: "a", "b": (2,)}, {"b": (2,), 1: "a"}),
-    "not a number": (float("nan"), -float("nan")),
-    "an utc of two spellings": (NOON.replace(tzinfo=UTC), NOON.replace(tzinfo=timezone(timedelta()))),
 }
 UNKNOWN: dict[str, Any] = {
     "a client": Client("a"),
-    "an object with slots": Slotted("a"),
     "an object": object(),
     "a lock": threading.Lock(),
-    "a lock of a loop": asyncio.Lock(),
-    "an iterator": iter([1]),
     "a method of a client": Client("a").handle,
-    "a partial": functools.partial(nested, 1),
     "a lambda": lambda: 1,
-    "a subclass of a text": Text("a"),
     "what is nested too deep": nested(101, 1),
     "what contains itself": cyclic(1),
     "what raises when it is read": Failing(),

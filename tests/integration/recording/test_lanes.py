@@ -79,23 +79,6 @@ async def test_a_lane_belongs_to_a_context_and_not_to_the_thread_of_a_pool(path)
 # Order
 
 
-class Gate:
-    """Holds calls of a live run until others have ended."""
-
-    def __init__(self) -> None:
-        self.ended: set[int] = set()
-        self.waits_for: dict[int, int] = {}
-        self.changed = asyncio.Event()
-
-    async def pass_through(self, number: int) -> int:
-        while is_live and self.waits_for.get(number, number) not in {*self.ended, number}:
-            self.changed.clear()
-            await self.changed.wait()
-        self.ended.add(number)
-        self.changed.set()
-        return number
-
-
 async def test_agents_at_once_are_judged_each_by_its_own_order(path):
     async def agent(*numbers: int) -> None:
         for number in numbers:
@@ -129,26 +112,6 @@ async def test_calls_that_did_not_overlap_are_answered_in_their_order_if_they_do
     off()
     with replay(path):
         assert await agent(2, 1, 0) == [0, 1, 2]
-
-
-async def test_an_answer_that_nobody_waits_for_any_more_holds_up_no_other(path):
-    gate = Gate()
-
-    @intercept(name="step")
-    async def step(number: int) -> int:
-        return await gate.pass_through(number)
-
-    gate.waits_for.update({0: 1, 2: 0})
-    with record(path):
-        await asyncio.gather(step(2), step(0), step(1))
-    off()
-    with replay(path):
-        tasks = [asyncio.create_task(step(number)) for number in (2, 0, 1)]
-        await asyncio.sleep(0)
-        tasks[1].cancel()
-        tasks[2].cancel()
-        async with asyncio.timeout(100):
-            assert await tasks[0] == 2
 
 
 # A divergence in another task

@@ -68,15 +68,6 @@ def test_new_episodes_keeps_what_is_not_called_again(path):
     assert sorted(questions(path)) == [("a", "a v1"), ("b", "b v1"), ("c", "c v2")]
 
 
-def test_new_episodes_without_news_leaves_the_file_alone(path):
-    recorded(path, "a")
-    before = path.read_bytes()
-    with record(path, mode="new_episodes"):
-        ask("a")
-    assert path.read_bytes() == before
-    assert [one.name for one in path.parent.iterdir()] == [path.name]
-
-
 def test_new_episodes_keeps_what_a_replayed_call_encloses(path):
     with record(path):
         outer("a")
@@ -95,22 +86,6 @@ def test_all_runs_everything_and_keeps_what_is_not_called(path):
     with record(path, mode="all"):
         assert [ask("a"), ask("c")] == ["a v2", "c v2"]
     assert sorted(questions(path)) == [("a", "a v2"), ("b", "b v1"), ("c", "c v2")]
-
-
-def test_rewrite_keeps_nothing(path):
-    recorded(path, "a", "b")
-    with record(path) as recorder:
-        ask("c")
-    assert questions(path) == [("c", "c v2")]
-    assert recorder.cassette.num_steps == 1
-
-
-def test_a_second_answer_to_the_same_call_is_new(path):
-    recorded(path, "a")
-    with record(path, mode="new_episodes"):
-        assert [ask("a"), ask("a")] == ["a v1", "a v2"]
-    with replay(path, strict=True):
-        assert [ask("a"), ask("a")] == ["a v1", "a v2"]
 
 
 @pytest.mark.parametrize(

@@ -149,3 +149,15 @@ async def test_a_program_that_waits_for_its_calls_in_another_way_is_not_held_up(
         later = [asyncio.ensure_future(function(n)) for n in range(COUNT - 1)]
         await asyncio.wait(later)
         assert await function(COUNT - 1) == COUNT - 1
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_holds_up_no_other(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with record(path):
+        await agent([function])
+    with replay(path):
+        first, last = (asyncio.ensure_future(function(n)) for n in (COUNT - 1, 0))
+        await asyncio.sleep(0)
+        first.cancel()
+        async with asyncio.timeout(30):
+            assert await last == 0

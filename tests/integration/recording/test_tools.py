@@ -80,20 +80,6 @@ async def test_a_replay_gives_every_answer_and_runs_nothing(shop, path):
     assert (shop.runs, player.cursor, player.remaining) == (runs, 6, 0)
 
 
-async def test_a_replay_needs_no_cache_and_fills_none(shop, path):
-    await shop.get_order("7")  # warm, so that the recording sees a hit
-    async with record(path) as recorder:
-        await shop.get_order("7")
-    assert [call.source for call in recorder.steps] == ["hit"]
-    shop.get_order.clear()
-    shop.is_open = False
-    with replay(path):
-        assert await shop.get_order("7") == Order("7", 1)
-    shop.is_open = True
-    await shop.get_order("7")
-    assert shop.runs == 2, "the replayed answer must not be in the cache"
-
-
 async def test_a_session_inside_of_a_replay_traces_and_counts(shop, path):
     async def run() -> tuple[list[tuple[str, str, str, bool]], dict[str, object]]:
         async with AgentCacheSession() as session:
