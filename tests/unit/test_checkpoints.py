@@ -119,15 +119,6 @@ def test_a_state_is_kept_as_it_was_when_the_checkpoint_was_made():
     assert typed.state.messages == [{"content": "a"}]
 
 
-def test_a_dict_may_say_its_framework():
-    assert checkpoint({"framework": "langchain", "messages": [{"a": 1}]}).state == LangChainState(messages=[{"a": 1}])
-    assert checkpoint({"framework": "crewai", "a": 1}).state == CustomState({"a": 1}, "crewai")
-    with pytest.raises(CheckpointError, match="no such field"):
-        checkpoint({"framework": "langchain", "other": 1})
-    register_state(Plan, framework=(name := fresh_name()))
-    assert checkpoint({"framework": name, "steps": []}).state == Plan([])
-
-
 def test_an_unknown_framework_is_kept_whole():
     line = written(checkpoint(CustomState({"a": {1: (2,)}}, "elsewhere")))
     line["state"]["b"] = {"$typed": {"$object": ["Unknown", {"x": 1}]}}
@@ -148,25 +139,6 @@ def test_the_state_of_a_class_that_is_gone_is_readable_and_comes_back_with_the_c
     assert typed_state(back.state) == back.state
     register_state(Plan, framework=name)
     assert typed_state(back.state) == Plan(list(STEPS), {"x"})
-
-
-def test_a_class_may_get_fields_that_have_defaults_and_may_not_lose_any():
-    name = fresh_name()
-    register_state(PlanStruct, framework=name)
-    line = written(checkpoint(PlanStruct(list(STEPS))))
-    del line["state"]["limit"]
-    assert checkpoint_of(line, "s").state == PlanStruct(list(STEPS))
-    line["state"]["owner"] = "x"
-    back = checkpoint_of(line, "s")
-    assert type(back.state) is CustomState
-    assert back.state.data["owner"] == "x"
-    with pytest.raises(CheckpointError, match="no such field") as caught:
-        typed_state(back.state)
-    assert caught.value.field == "owner"
-    del line["state"]["owner"], line["state"]["steps"]
-    with pytest.raises(CheckpointError, match="it is missing") as caught:
-        typed_state(checkpoint_of(line, "s").state)
-    assert caught.value.field == "steps"
 
 
 @pytest.mark.parametrize(
@@ -243,19 +215,3 @@ def test_a_line_is_redacted_as_a_cassette_is():
     clean = checkpoint({"notes": ["a"]})
     assert "redacted" not in written(clean, Redaction())
     assert written(clean, Redaction()) == written(clean)
-
-
-def test_a_class_can_be_registered_as_a_decorator_and_again_when_its_module_is_loaded_again():
-    def load() -> type:
-        @register_state
-        @dataclasses.dataclass
-        class Loaded:
-            x: int
-
-        return Loaded
-
-    first, second = load(), load()
-    assert checkpoint(second(1)).framework == f"{__name__}:{second.__qualname__}"
-    assert again(checkpoint(second(1))).state == second(1)
-    with pytest.raises(CheckpointError):
-        checkpoint(first(1))

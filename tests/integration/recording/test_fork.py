@@ -123,16 +123,6 @@ def test_a_world_that_has_later_writes_is_refused_before_anything_runs(original,
     assert not to.exists()
 
 
-async def test_a_world_without_later_writes_is_not_refused(shop, path, to):
-    shop.says["W2 is pending"] = "nothing"
-    with record(path):
-        await shop.run()
-    shop.made.clear()
-    with fork(path, at=THINK_2, to=to):
-        assert await shop.run() == ["cancelled W1", "left alone"]
-    assert shop.made == ["think W2 is pending"]
-
-
 async def test_a_write_that_has_another_outcome_in_the_sandbox_ends_the_run(shop, original, to):
     shop.orders["W1"] = "delivered"
     with pytest.raises(DivergenceError, match=r"call 3, cancel.*another outcome than in the original"):
@@ -192,16 +182,6 @@ async def test_before_the_fork_a_call_that_was_not_recorded_does_not_run(shop, o
     assert shop.made == []
 
 
-async def test_a_program_that_swallows_the_divergence_gets_no_further(shop, original, to):
-    with pytest.raises(DivergenceError, match=r"cancel.*'W3'"), fork(original, at=CANCEL_2, to=to, world="as_is"):
-        for order_id in ("W3", "W2"):
-            try:
-                await shop.cancel(order_id)
-            except DivergenceError:
-                continue
-    assert shop.made == []
-
-
 async def test_a_run_that_ends_before_the_fork_has_diverged(shop, original, to):
     with (
         pytest.raises(DivergenceError, match=r"ended before the fork: 2 calls.*the first is call 4, get_order"),
@@ -209,15 +189,6 @@ async def test_a_run_that_ends_before_the_fork_has_diverged(shop, original, to):
     ):
         await shop.handle("W1")
     assert len(Cassette.load(to)) == 3
-
-
-async def test_none_answers_everything_and_goes_on_behind_the_end(shop, original, to):
-    with fork(original, at=None, to=to):
-        await shop.run()
-        assert shop.made == []
-        await shop.cancel("W2")
-    assert shop.made == ["cancel W2"]
-    assert len(Cassette.load(to)) == 7
 
 
 # Edits
@@ -287,12 +258,6 @@ async def test_an_edit_that_does_not_fit_the_annotation_is_an_error_of_that_call
 # Arguments
 
 
-@pytest.mark.parametrize("at", [0, 7, -1])
-def test_at_is_a_call(original, to, at):
-    with pytest.raises(CassetteError, match=f"there is no call {at}"):
-        fork(original, at=at, to=to, world="as_is")
-
-
 def test_a_branch_replaces_no_file(original, to):
     block = fork(original, at=2, to=to, world="as_is")
     to.write_text("mine")
@@ -308,18 +273,6 @@ async def test_a_run_that_is_being_recorded_is_not_forked(shop, path, to):
         await shop.handle("W1")
         with pytest.raises(CassetteError, match="is being recorded; fork it when that has ended"):
             fork(path, at=2, to=to, world="as_is")
-
-
-async def test_a_recording_that_was_killed_is_forked_as_far_as_it_goes(shop, original, to, tmp_path):
-    partial = tmp_path / "killed.jsonl"
-    cassette = Cassette.load(original)
-    cassette.trailer, cassette.steps = None, list(cassette.steps)[:4]
-    cassette.save(partial)
-    assert Cassette.load(partial).is_partial
-    with fork(partial, at=None, to=to):
-        assert await shop.run() == ["cancelled W1", "cancelled W2"]
-    assert shop.made == ["think W2 is pending", "cancel W2"]
-    assert len(Cassette.load(to)) == 6
 
 
 async def test_secrets_are_removed_from_a_branch_as_from_its_original(path, to):
@@ -445,25 +398,6 @@ async def test_before_the_fork_a_thread_without_a_context_makes_no_call(path, to
         work(2)
     assert made == []
     assert len(failures) == 1
-
-
-async def test_a_write_that_was_under_way_when_the_run_ended_may_have_been_made(path, to):
-    @intercept(name="pay", kind="write")
-    async def pay(order_id: str) -> None:
-        await asyncio.Event().wait()
-
-    async def run() -> None:
-        with record(path):
-            task = asyncio.create_task(pay("W1"))
-            await asyncio.sleep(0)
-        task.cancel()
-
-    await run()
-    assert Cassette.load(path)[0].outcome == {"unfinished": True}
-    with pytest.raises(
-        WorldMovedError, match="when it ended, the original made a write, which the world may have already"
-    ):
-        fork(path, at=None, to=to)
 
 
 # Journals

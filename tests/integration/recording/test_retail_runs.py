@@ -1,77 +1,50 @@
-"""Runs of real agents, made again through the real retail tools: recorded, and replayed with nobody behind them."""
+"""Runs of real agents: a fork in a sandbox is its original again; a repeat has no drift, and a changed run has some."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from benchmarks.recorded_runs import RETAIL_SETS, Run, data_directory, load_runs
-from benchmarks.recording.credentials import FORMS
-from benchmarks.recording.replayed import at_once, in_turn, with_credentials
+from benchmarks.drift.measure import Measurement
+from benchmarks.drift.runs import SHAPES
+from benchmarks.forks import WAYS, WORLDS, fork_all
+from benchmarks.recorded_runs import Run, data_directory, load_retail_runs
 from benchmarks.retail.store import RetailStore, load_store
 from tests.harness.slow import slow
 
 
 @pytest.fixture(scope="module")
-def data() -> Path:
-    return data_directory()
+def store() -> RetailStore:
+    return load_store(data_directory())
 
 
 @pytest.fixture(scope="module")
-def store(data: Path) -> RetailStore:
-    return load_store(data)
+def runs() -> list[Run]:
+    return load_retail_runs(data_directory())
 
 
-@pytest.fixture(scope="module")
-def all_runs(data: Path) -> list[list[Run]]:
-    return [load_runs(data, name) for name in RETAIL_SETS]
-
-
-@pytest.fixture(scope="module", params=[80, *slow(8)])
-def every(request: pytest.FixtureRequest) -> int:
-    """Only each such run of a set is made."""
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def runs(all_runs: list[list[Run]], every: int) -> list[Run]:
-    return [run for of_set in all_runs for run in of_set[::every]]
-
-
-def nothing() -> None:
-    """Nobody waits for progress."""
-
-
-async def test_every_call_of_a_replay_gets_what_it_got_and_nothing_runs(
-    store: RetailStore, runs: list[Run], every: int
-) -> None:
-    outcome = await in_turn("all", runs, store, nothing)
+@pytest.mark.parametrize("share", [45, *slow(1)])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_fork_in_a_sandbox_equals_the_original_and_reads_nothing_again(store, runs, way, share) -> None:
+    outcome = await fork_all(runs[::share], store, way, WORLDS[0], lambda: None)
     assert outcome.is_perfect, outcome
-    assert outcome.faithful == outcome.calls > 3200 // every
+    assert outcome.equal == outcome.forks >= 450 // share
+    assert outcome.reads_before == 0 < outcome.writes_again
 
 
-async def test_rounds_that_are_made_at_once_are_replayed_in_any_order(
-    store: RetailStore, runs: list[Run], every: int
-) -> None:
-    outcome = await at_once("all", runs[::3], store, nothing, seeds=range(3))
-    assert outcome.is_perfect, outcome
-    assert outcome.calls > 3200 // every
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_repeats_have_no_drift_and_changes_have(store: RetailStore, runs: list[Run], shape: str) -> None:
+    measured = Measurement(store, runs[::9])
+    counts = await measured.shape(shape, repeats=2)
+    measured.close()
+    assert (counts.examples, counts.alarms, counts.missed) == ([], 0, 0)
+    assert counts.found.total() > 0.75 * counts.injected.total()
 
 
-async def test_no_credential_that_was_passed_to_a_tool_is_in_any_file(
-    store: RetailStore, runs: list[Run], every: int
-) -> None:
-    outcome = await with_credentials("all", runs, store, nothing)
-    assert outcome.is_perfect, outcome
-    assert outcome.credentials == outcome.calls > 80 * len(FORMS) // every
-
-
-async def test_a_tool_that_gives_another_answer_in_the_replay_is_a_difference(
-    store: RetailStore, runs: list[Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So the comparison can fail."""
-    monkeypatch.setattr("agent_cache.recording.tape.Tape.read", lambda *_: "something else")
-    outcome = await in_turn("all", runs[:5], store, nothing)
-    assert len(outcome.differences) == 5
-    assert outcome.equal == 0
+@pytest.mark.parametrize("every", [600, *slow(5)])
+async def test_volatile_fields_alarm_with_one_recording_and_not_with_two(store, runs, every: int) -> None:
+    measured = Measurement(store, runs[::every])
+    one, two = await measured.volatile(len(measured))
+    measured.close()
+    assert one.alarms == one.repeats > 0
+    assert (two.examples, two.alarms, two.missed) == ([], 0, 0)

@@ -96,15 +96,6 @@ async def test_messages_come_back_as_objects_of_their_classes():
     assert listed == MESSAGES
 
 
-async def test_messages_that_langchain_cannot_read_are_an_error_that_names_them():
-    for message in ({"type": "unknown", "data": {}}, {"type": "human", "data": {"content": 3}}):
-        agent = types.SimpleNamespace(messages=[HumanMessage("old")])
-        with pytest.raises(CheckpointError) as caught:
-            await restore(checkpoint(LangChainState(messages=[{}, message])), agent)
-        assert caught.value.field == "messages[1]"
-        assert agent.messages == [HumanMessage("old")]
-
-
 async def test_what_a_graph_returns_is_a_state():
     returned = await graph().ainvoke({"messages": [("user", "hi")]})
     state = checkpoint(returned).state
@@ -175,15 +166,6 @@ async def test_a_thread_whose_database_fails_is_as_it_was(write):
         await restore(checkpoint(state), target)
     after = await snapshot(target)
     assert (after.values, after.next) == (before.values, before.next)
-
-
-async def test_a_graph_without_a_thread_or_a_checkpointer_is_refused():
-    made = checkpoint(LangChainState(messages=MESSAGES))
-    plain = StateGraph(State).add_node("a", lambda state: {}).add_edge(START, "a")
-    with pytest.raises(RestoreError, match="with_config"):
-        await restore(made, plain.compile(checkpointer=InMemorySaver()))
-    with pytest.raises(RestoreError, match="checkpointer"):
-        await restore(made, plain.compile().with_config({"configurable": {"thread_id": "t"}}))
 
 
 def test_the_example_of_the_page_prints_what_stands_below_it(capsys):
