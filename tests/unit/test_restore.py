@@ -175,6 +175,16 @@ async def test_slots_are_restored(hooked):
     await hooked(target, removes)
     assert not hasattr(target, "unset")
 
+    def fails(state, target):
+        change(state, target)
+        target.messages = []
+        raise RuntimeError
+
+    target = Slotted()
+    with pytest.raises(RestoreError):
+        await hooked(target, fails)
+    assert (target.messages, target.told(), hasattr(target, "unset")) == (["old"], 1, False)
+
 
 async def test_a_new_object_takes_the_place_of_the_target(hooked):
     target = Agent()

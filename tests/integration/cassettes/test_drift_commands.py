@@ -15,7 +15,7 @@ import pytest
 
 from agent_cache import AgentCacheSession
 from agent_cache.cli.main import main
-from agent_cache.recording import Baseline, Cassette, CassetteNotFound, DriftDetector, intercept, record
+from agent_cache.recording import Baseline, Cassette, CassetteError, CassetteNotFound, DriftDetector, intercept, record
 from agent_cache.recording.drift import accepted_runs, store_run
 from agent_cache.resume import Journal
 
@@ -341,3 +341,6 @@ def test_runs_that_are_added_at_the_same_time_are_all_kept():
         sorted(paths) == accepted_runs(Path("baseline")) == [Path(f"baseline/{number}.jsonl") for number in range(1, 5)]
     )
     assert len(names("baseline")) == 4
+    store_run(run, Path("one.jsonl"))
+    with pytest.raises(CassetteError, match="is the file of one run"):
+        store_run(run, Path("one.jsonl"))

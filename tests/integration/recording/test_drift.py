@@ -300,6 +300,16 @@ async def test_ignored_arguments_find_their_call_wherever_it_stands(runs: Runs) 
     assert drifts[0].original_value["to"] == "a"
 
 
+async def test_arguments_are_the_same_that_a_function_says_are(runs: Runs) -> None:
+    def same(expected: dict[str, Any], actual: dict[str, Any]) -> bool:
+        return bool(expected["order_id"].lower() == actual["order_id"].lower())
+
+    baseline = Baseline(await runs(script(("cancel", "w1"), ("get_order", "w1"))))
+    new = await runs(script(("cancel", "W1"), ("get_order", "W1")))
+    tolerance = Tolerance(same_arguments={"cancel": same}, ignore=["*:result"])
+    assert brief(baseline.compare(new, tolerance)) == [(WARNING, "arguments", "shop:get_order")]
+
+
 async def test_a_number_of_calls_more_or_less_is_accepted_but_no_write(runs: Runs) -> None:
     baseline = Baseline(await runs(script(*BASE)))
     new = await runs(script(ASK, WRITE, OTHER, ("get_order", "W3"), ("cancel", "W2"), ("ask", "b"), ("send", "x")))
@@ -432,3 +442,15 @@ async def test_a_detector_redacts_as_its_baseline_does(runs: Runs) -> None:
     assert detector.drifts == []
     assert isinstance(detector.redaction, Redaction)
     assert detector.http is None
+
+
+async def test_a_callback_that_raises_is_called_once_and_the_run_goes_on(runs: Runs) -> None:
+    told: list[DriftEvent] = []
+
+    def fail(drift: DriftEvent) -> None:
+        told.append(drift)
+        raise ValueError("the callback")
+
+    detector = DriftDetector(Baseline(await runs(script(*BASE))), on_drift=fail)
+    assert len(await runs(script(READ, ("send", "x")), drift=detector)) == 2
+    assert (len(told), len(detector.drifts)) == (1, 6)
