@@ -1,12 +1,7 @@
-"""Checkpoints of a run: their typed states, and their lines in a journal.
+"""Checkpoints of a run: their typed states, and their lines in a journal (docs/reference/journal-format.md).
 
-    {"checkpoint": {"id": "5f1c...", "sequence": 1, "after": 12, "label": "planned", "importance": 0.5,
-                    "created_at": "2026-01-01T12:00:00Z", "framework": "langchain", "state": {"messages": [...]}}}
-
-``state`` has the fields of the state by name. ``redacted`` names the fields from which secrets were removed, if there
-are any. ``framework`` chooses among the classes that this program knows: `LangChainState`, `OpenAIAgentsState`, and
-those given to `register_state`. No name that is found in a file is imported. The state of any other framework, and one
-that its class cannot take any more, is a `CustomState` that keeps all of it.
+``framework`` in a line chooses among the classes that this program knows: no name that is found in a file is imported.
+The state of any other framework, and one that its class cannot take any more, is a `CustomState` that keeps all of it.
 """
 
 from __future__ import annotations
@@ -234,9 +229,8 @@ def framework_of(state: Any) -> str:
         if type(state) is kind:
             return name
     raise CheckpointError(
-        "a state is a dict, a LangChainState, OpenAIAgentsState or CustomState, an object of a class that was given "
-        "to register_state, a StateSnapshot of LangGraph, what a graph returned, or a result of a run of OpenAI Agents "
-        f"(for its input items: OpenAIAgentsState(items=...)); got {full_name(type(state))}"
+        "a state is a dict, a LangChainState, OpenAIAgentsState or CustomState, what LangGraph or OpenAI Agents give, "
+        f"or an object of a class given to register_state; got {full_name(type(state))}"
     )
 
 
@@ -272,7 +266,12 @@ def typed_state(state: Any) -> Any:
 def _state_of(value: Any) -> Any:
     """The state that a program has passed, as one of the classes above or an object of a registered class."""
     if type(value) is dict:
-        return _state_of_dict(dict(value))
+        data, messages = dict(value), value.get("messages")
+        if "framework" not in value and isinstance(messages, list) and any(map(_is_message, messages)):
+            return LangChainState(messages=data.pop("messages"), values=data)  # as a graph of LangGraph returns them
+        framework = data.pop("framework", "custom")
+        state = CustomState(data, framework)
+        return _typed(framework, state_data(state)) if framework in {*_BUILT_IN, *_registered} else state
     if _is_of(value, "langgraph.types", "StateSnapshot"):
         values = _converted(value.values, dict[str, Any], "values")
         config = {name: one for name, one in value.config.get("configurable", {}).items() if isinstance(one, str)}
@@ -295,15 +294,6 @@ def _is_of(value: Any, module: str, name: str) -> bool:
 
 def _is_message(value: Any) -> bool:
     return _is_of(value, "langchain_core.messages", "BaseMessage")
-
-
-def _state_of_dict(value: dict[str, Any]) -> Any:
-    messages = value.get("messages")
-    if "framework" not in value and isinstance(messages, list) and any(map(_is_message, messages)):
-        return LangChainState(messages=value.pop("messages"), values=value)  # as a graph of LangGraph returns them
-    framework = value.pop("framework", "custom")
-    state = CustomState(value, framework)
-    return _typed(framework, state_data(state)) if framework in {*_BUILT_IN, *_registered} else state
 
 
 # Checkpoints

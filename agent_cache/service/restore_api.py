@@ -87,9 +87,6 @@ class _ListQuery(msgspec.Struct, forbid_unknown_fields=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
 
 
-_Cursor = tuple[str | None, str | None, Position]
-
-
 def restore_app(
     store: str | os.PathLike[str],
     *,
@@ -104,16 +101,12 @@ def restore_app(
 
     Args:
         store: the directory of `agent_cache.resume.Journal`. It must exist.
-        authorize: ``authorize(request, action, session_id)``, a function or a coroutine function. A function is called
-            in a thread. It returns True or False; `PermissionError` is the same as False, and an `HTTPException` of
-            Starlette's is answered as it says, such as 401 with the header ``WWW-Authenticate``. It is asked twice:
-
-            - with None as the session, whether the sender may take this action at all, before anything is looked up:
-              False is answered with 403.
-            - with the session that the request is about: False is answered with 404, as if there were none.
-
-            Actions are ``"list"``, ``"read"``, ``"restore"`` and ``"drift"``; and ``"create"``, which is asked with
-            the id that a request gives to the new session. False for that is answered with 403.
+        authorize: ``authorize(request, action, session_id)``, a function, which is called in a thread, or a coroutine
+            function. It returns True or False, and is asked twice: with None as the session, whether the sender may
+            take this action at all (else 403), and with the session that the request is about (else 404, as if there
+            were none). Actions are ``"list"``, ``"read"``, ``"restore"`` and ``"drift"``; and ``"create"``, with the id
+            that a request gives to the new session (else 403). `PermissionError` is the same as False; an
+            `HTTPException` of Starlette's is answered as it says.
         tolerance: what of a drift is accepted, and by `fail_on` which drifts are reported as detected.
         key: of encrypted journals; by default the environment variable ``AGENT_CACHE_JOURNAL_KEY`` has it.
 
@@ -193,7 +186,7 @@ class _RestoreApi:
 
     async def list_checkpoints(self, request: Request) -> Response:
         query = await self._permit(request, "list", _ListQuery)
-        after = None if query.cursor is None else _position(query.cursor, query.session_id, query.label)
+        after = None if query.cursor is None else _position(query.cursor)
         seen: dict[str, bool] = {}
         found: list[CheckpointEntry] = []
         for one in await run_in_threadpool(self._store.listed, query.session_id, query.label, after):
@@ -205,8 +198,8 @@ class _RestoreApi:
                 break
         cursor = None
         if len(found) > query.limit:
-            last: _Cursor = query.session_id, query.label, position_of(found[query.limit - 1])
-            cursor = base64.urlsafe_b64encode(msgspec.json.encode(last)).decode().rstrip("=")
+            last = msgspec.json.encode(position_of(found[query.limit - 1]))
+            cursor = base64.urlsafe_b64encode(last).decode().rstrip("=")
         return _json(CheckpointPage(checkpoints=found[: query.limit], next_cursor=cursor))
 
     async def read_checkpoint(self, request: Request) -> Response:
@@ -247,15 +240,12 @@ def _valid(status: int, read: Callable[[], T]) -> T:
         raise Refused(status, reason, place) from None
 
 
-def _position(text: str, session_id: str | None, label: str | None) -> Position:
+def _position(text: str) -> Position:
     try:
         content = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        cursor: _Cursor = msgspec.json.decode(content, type=_Cursor)
+        return msgspec.json.decode(content, type=Position)
     except (ValueError, msgspec.DecodeError, RecursionError):
         raise Refused(400, "it is not a next_cursor of this service", "cursor") from None
-    if cursor[:2] != (session_id, label):
-        raise Refused(400, "it is from a list with another session_id or label", "cursor")
-    return cursor[2]
 
 
 _KEY = re.compile(r'("?)([!#-~]{1,255})\1')

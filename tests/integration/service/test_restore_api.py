@@ -295,6 +295,11 @@ def refuse(*asked):
     raise PermissionError("because of an internal reason")
 
 
+async def refuse_later(*asked):
+    await asyncio.sleep(0)
+    return False
+
+
 def fail(*asked):
     raise RuntimeError("an internal reason")
 
@@ -305,7 +310,14 @@ def limited(*asked):
 
 @pytest.mark.parametrize(
     ("authorize", "status"),
-    [(refuse, 403), (fail, 500), (limited, 429), (lambda *asked: None, 500), (lambda *asked: 1, 500)],
+    [
+        (refuse, 403),
+        (refuse_later, 403),
+        (fail, 500),
+        (limited, 429),
+        (lambda *asked: None, 500),
+        (lambda *asked: 1, 500),
+    ],
 )
 def test_whatever_authorize_does_but_allow_refuses(store, killed, authorize, status):
     with running(restore_app(store, authorize=authorize)) as url:
@@ -328,6 +340,7 @@ def test_there_is_no_service_without_authorize(store, arguments):
     ("body", "status", "field"),
     [
         (b"", 400, None),
+        (b"{}", 415, None),
         (b"{", 400, None),
         (b"\xff", 400, None),
         (b"null", 422, "$"),
@@ -342,7 +355,7 @@ def test_there_is_no_service_without_authorize(store, arguments):
 )  # fmt: skip
 def test_a_wrong_body_is_refused_with_the_name_of_the_field(client, killed, store, body, status, field):
     [_, checkpoint_id] = ids(client)
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "text/plain" if status == 415 else "application/json"}
     answer = client.post(f"/checkpoints/{checkpoint_id}/restore", content=body, headers=headers)
     assert problem(answer) == (status, [field] if field else [])
     assert sessions_in(store) == ["ann-1"]
