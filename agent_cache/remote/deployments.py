@@ -34,9 +34,6 @@ _OWN: Final = frozenset({
     "legacy_responses", "lib_name", "lib_version",
 })  # fmt: skip
 """A tier has timeouts, retries and a protocol of its own. A URL may hold these for other clients that read it."""
-_CLASSES: Final = {
-    each.__name__: each for each in (SSLConnection, UnixDomainSocketConnection, Connection)
-}  # the derived ones first
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,65 +117,39 @@ def deployment_of_url(url: str, *, cluster: bool = False, options: Mapping[str, 
 
 
 def deployment_of_client(client: Any) -> Deployment:
-    """Take over the settings of a client of redis-py or valkey-py: single, Sentinel or Cluster, async or not.
+    """Take over the settings of a client of `redis.asyncio`: single, Sentinel or Cluster.
 
     Raises:
         ConfigurationError: if it is no such client.
     """
-    if hasattr(client, "nodes_manager"):
-        manager = client.nodes_manager
-        settings = dict(getattr(client, "connection_kwargs", None) or getattr(manager, "connection_kwargs", {}))
-        nodes = list(manager.startup_nodes.values())
-        classes = [getattr(node, "connection_class", None) for node in nodes] + [settings.get("connection_class")]
-        is_tls = settings.get("ssl") or any(each is not None and _class_of(each) is SSLConnection for each in classes)
-        return _cluster([(str(node.host), int(node.port)) for node in nodes], _kept(settings), is_tls=bool(is_tls))
-    pool = getattr(client, "connection_pool", None)
-    if pool is None or not hasattr(pool, "connection_kwargs"):
+    if isinstance(client, RedisCluster):
+        nodes = list(client.nodes_manager.startup_nodes.values())
+        is_tls = any(issubclass(node.connection_class, SSLConnection) for node in nodes)
+        return _cluster([(node.host, int(node.port)) for node in nodes], _kept(client.connection_kwargs), is_tls=is_tls)
+    if not isinstance(client, Redis):
         raise ConfigurationError(
-            f"RedisTier needs a client of redis-py or valkey-py, or a URL by RedisTier.from_url; got "
-            f"{type(client).__qualname__}"
+            f"RedisTier needs a client of redis.asyncio, or a URL by RedisTier.from_url; got "
+            f"{type(client).__module__}.{type(client).__qualname__}"
         )
-    kind, given = _class_of(pool.connection_class), pool.connection_kwargs
+    pool: Any = client.connection_pool
+    kind, given = pool.connection_class, pool.connection_kwargs
     manager = getattr(pool, "sentinel_manager", None)
     if manager is None:
         place = {name: given[name] for name in ("host", "port", "path") if name in given}
         return _single(kind, {**_kept(given), **place})
     pools = [sentinel.connection_pool for sentinel in manager.sentinels]
     seeds = [(each.connection_kwargs.get("host"), each.connection_kwargs.get("port", 26379)) for each in pools]
-    own = {**_kept(pools[0].connection_kwargs), "ssl": _class_of(pools[0].connection_class) is SSLConnection}
-    settings, service = _kept(given), pool.service_name
+    own = {**_kept(pools[0].connection_kwargs), "ssl": issubclass(pools[0].connection_class, SSLConnection)}
+    settings, service, is_tls = _kept(given), pool.service_name, issubclass(kind, SSLConnection)
 
     def connect(timeout: float) -> Any:
         limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
         sentinels = Sentinel(seeds, sentinel_kwargs={**own, **limits}, **settings, **_limits(timeout))  # type: ignore[no-untyped-call]  # redis-py has no types there
-        return sentinels.master_for(service, ssl=kind is SSLConnection)
+        return sentinels.master_for(service, ssl=is_tls)
 
     return Deployment([_name(each.connection_kwargs) for each in pools], connect)
 
 
 def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a client that the tier's connections are made with.
-
-    Raises:
-        ConfigurationError: if the client demands a check of certificates that those of redis.asyncio cannot make.
-    """
-    lost = [name for name in settings if name.startswith("ssl_") and name not in _KEPT and settings[name]]
-    if lost:
-        raise ConfigurationError(f"RedisTier: connections of redis.asyncio know no {', '.join(lost)} of the client")
+    """The settings of a client that the tier's connections are made with."""
     return {name: value for name, value in settings.items() if name in _KEPT and value is not None}
-
-
-def _class_of(connection_class: Any) -> Any:
-    """The class of async connections like this one, by its name: those of a synchronous client are others.
-
-    Raises:
-        ConfigurationError: if there is none: a guess might send a password in clear.
-    """
-    names = [base.__name__ for base in getattr(connection_class, "__mro__", ())]
-    for name, found in _CLASSES.items():
-        if name in names:
-            return found
-    raise ConfigurationError(
-        f"RedisTier: {getattr(connection_class, '__qualname__', connection_class)} is no connection of redis-py or "
-        "valkey-py; give a URL to RedisTier.from_url"
-    )

@@ -607,8 +607,8 @@ class RedisTier(VersionedTier):
     are on one node.
 
     Args:
-        client: an existing client of redis-py or valkey-py: single, Sentinel or Cluster, async or not. Its settings are
-            taken over; its connections, timeouts and retries are not used. See also `from_url`.
+        client: an existing client of `redis.asyncio`: single, Sentinel or Cluster. Its settings are taken over; its
+            connections, timeouts and retries are not used. See also `from_url`.
         namespace: what all keys begin with. Fleets that share a server and no data have one each.
         max_staleness: seconds that a process may serve a local copy without hearing from the server.
         timeout: seconds that the server may take to connect or to answer. Less than `max_staleness`.
