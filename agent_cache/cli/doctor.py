@@ -185,7 +185,7 @@ async def _latency(client: Any, patience: float) -> _Result:
 
 
 async def _of_file(path: str, options: argparse.Namespace) -> AsyncIterator[_Result]:
-    from agent_cache.remote.database import beside, marked_slots, require_ours
+    from agent_cache.remote.database import beside, require_ours
     from agent_cache.remote.file import checked_path
 
     place = checked_path(path)
@@ -201,9 +201,6 @@ async def _of_file(path: str, options: argparse.Namespace) -> AsyncIterator[_Res
     yield _result("permissions", exposed, says, "chmod 600 them: values are in there, and invalidations")
     do = "see which program holds it (lsof); a damaged one is set aside by the next process that uses it"
     yield _result("integrity", damages, damages or "quick_check finds nothing", do)
-    marked = len(marked_slots(place))
-    do = "see why the file cannot be written (disk, permissions, locks): nobody uses it until it can be"
-    yield _result("pending", marked, f"{marked} processes could not write an invalidation yet", do)
     space = os.statvfs(place.parent)
     free = space.f_bavail * space.f_frsize
     do = "free some: on a full disk nobody uses the file until it can be written"

@@ -40,7 +40,7 @@ from agent_cache.remote.backend import ARMED, HELD, IDLE, Reading, Refused, Stat
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.feed import LOST, Log, News
 
-__all__ = ["PASSING", "SqliteBackend", "beside", "forget_slots", "marked_slots", "require_ours", "wall_time"]
+__all__ = ["PASSING", "SqliteBackend", "beside", "forget_slots", "require_ours", "wall_time"]
 
 _APPLICATION: Final = 0x61676361
 _FORMAT: Final = 3
@@ -220,15 +220,6 @@ def _opened_page(path: Path, token: int) -> int:
         made.unlink(missing_ok=True)
         raise
     return fd
-
-
-def marked_slots(path: Path) -> set[int]:
-    """The slots of processes whose invalidations are not in the database."""
-    try:
-        data = beside(path, ".page").read_bytes()
-    except OSError:
-        return set()
-    return {slot for slot, marked in enumerate(data[_START:]) if marked}
 
 
 # The backend

@@ -36,7 +36,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from contextvars import Context
 from datetime import timedelta
@@ -519,42 +519,31 @@ class RedisBackend:
 
     async def clear(self) -> int:
         await self._run("commit", "clear", _encode([EVERYTHING]), "0", LOST)
-        client, count = (await self.own_loop()).client, 0
-        async for keys in self._keys_of_values():
-            count += await client.unlink(*keys)
-        return count
+        return sum([await client.unlink(*keys) async for client, keys in self._keys_of_values()])
 
-    async def _keys_of_values(self) -> AsyncIterator[list[bytes]]:
-        client, found = (await self.own_loop()).client, []
+    async def _keys_of_values(self) -> AsyncIterator[tuple[Any, list[bytes]]]:
+        """The client of this event loop, and the keys of all values, some at a time."""
+        client = (await self.own_loop()).client
         pattern = re.sub(r"([*?\[\]\\^-])", r"\\\1", self.prefix) + "v:*"
-        async for key in client.scan_iter(match=pattern, count=1_000):
-            found.append(key)
-            if len(found) == _AT_ONCE:
-                yield found
-                found = []
-        if found:
-            yield found
+        keys = [key async for key in client.scan_iter(match=pattern, count=1_000)]
+        for start in range(0, len(keys), _AT_ONCE):
+            yield client, keys[start : start + _AT_ONCE]
 
     async def values(self) -> AsyncIterator[list[tuple[Cell, bytes, int, float | None]]]:
         """All values, some at a time: address, head, size, and seconds until it ends."""
         await self._run("ttls")  # which a replica refuses
-        client, start = (await self.own_loop()).client, len(self.prefix) + 2
-        async for keys in self._keys_of_values():
+        async for client, keys in self._keys_of_values():
             async with client.pipeline(transaction=False) as pipeline:
                 for key in keys:
                     pipeline.strlen(key).pttl(key).getrange(key, 0, _LONGEST_HEAD)
                 found = await pipeline.execute(raise_on_error=False)
             if denied := [one for one in found if isinstance(one, NoPermissionError)]:
                 raise denied[0]
-            rows = zip(keys, found[::3], found[1::3], found[2::3], strict=True)
+            names = [key[len(self.prefix) + 2 :].decode("utf-8", "replace") for key in keys]
+            rows = zip(names, found[::3], found[1::3], found[2::3], strict=True)
             yield [
-                (
-                    key[start:].decode("utf-8", "replace"),
-                    value.partition(b"\n")[0],
-                    size,
-                    left / 1000 if left >= 0 else None,
-                )
-                for key, size, left, value in rows
+                (name, value.partition(b"\n")[0], size, left / 1000 if left >= 0 else None)
+                for name, size, left, value in rows
                 if isinstance(value, bytes) and size
             ]
 
@@ -671,18 +660,6 @@ class RedisTier(VersionedTier):
 
     def __repr__(self) -> str:
         return f"<RedisTier {', '.join(self._deployment.names)}>"
-
-    def _start(self, steps: Coroutine[Any, Any, None]) -> None:
-        self._keep_up()
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            if self.keeper.is_alive() and self.keeper.loop is not None:
-                asyncio.run_coroutine_threadsafe(steps, self.keeper.loop)
-            else:
-                steps.close()
-        else:
-            super()._start(steps)
 
     def stats(self) -> dict[str, Any]:
         """Counts of this process and its present state: a plain copy, to be logged or exported.

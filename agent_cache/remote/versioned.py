@@ -575,14 +575,15 @@ class VersionedTier:
         return one
 
     def _start(self, steps: Coroutine[Any, Any, None]) -> None:
-        """Run what its caller does not wait for. Without an event loop it is done in this call."""
+        """Run what its caller does not wait for. Without an event loop the thread delivers what is pending."""
+        self._keep_up()
         if self.never_waits:
             drive(steps)
             return
         try:
             task = asyncio.get_running_loop().create_task(steps)
         except RuntimeError:
-            asyncio.run(steps)
+            steps.close()
         else:
             _RUNNING.add(task)
             task.add_done_callback(_RUNNING.discard)
