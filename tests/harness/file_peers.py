@@ -170,8 +170,6 @@ class Process:
         self.folder = folder
         self.say = say
         self.loads = 0
-        self.steps = 0
-        self.dies_at = -1
         self.waits_at = ""
         self.may_go_on = threading.Event()  # of a step
         self.may_save: dict[int, asyncio.Event] = {}
@@ -297,13 +295,6 @@ class Process:
             await self.tier.store(self.ticket, self.truth[order], self.ticket_of.tags, 0.0, age=0.0)
             await asyncio.sleep(0.005)
 
-    async def until_loaded(self, order: int) -> None:
-        """Read until the tool has run once more."""
-        loads = self.loads
-        while self.loads == loads:
-            await self.get(order)
-            await asyncio.sleep(0.005)
-
     async def until_trusted(self, order: int) -> None:
         """Wait until a local copy may be served."""
         await self.look_up(order)
@@ -350,12 +341,6 @@ class Process:
         """Of the tier."""
         return self.tier.stats()
 
-    async def set_ttl(self, tool: str, ttl: float) -> None:
-        """At run time."""
-        from agent_cache import set_ttl
-
-        set_ttl(tool, ttl)
-
     async def close(self) -> None:
         """Close the tier."""
         await self.tier.aclose()
@@ -378,30 +363,18 @@ class Process:
     # Steps
 
     async def show_steps(self) -> None:
-        """Have `die_at` and `wait_at` work for the tiers that are made from now on."""
+        """Have `wait_at` work for the tiers that are made from now on."""
         from tests.harness.file_steps import show_steps
 
         show_steps(self.step)
 
     def step(self, text: str) -> None:
         """One is about to be done."""
-        if self.dies_at >= 0:
-            if self.steps == self.dies_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            self.steps += 1
         if self.waits_at and text.startswith(self.waits_at.upper()):
             self.waits_at = ""
             self.may_go_on.clear()
             self.say("at")
             self.may_go_on.wait()
-
-    async def die_at(self, step: int) -> None:
-        """Die at a step from now on; counts them alone if it is never reached."""
-        self.steps, self.dies_at = 0, step
-
-    async def count_steps(self) -> int:
-        """Steps since `die_at`."""
-        return self.steps
 
     async def wait_at(self, text: str) -> None:
         """Wait at the next step that begins like this: the whole process, but for ``pass``."""

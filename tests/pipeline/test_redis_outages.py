@@ -30,6 +30,7 @@ from agent_cache.remote.versioned import Ticket
 from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.proxies import Proxy
 from tests.harness.servers import HOST, Server
+from tests.harness.slow import slow
 from tests.harness.stopwatch import Stopwatch
 from tests.harness.tiers import Make, making, until
 
@@ -160,29 +161,46 @@ async def test_a_write_that_is_to_be_refused_asks_nobody_in_an_outage(
     assert attempts.count == before
 
 
-@pytest.mark.parametrize("kind", ["single", "cluster"])
+@pytest.mark.parametrize("kind", ["single", *slow("cluster")])
 async def test_a_write_that_a_stopped_server_does_not_answer_is_on_its_way_when_it_returns(
     make: Make, request: pytest.FixtureRequest, kind: str
 ):
     """The server executes it before anything that it is sent later, whatever happens to its writer."""
-    servers = [request.getfixturevalue("own_valkey")] if kind == "single" else request.getfixturevalue("cluster").nodes
-    url = servers[0].url
-    tier, other = (make(url, **({"cluster": True} if kind == "cluster" else {})) for _ in range(2))
+    if kind == "single":
+        server = request.getfixturevalue("own_valkey")
+    else:
+        server = request.getfixturevalue("cluster").primary_for("{agent_cache}")
+    tier, other = (make(server.url, **({"cluster": True} if kind == "cluster" else {})) for _ in range(2))
     requests = [read(f"order:{number}", key=str(number)) for number in range(3)]
     for each in requests:
         await load(other, each, "old")
     await until(tier.trust.is_valid)
     tier.flush = lambda: asyncio.sleep(0)  # from now on nothing is sent once more
-    for server in servers:
-        server.pause()
+    server.pause()
     for number in range(3):  # the first one finds out that the server does not answer
         await tier.begin(intent := write(f"order:{number}"))
         await commit(tier, intent)
     assert tier.stats()["pending"] == 3
-    for server in servers:
-        server.resume()
-    assert await other.caught_up()
+    server.resume()
+    while not await other.caught_up():
+        await asyncio.sleep(0.01)
     assert [await value_of(other, each) for each in requests] == ["nothing"] * 3
+
+
+async def test_what_a_process_that_stood_still_has_read_before_is_not_believed(
+    make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch
+):
+    tier = make(valkey.url)
+    await load(tier, read("order:7"), "old")
+    ask = tier.backend.read
+
+    async def late(*arguments: Any) -> Any:
+        reading = await ask(*arguments)
+        tier.heard.until = float("-inf")
+        return reading
+
+    monkeypatch.setattr(tier.backend, "read", late)
+    assert await value_of(tier, read("order:7")) == "nothing"
 
 
 async def test_copies_count_from_the_question_before_the_last_one_that_was_answered(
