@@ -156,6 +156,3 @@ async def test_a_run_that_is_stopped_while_it_loads_stops_nobody_else():
         await waiter
     assert len(gate.calls) == 2  # each in its own run
     assert nothing_is_left(cache)
-
-
-# Errors

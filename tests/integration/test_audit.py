@@ -218,9 +218,6 @@ async def test_a_run_that_fails_says_nothing(failure: str, caplog: pytest.LogCap
     assert ("says nothing (KeyError: '7')" in caplog.text) == (failure == "raises")
 
 
-# It is beside the hit
-
-
 # It has no effect
 
 
@@ -383,6 +380,3 @@ async def test_a_write_of_another_process_explains_a_difference_before_its_messa
     assert counts() == (0, 0)
     fleet.memory.resume()
     assert await fleet.get("7") == 2
-
-
-# Threads, forks, bad input

@@ -446,9 +446,6 @@ async def test_a_notice_comes_first_once_and_changes_nothing(caplog: pytest.LogC
     assert session.get_metrics()["loop_detections"] == 0
 
 
-# -- Epochs and rounds ---------------------------------------------------------------------------------------
-
-
 # -- What a tool says of itself ------------------------------------------------------------------------------
 
 
@@ -685,9 +682,6 @@ def test_a_long_cycle_is_named_in_part():
     assert "tool_19" in text
     assert "tool_20" not in text
     assert "80 more" in text
-
-
-# -- Memory --------------------------------------------------------------------------------------------------
 
 
 # -- Comparing answers -----------------------------------------------------------------------------------------

@@ -155,6 +155,3 @@ async def test_short_circuit_skips_no_write_and_invents_no_answer_in_loops_eithe
     assert (agent.audit.skipped, agent.audit.invented) == (0, 0)
     assert agent.audit.refused > 0
     assert agent.audit.repeated > 0
-
-
-# Those who judge must be able to say no

@@ -176,9 +176,6 @@ async def test_a_ttl_that_is_none_changes_nothing(name: str, ttl: Any):
     assert tool.contains()
 
 
-# Threads and forks
-
-
 # In a fleet
 
 

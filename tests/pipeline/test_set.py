@@ -257,9 +257,6 @@ async def test_a_given_result_lives_for_its_ttl_and_is_a_copy(clock):
     assert await shop.get(1) == "loaded 1"
 
 
-# Scopes
-
-
 # In a fleet
 
 

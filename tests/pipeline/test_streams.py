@@ -582,9 +582,6 @@ async def test_what_belongs_to_a_session_does_not_reach_others():
                 await bob.task
 
 
-# -- Sessions ------------------------------------------------------------------------------------------------
-
-
 # -- Tiers and event loops -----------------------------------------------------------------------------------
 
 
@@ -612,6 +609,3 @@ async def test_another_process_gets_the_chunks_from_the_tier(server: MemoryServe
     await idle()
     assert await collected(here(1)) == [(1, "a"), (1, "b")]
     assert runs == [1, 1]
-
-
-# -- Tools of a toolbox --------------------------------------------------------------------------------------

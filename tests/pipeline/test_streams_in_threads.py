@@ -159,9 +159,3 @@ def test_threads_never_read_what_a_write_has_replaced():
     with ThreadPoolExecutor(5) as pool:
         for call in [*(pool.submit(read) for _ in range(4)), pool.submit(write)]:
             call.result(PATIENCE)
-
-
-# -- Writes --------------------------------------------------------------------------------------------------
-
-
-# -- Copies and options --------------------------------------------------------------------------------------

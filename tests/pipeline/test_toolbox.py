@@ -392,6 +392,3 @@ def test_synchronous_calls_are_cached_and_invalidated():
 def test_a_rule_that_cannot_work_is_refused_where_it_is_written(make: Callable[[], object], match: str):
     with pytest.raises(ConfigurationError, match=match):
         make()
-
-
-# Rules, schemas and forms that are out of the ordinary

@@ -182,9 +182,6 @@ async def test_a_stream_has_one_span_that_its_reads_are_inside_of(instrument, te
     assert json.loads(result) == {"$tuple": ["order 1", "order 2"]}
 
 
-# Failures of tools
-
-
 # Content
 
 
@@ -419,6 +416,3 @@ async def test_the_counters_are_those_of_get_metrics(instrument, telemetry):
     units = {metric.name: metric.unit for metric in telemetry.metrics()}
     assert units["agent_cache.time_saved"] == units["gen_ai.execute_tool.duration"] == "s"
     assert units["agent_cache.requests"] == "{request}"
-
-
-# What it costs, and where it is not there
