@@ -19,9 +19,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import CancelledError, Future
 from contextvars import Context
 from functools import wraps
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 __all__ = [
+    "PAUSE",
     "THREADS",
     "Waiter",
     "blocking",
@@ -48,26 +49,32 @@ class Waiter(Future[Any]):
         return self.result(0)
 
 
-def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine of the engine to its end in this thread.
+PAUSE: Final = object()
+"""What a coroutine of the engine yields to return to its caller, who may run it on."""
 
-    Whatever interrupts the wait, such as a `KeyboardInterrupt`, is raised inside of the coroutine, where it waits.
+
+def run_blocking(coroutine: Coroutine[Any, Any, T], interruption: BaseException | None = None) -> T:
+    """Run a coroutine of the engine to its end in this thread, or until it pauses.
+
+    Whatever interrupts the wait, such as a `KeyboardInterrupt`, is raised inside of the coroutine, where it waits; and
+    the `interruption` at once.
 
     Returns:
-        What it returned.
+        What it returned; if it pauses, nothing of use.
 
     Raises:
         BaseException: what it raised. A `StopIteration` of the tool, which no coroutine can raise, included.
     """
     try:
-        future = coroutine.send(None)
-        while True:
+        future = coroutine.send(None) if interruption is None else coroutine.throw(interruption)
+        while future is not PAUSE:
             try:
                 wait_for_future(future)
             except BaseException as interruption:  # noqa: BLE001 - it is the coroutine's to handle
                 future = coroutine.throw(interruption)
             else:
                 future = coroutine.send(None)
+        return cast("T", future)
     except StopIteration as end:
         result: T = end.value
         return result

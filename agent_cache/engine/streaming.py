@@ -24,7 +24,7 @@ from agent_cache.clock import CLOCK
 from agent_cache.core.options import DEFAULT_STREAM_BYTES
 from agent_cache.core.store import Entry, UnsharedEntry
 from agent_cache.core.versions import VERSIONS
-from agent_cache.engine.blocking import wait_for_future
+from agent_cache.engine.blocking import PAUSE, run_blocking
 from agent_cache.engine.call import hit, hit_of_hooked, run
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.hooks import HookedCall, answered_plainly
@@ -304,7 +304,7 @@ def _cursor_here() -> Cursor | None:
 @coroutine
 def _pause() -> Generator[object, None, None]:
     """Return from the run of a `def` to the caller that has continued it."""
-    yield _pause
+    yield PAUSE
 
 
 class ThreadCursor(Cursor):
@@ -331,24 +331,12 @@ class ThreadCursor(Cursor):
             self._raise_failure()
 
     def _go_on(self, interruption: BaseException | None = None) -> None:
-        """What interrupts this thread is raised inside of the run."""
-        while self.outcome is None:
-            step: Any = self._work.send if interruption is None else self._work.throw
-            argument, interruption = interruption, None
-            try:
-                awaited = self._context.run(step, argument)
-            except StopIteration:
-                return
-            except BaseException as error:  # it has met the call before its first step, or after its last one
-                self._work.close()
-                self.outcome = None, error
-                raise
-            if awaited is _pause:
-                return
-            try:
-                wait_for_future(awaited)
-            except BaseException as raised:  # noqa: BLE001 - it is raised where this is awaited
-                interruption = raised
+        try:
+            self._context.run(run_blocking, self._work, interruption)
+        except BaseException as error:  # it has met the call before its first step, or after its last one
+            self._work.close()
+            self.outcome = None, error
+            raise
 
 
 # Operations
