@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -12,13 +11,11 @@ from types import SimpleNamespace
 
 import cache as upstream
 import pytest
-from hypothesis import strategies as st
 
 from agent_cache import AsyncCache, ConfigurationError
 from agent_cache.testing import FakeClock
 from tests.harness.gates import idle
 from tests.harness.loads import HeldLoader, begun
-from tests.harness.searches import searched
 
 # What async-cache promises: every test of this part passes on its class and on ours.
 
@@ -149,6 +146,23 @@ async def test_what_is_done_at_once_may_also_be_awaited_as_their_documentation_d
 # Bounds and time
 
 
+async def test_the_least_recently_used_makes_room_and_what_has_expired_is_gone():
+    with FakeClock() as clock:
+        cache = AsyncCache(maxsize=2)
+        cache.set("a", 1, ttl=10)
+        cache.set("b", 2)
+        assert await cache.get("a") == 1
+        assert list(cache.cache) == ["b", "a"]
+        cache.set("c", 3, ttl=0)
+        assert list(cache.cache) == ["b", "a"]
+        cache.set("c", 3)
+        assert list(cache.cache) == ["a", "c"]
+        clock.advance(10)
+        assert "a" not in cache.cache
+        assert await cache.get("a") is None
+        assert await cache.get("c") == 3
+
+
 async def test_maxsize_0_keeps_nothing_and_still_shares_loads():
     cache, gate = AsyncCache(maxsize=0), HeldLoader()
     cache.set("k", 1)
@@ -179,76 +193,6 @@ async def test_maxsize_0_keeps_nothing_and_still_shares_loads():
 def test_an_argument_that_cannot_work_is_refused_by_name(wrong):
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         AsyncCache(**wrong)
-
-
-@searched(
-    30,
-    100,
-    st.integers(1, 4),
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("set"), st.integers(0, 5), st.sampled_from([None, 2, 5, 0])),
-            st.tuples(st.just("get"), st.integers(0, 5), st.none()),
-            st.tuples(st.just("load"), st.integers(0, 5), st.sampled_from([2, 5])),
-            st.tuples(st.just("contains"), st.integers(0, 5), st.none()),
-            st.tuples(st.just("delete"), st.integers(0, 5), st.none()),
-            st.tuples(st.just("wait"), st.integers(1, 3), st.none()),
-        ),
-        max_size=40,
-    ),
-)
-def test_it_is_a_bounded_mapping_whose_values_expire(maxsize, steps):
-    """The model is an OrderedDict, least recently used first. Expired entries may make room before a living one."""
-    model: OrderedDict[int, tuple[int, float]] = OrderedDict()
-
-    def find(key: int, now: float) -> int | None:
-        if key in model and model[key][1] <= now:
-            del model[key]
-        return model[key][0] if key in model else None
-
-    def store(key: int, value: int, ttl: float | None, now: float) -> None:
-        model.pop(key, None)
-        if ttl is None or ttl > 0:
-            model[key] = (value, float("inf") if ttl is None else now + ttl)
-
-    def make_room(seen: list[int], now: float) -> None:
-        living = [key for key, (_, until) in model.items() if now < until]
-        if seen != living:
-            assert len(model) > maxsize, "nothing is evicted while there is room"
-            assert seen == living[1:], "the least recently used one is evicted"
-            del model[living[0]]
-
-    async def run() -> None:
-        with FakeClock() as clock:
-            cache = AsyncCache(maxsize)
-            for value, (step, key, ttl) in enumerate(steps):
-
-                async def load(value: int = value) -> int:
-                    return value
-
-                now = clock.time
-                if step == "wait":
-                    clock.advance(key)
-                elif step == "set":
-                    cache.set(key, value, ttl)
-                    store(key, value, ttl, now)
-                elif step == "delete":
-                    cache.delete(key)
-                    model.pop(key, None)
-                elif step == "contains":
-                    assert (key in cache.cache) == (find(key, now) is not None)
-                else:
-                    expected = find(key, now)
-                    if expected is not None:
-                        model.move_to_end(key)
-                    elif step == "load":
-                        expected = value
-                        store(key, value, ttl, now)
-                    assert await cache.get(key, load if step == "load" else None, ttl=ttl) == expected
-                make_room(list(cache.cache), clock.time)
-                assert len(cache.cache) <= maxsize
-
-    asyncio.run(run())
 
 
 # Keys
