@@ -190,9 +190,9 @@ class ToolInSession(LocalTool, ToolHistory):
         self.observe(operation, scope)
         self._operation, self._session = operation, session
         self.name, self.hints = operation.name, operation.policy.loop
-        trace = session._trace or session.trace
+        trace = session.trace
         self._add = trace.add if is_innermost else trace.add_inner
-        self.own: Stats = (session._metrics or session.metrics).stats_of(operation.counted_as)
+        self.own: Stats = session.metrics.stats_of(operation.counted_as)
         self.stats = operation.stats, self.own
         self._is_judged, self._has_loop_key = is_judged and is_innermost, self.hints.loop_key is not None
         self.is_write = not operation.is_read

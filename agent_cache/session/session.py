@@ -101,15 +101,12 @@ class AgentCacheSession(LoopGuard):
     # A value of the class takes no time to set, and most sessions need few of their own.
     _detects_loops = True
     _policy = policy_of(None, None, None)
-    _trace_size = 10_000
     most_calls: int = _policy.max_execution_depth or ANY_NUMBER
     most_nested: int = _policy.max_nesting or ANY_NUMBER
     limits_tools = False  # whether tools have budgets of their own
     is_bounded: bool  # whether they have, or the run has a longest time
     deadline = NEVER  # the clock reading after which no call is admitted
     _longest: float | None = None
-    _metrics: Metrics | None = None
-    _trace: Trace | None = None
     _journal: Attachment | None = None
     _drift: Attachment | None = None
     _tenant: Hashable | None = None
@@ -151,8 +148,8 @@ class AgentCacheSession(LoopGuard):
         if not checked_flag(loop_detection, "AgentCacheSession: loop_detection"):
             self._detects_loops = False
             self._set_budgets(LoopPolicy(max_execution_depth=None, max_nesting=None))
-        if trace_size != 10_000:
-            self._trace_size = count(1, trace_size, "AgentCacheSession: trace_size")
+        self.metrics = Metrics(max_rows=MAX_TOOLS)
+        self.trace = Trace(count(1, trace_size, "AgentCacheSession: trace_size"))
         if tenant is not None:
             self._tenant = _tenant_part(tenant)
         if journal is not None:
@@ -170,24 +167,6 @@ class AgentCacheSession(LoopGuard):
         self.limits_tools = policy.max_tool_calls is not None
         self._longest = seconds_of(policy.max_duration, "max_duration")
         self.is_bounded = self.limits_tools or self._longest is not None
-
-    @property
-    def metrics(self) -> Metrics:  # type: ignore[override]  # made when it is needed: it takes as long as all the rest
-        """The counters of this session, live."""
-        found = self._metrics
-        if found is None:
-            with _LOCK:
-                found = self._metrics = self._metrics or Metrics(max_rows=MAX_TOOLS)
-        return found
-
-    @property
-    def trace(self) -> Trace:
-        """The last calls, as `get_execution_trace` gives them."""
-        found = self._trace
-        if found is None:
-            with _LOCK:
-                found = self._trace = self._trace or Trace(self._trace_size)
-        return found
 
     # Entering and leaving
 
