@@ -66,8 +66,8 @@ a loop that a replay has raised again.
 Interceptor = Any
 """A hook around all calls of a scope, such as a tape: see `engine.hooks`."""
 
-INTERCEPTORS: dict[Interceptor, str] = {}
-"""Active interceptors of this process, and the real path of each one's file; empty for those without one."""
+INTERCEPTORS: dict[Interceptor, None] = {}
+"""Active interceptors of this process, in the order in which they were entered."""
 
 
 def report_escape(called: Any) -> None:

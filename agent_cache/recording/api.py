@@ -69,7 +69,7 @@ class Block(Generic[H]):
         outer = PLACE.get().scope
         tape = self._open()
         self._has_ended = False
-        INTERCEPTORS[tape] = ""
+        INTERCEPTORS[tape] = None
         if tape.http is not None:
             SEAMS.enter()
             if tape.http.guard:
@@ -373,7 +373,7 @@ def block_live_calls(advice: str) -> Iterator[LiveCallBlocker]:
     outer = PLACE.get().scope
     scope = outer.intercepted(blocker)
     token = scope.enter()
-    INTERCEPTORS[blocker] = ""
+    INTERCEPTORS[blocker] = None
     SEAMS.enter()
     try:
         yield blocker
