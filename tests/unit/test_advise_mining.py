@@ -263,17 +263,18 @@ def test_rules_learned_from_runs_that_begin_anew_hold_in_one_world(world: type[W
     assert replay(play(world, 11, 2_000), rules_of(advice)).stale_answers == ()
 
 
+VERBS = ("close", "open", "assign", "lock", "merge", "label", "archive", "cancel", "approve", "reject")
+
+
 def of_servers(runs: int, *, does_touch: bool) -> list[LoggedCall]:
-    """Files are read and tickets closed, on two servers; closing one may change a file."""
+    """Files are read and tickets written, on two servers, by ten tools a few times each; that may change a file."""
     log, version = list[LoggedCall](), 0
     for turn in range(runs):
         log.append(LoggedCall("files__read_file", {"path": f"/f{turn % 5}"}, {"v": version}))
         log.append(LoggedCall("files__list_files", {"folder": "/"}, {"v": version}))
         if turn % 3 == 0:
             version += does_touch and turn % 2
-            log.append(
-                LoggedCall(f"tickets__{('close', 'open', 'assign')[turn // 3 % 3]}_ticket", {"n": str(turn)}, "ok")
-            )
+            log.append(LoggedCall(f"tickets__{VERBS[turn // 3 % len(VERBS)]}_ticket", {"n": str(turn)}, "ok"))
     return log
 
 
