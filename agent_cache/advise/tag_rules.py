@@ -191,6 +191,7 @@ def _free_name(wishes: Sequence[str], taken: set[str]) -> str:
 _UNNAMED: Final = "tools"
 """The namespace where the log gives none."""
 _WIDTH: Final = 100
+_MOST_LINKS: Final = 5
 _MOST_NAMES: Final = 8
 """Names that a comment has in a row, before it only counts them."""
 _DECORATORS: Final = {"read": "AgentCache", "write": "AgentCacheInvalidator"}
@@ -264,76 +265,62 @@ class RuleText:
     def _text(self, text: str) -> str:
         return escaped(self.redaction.text(text))
 
-    def unknown(self) -> list[str]:
+    def unknown(self) -> Iterator[str]:
         """What the log cannot tell, a sentence each: first what has to be decided by somebody."""
-        advice, names, found = self.advice, self.names, []
+        advice, names = self.advice, self.names
         by_kind: dict[str, list[str]] = defaultdict(list)
         for tool in advice.tools.values():
             by_kind[f"{tool.kind} by name" if tool.why == "name" else tool.kind].append(tool.tool)
-        if several := by_kind["unknown"]:
-            found.append(
-                f"{plural(len(several), 'tool')} may read or write, and so drop every answer until --read, --write or "
-                f"--ignore says what they are: {names.several(several)}"
-            )
-        found += [
-            f"{plural(len(several), kind)} by name alone, to be checked: {names.several(several)}"
-            for kind in ("read", "write")
-            if (several := by_kind[f"{kind} by name"])
-        ]
-        found += [
-            f"{names.shown(one)} is not to be cached: {self._text(advice.tools[one].reason)}"
-            for one in by_kind["watch"]
-        ]
+        unsure = "may read or write, and so drop every answer until --read, --write or --ignore says what they are"
+        by_name = "by name alone, to be checked"
+        to_decide = (
+            ("unknown", "tool", unsure),
+            ("read by name", "read", by_name),
+            ("write by name", "write", by_name),
+        )
+        for kind, noun, text in to_decide:
+            if several := by_kind[kind]:
+                yield f"{plural(len(several), noun)} {text}: {names.several(several)}"
+        for one in by_kind["watch"]:
+            yield f"{names.shown(one)} is not to be cached: {self._text(advice.tools[one].reason)}"
         if guessed := [link for link in advice.links if link.origin == "whole root" and not link.changes]:
             reads, writes = {link.read for link in guessed}, {link.write for link in guessed}
-            found.append(
-                f"the whole root is dropped of {plural(len(reads), 'read')} by {plural(len(writes), 'tool')} "
-                f"(too rarely seen between equal answers): {names.several(reads)}"
-            )
+            dropped = f"the whole root is dropped of {plural(len(reads), 'read')} by {plural(len(writes), 'tool')}"
+            yield f"{dropped} (too rarely seen between equal answers): {names.several(reads)}"
         if advice.resets:
-            found.append("runs begin anew: nothing was concluded across runs, and the rules hold within a session")
+            yield "runs begin anew: nothing was concluded across runs, and the rules hold within a session"
         elif not advice.is_shared:
-            found.append("the log does not show that its runs share one state: nothing was concluded across runs")
-        found += [
-            f"{names.shown(one)} calls other tools, which its {names.shown(name)} names: the rules are theirs"
-            for one, (name, _) in advice.inner.items()
-        ]
+            yield "the log does not show that its runs share one state: nothing was concluded across runs"
+        for one, (name, _) in advice.inner.items():
+            yield f"{names.shown(one)} calls other tools, which its {names.shown(name)} names: the rules are theirs"
         if advice.ignored:
-            found.append(f"left out: {names.several(advice.ignored)}")
-        return found + [
-            f"{names.shown(one)!r} has no rule: it is no name, or redaction finds a secret in it"
-            for one in advice.tools
-            if one not in names.of or one in self._secret
-        ]
+            yield f"left out: {names.several(advice.ignored)}"
+        for one in advice.tools:
+            if one not in names.of or one in self._secret:
+                yield f"{names.shown(one)!r} has no rule: it is no name, or redaction finds a secret in it"
 
     def _evidence(self, tool: ToolAdvice) -> Iterator[str]:
-        """A line of figures, and one of evidence for each tag."""
-        found = self.outcomes["advised"].tools.get(tool.tool) if tool.kind == "read" else None
+        """A line of figures, and one for each of its strongest links."""
+        is_read = tool.kind == "read"
+        found = self.outcomes["advised"].tools.get(tool.tool) if is_read else None
         figures = [plural(tool.calls, "call")]
         figures += [plural(tool.repeats, "repeat")] if tool.kind in ("read", "watch") else []
         figures += [f"{found.hits:,} hits expected"] if found else []
         yield f"{self.names.shown(tool.tool)}: {', '.join(figures)}; {tool.kind}: {self._text(tool.reason)}"
-        for tag in tool.tags:
-            links = sorted(self._links_of(tool, tag), key=lambda one: -one.changes)
-            if links:
-                reasons = "; ".join(self._because(tool, link) for link in links[:3])
-                yield f"{self._text(tag)}: {reasons}{f'; and {len(links) - 3} more' if len(links) > 3 else ''}"
-
-    def _links_of(self, tool: ToolAdvice, tag: str) -> Iterator[Link]:
-        root = tag.partition(":")[0]
-        for link in self.advice.links:
-            own, path = (link.read, link.read_path) if tool.kind == "read" else (link.write, link.write_path)
-            if own == tool.tool and link.root == root and (not path or tag in (root, _template(root, path))):
-                yield link
-
-    def _because(self, tool: ToolAdvice, link: Link) -> str:
-        is_read = tool.kind == "read"
-        other, path = (link.write, link.write_path) if is_read else (link.read, link.read_path)
-        shown = f"{self.names.shown(_short(other))}{f' ({shortened(self._text(path), 60)})' if path else ''}"
-        if link.changes:
-            seen = plural(link.changes + link.unchanged, "time")
-            return f"{'changed by' if is_read else 'changes'} {shown}, {link.changes} of {seen}"
-        return f"{shown} names it, too" if link.origin == "same entity" else f"too little was seen of {shown}"
+        links = [link for link in self.advice.links if tool.tool == (link.read if is_read else link.write)]
+        links.sort(key=lambda one: -one.changes)
+        for link in links[:_MOST_LINKS]:
+            own, other, path = (link.read_path, link.write, link.write_path) if is_read else (
+                link.write_path, link.read, link.read_path
+            )  # fmt: skip
+            shown = f"{self.names.shown(_short(other))}{f' ({shortened(self._text(path), 60)})' if path else ''}"
+            why = f"{shown} names it, too" if link.origin == "same entity" else f"too little was seen of {shown}"
+            if link.changes:
+                seen = plural(link.changes + link.unchanged, "time")
+                why = f"{'changed by' if is_read else 'changes'} {shown}, {link.changes} of {seen}"
+            yield f"{self._text(_template(link.root, own))}: {why}"
+        if len(links) > _MOST_LINKS:
+            yield f"and {len(links) - _MOST_LINKS} more"
 
     def _head(self, *more: str) -> list[str]:
         advised = self.outcomes["advised"]
