@@ -6,7 +6,6 @@ Each `..._tool` function returns a new undecorated tool, so that no two subjects
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 from collections.abc import Callable, Coroutine, Sequence
@@ -74,17 +73,6 @@ def tree_tool() -> FlatTool:
     return get_order
 
 
-def slow_tool(executions: list[str]) -> ScalarTool:
-    """Appends to `executions` and awaits one turn of the event loop, as a tool that waits for something does."""
-
-    async def get_card(user_id: str) -> str:
-        executions.append(user_id)
-        await asyncio.sleep(0)
-        return CARD
-
-    return get_card
-
-
 def new_ids(prefix: str) -> Callable[[int], Sequence[str]]:
     """A function that returns `n` ids, different ones in each call."""
     numbers = itertools.count()
@@ -101,6 +89,3 @@ USERS = 100
 def users_in_turn(n: int) -> Sequence[str]:
     """`n` ids that repeat after `USERS`."""
     return [f"user_{number % USERS}" for number in range(n)]
-
-
-TASKS = 1_000

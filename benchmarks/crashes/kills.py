@@ -101,7 +101,6 @@ class Verdict:
         doubled: how often an operation was carried out again.
         lost: operations that were never carried out, although the run ended, or returned a receipt for them.
         paid_twice: calls of the model that were made again after they had returned to the agent.
-        asked_again: calls of the model that were made again, those included that had not returned.
         in_doubt: how many processes ended by `InDoubtError`.
         notices: how often the agent was told that a write is in doubt.
         is_equal: whether it ended with the result of a run that was not disturbed.
@@ -113,7 +112,6 @@ class Verdict:
     doubled: int = 0
     lost: int = 0
     paid_twice: int = 0
-    asked_again: int = 0
     in_doubt: int = 0
     notices: int = 0
     is_equal: bool = False
@@ -205,7 +203,6 @@ class Killer:
         verdict.doubled = sum(times - 1 for times in world.effects.values() if times > 1)
         verdict.lost = sum(not world.effects[name] for name in writes if has_ended or name in returned)
         verdict.paid_twice = sum(_paid_twice(lives, returned.get(name)) for name, lives in world.asked.items())
-        verdict.asked_again = sum(len(lives) - 1 for lives in world.asked.values())
         verdict.is_equal = has_ended and life.result == usual.result
         if not has_ended:
             verdict.failure = f"{life.ended}: {life.content}"

@@ -1,4 +1,4 @@
-"""Tables of the loop measurements in Markdown, their facts for JSON, and the targets they are held against."""
+"""Tables of the loop measurements in Markdown, and the targets they are held against."""
 
 from __future__ import annotations
 

@@ -107,10 +107,6 @@ class Tally:
         return Share(len(self.harmed), self.succeeded)
 
     @property
-    def harm_outside_loops(self) -> Share:
-        return Share(len(self.harmed) - self.harmed_in_loops, self.succeeded)
-
-    @property
     def notices(self) -> Share:
         return Share(self.noticed, self.succeeded)
 

@@ -1,23 +1,16 @@
-"""Judges reads of a shared store: which answers were true while a read was running, in one process or in several."""
+"""Judges reads of a shared store: which answers were true while a read was running."""
 
 from __future__ import annotations
 
-import asyncio
 import enum
-import json
-import socket
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.retail.store import READ_TOOLS, RetailStore
-
-LINE_LIMIT = 1 << 24
 
 
 class Verdict(enum.Enum):
@@ -129,105 +122,3 @@ class ObservedStore:
             yield witness
         finally:
             del self._open[id(witness)]
-
-
-class Authority:
-    """Serves one observed store to several processes over a unix socket, from a thread of its own.
-
-    A request is one JSON line, handled at one instant of this event loop. So all changes of the store have one order,
-    and each read is judged by the truth of its own time, whichever process made it.
-
-    Attributes:
-        observed: the store. Its counts are complete when no process sends requests any more.
-    """
-
-    def __init__(self, store: RetailStore, path: Path) -> None:
-        self.observed = ObservedStore(store)
-        self._path = path
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="authority", daemon=True)
-
-    def __enter__(self) -> Authority:
-        self._thread.start()
-        listening = asyncio.start_unix_server(self._serve, str(self._path), limit=LINE_LIMIT)
-        self._server = asyncio.run_coroutine_threadsafe(listening, self._loop).result()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._server.close)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one session. It is a task, so the write in progress is in its own context."""
-        with ExitStack() as open_:
-            witness: Witness | None = None
-            while line := await reader.readline():
-                match json.loads(line):
-                    case ["answer", tool, arguments]:
-                        response = self.observed.answer(tool, arguments)
-                    case ["watch", tool, arguments]:
-                        witness = open_.enter_context(self.observed.watching(tool, arguments))
-                        response = "watching"
-                    case ["judge", answer]:
-                        assert witness is not None
-                        response = witness.verdict(answer).name
-                        open_.pop_all().close()
-                    case ["write"]:
-                        open_.enter_context(self.observed.writing())
-                        response = "writing"
-                    case ["written"]:
-                        open_.pop_all().close()
-                        response = "written"
-                    case other:
-                        raise ValueError(f"unknown request: {other!r}")
-                writer.write(json.dumps(response).encode() + b"\n")
-        writer.close()
-
-
-_CLIENT: ContextVar[AuthorityClient] = ContextVar("client")
-
-
-class AuthorityClient:
-    """One session's connection to the authority. Requests block, so that nothing in their process comes in between."""
-
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(str(path))
-        self._lines = self._socket.makefile("rb")
-        _CLIENT.set(self)
-
-    def request(self, *parts: object) -> str:
-        self._socket.sendall(json.dumps(parts).encode() + b"\n")
-        response: str = json.loads(self._lines.readline())
-        return response
-
-    def close(self) -> None:
-        self._lines.close()
-        self._socket.close()
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """As `ObservedStore.writing`."""
-        self.request("write")
-        try:
-            yield
-        finally:
-            self.request("written")
-
-    def watch(self, tool: str, arguments: Mapping[str, Any]) -> None:
-        """Start to collect the true answers of a read."""
-        self.request("watch", tool, arguments)
-
-    def judge(self, answer: str) -> Verdict:
-        """Stop collecting, and classify the read's answer."""
-        return Verdict[self.request("judge", answer)]
-
-
-class RemoteStore:
-    """The backend of the tools in a process without the store."""
-
-    def answer(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Run one tool in the authority's process."""
-        return _CLIENT.get().request("answer", tool, arguments)
