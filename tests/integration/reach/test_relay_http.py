@@ -16,10 +16,13 @@ pytest.importorskip("httpx2", reason="the relay over HTTP needs it")
 pytest.importorskip("uvicorn", reason="as above")
 pytest.importorskip("starlette", reason="as above")
 
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+
 from agent_cache.relay.http_proxy import listen
 from agent_cache.testing import reset
 from tests.harness.mcp_host import text_of
-from tests.harness.mcp_http_host import HttpHost, hosted, relaying, serving
+from tests.harness.mcp_http_host import HttpHost, hosted, relaying, running, serving
 
 RULES = """
 namespace = "relay"
@@ -323,6 +326,38 @@ async def test_a_server_that_dies_in_a_write_leaves_it_in_doubt(server, rules, k
                 assert answer.last["id"] == writing.result().last["id"]
         assert await reader.call("get_value", key=key) != await reader.call("get_value", key=key)
         assert await reader.call("whoami") == await reader.call("whoami")
+
+
+class Proxy:
+    """What a proxy on the way may do: it redirects, and answers writes by itself."""
+
+    runs = 0
+
+    async def __call__(self, scope, receive, send):
+        request = Request(scope, receive)
+        message = {} if scope["path"] == "/old" else await request.json()
+        if not message:
+            response = RedirectResponse(request.url.replace(path="/mcp"))
+        elif "set_value" in str(message):
+            response = Response("bad gateway", 502)
+        else:
+            self.runs += 1
+            result = {"tools": [], "content": [{"type": "text", "text": str(self.runs)}]}
+            response = JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": result})
+        await response(scope, receive, send)
+
+
+async def test_a_write_that_a_proxy_has_answered_is_in_doubt_and_a_redirection_leads_to_the_relay(rules, key):
+    async with running(Proxy()) as origin, relaying(f"{origin}/mcp", rules) as relay:
+        host = HttpHost(relay.url)
+        first = await host.call("get_value", key=key)
+        assert await host.call("get_value", key=key) == first
+        refused = await host.begin("set_value", key=key, value="x")
+        assert "HTTP 502" in refused.last["error"]["message"]
+        assert len({await host.call("get_value", key=key) for _ in range(2)} | {first}) == 3
+        redirected = await host.get("/old")
+        assert (redirected.status, redirected.headers["location"]) == (307, "/mcp")
+        await host.close()
 
 
 # Paths
