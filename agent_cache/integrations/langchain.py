@@ -39,6 +39,7 @@ try:
     from langgraph.prebuilt import InjectedState, ToolNode
     from langgraph.pregel import Pregel
     from langgraph.types import Command, Interrupt, Send
+    from pydantic import BaseModel
 except ImportError as error:
     raise ImportError(
         'agent_cache.integrations.langchain needs LangChain: pip install "agent-cache[langchain]"'
@@ -181,9 +182,10 @@ class _Tool:
         self.gets_context, self.states = _gets_context(functions), _states_in(functions)
         self.server, self.has_session = _server_of(tool)
         found = tool.tool_call_schema
-        self.schema = found if isinstance(found, dict) else found.model_json_schema()
-        if not isinstance(found, dict):
-            self.check = lambda given: vars(found.model_validate(given))
+        if isinstance(found, dict) or not issubclass(found, BaseModel):
+            self.schema = found if isinstance(found, dict) else found.schema()  # of a model of pydantic 1
+        else:
+            self.schema, self.check = found.model_json_schema(), lambda given: vars(found.model_validate(given))
 
     def injected(self, request: Any) -> tuple[Injected, ...] | None:
         """What the framework gives the tool beside the model's arguments; None if that is nothing."""
