@@ -22,10 +22,11 @@ from agent_cache.engine.state import warn_once
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.session.loop_detector import ToolHistory, digest_of
+from agent_cache.session.loop_policy import ANY_NUMBER
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import fingerprint, signature_of
 
-__all__ = ["LoopGuard", "OnLoop", "OnNotice", "ToolInSession", "checked_reactions"]
+__all__ = ["LoopGuard", "OnLoop", "OnNotice", "ToolInSession"]
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -45,15 +46,6 @@ _LONG_KEY: Final = 1_000
 """A key of more characters is replaced by its fingerprint, so that a session does not keep large arguments alive."""
 
 
-def checked_reactions(on_loop: Any, on_notice: Any) -> None:
-    """Check the options ``on_loop=`` and ``on_notice=`` of a session."""
-    if callable(on_loop):
-        checked_function(on_loop, "AgentCacheSession: on_loop")
-    else:
-        checked_choice(on_loop, _DECISIONS, "AgentCacheSession: on_loop", or_else="a function")
-    checked_function(on_notice, "AgentCacheSession: on_notice")
-
-
 class LoopGuard:
     """The reactions of a session to loops and spent budgets. Each is logged, and counted in the process and in the
     session.
@@ -65,13 +57,23 @@ class LoopGuard:
 
     session_id: str
     metrics: Metrics
-    limit: int
-    loop_error: AgentLoopDetectedError | None = None
-    _on_loop: OnLoop = "raise"
-    _on_notice: OnNotice | None = None
-    _is_raised = False
-    _raised: weakref.WeakSet[Exception] | None = None  # what has refused a call
-    _spent: frozenset[tuple[str, str]] = frozenset()  # the budgets that were reported, by kind and tool
+
+    def __init__(self, on_loop: OnLoop, on_notice: OnNotice | None) -> None:
+        if callable(on_loop):
+            checked_function(on_loop, "AgentCacheSession: on_loop")
+        else:
+            checked_choice(on_loop, _DECISIONS, "AgentCacheSession: on_loop", or_else="a function")
+        self._on_loop: OnLoop = on_loop
+        self._on_notice: OnNotice | None = checked_function(on_notice, "AgentCacheSession: on_notice")
+        self._raised: weakref.WeakSet[Exception] | None = None  # what has refused a call
+        self.limit = ANY_NUMBER
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what a former run was stopped for."""
+        self.loop_error: AgentLoopDetectedError | None = None
+        self._is_raised = False
+        self._spent: frozenset[tuple[str, str]] = frozenset()  # the budgets that were reported, by kind and tool
 
     def _notice(self, loop: AgentLoopDetectedError) -> None:
         """React at the notice level: log, count, call ``on_notice``. The call is not changed."""

@@ -20,7 +20,7 @@ from agent_cache.engine.scope import MAX_TOOLS, PLACE, Interceptor, Scope, close
 from agent_cache.engine.state import forget_oldest
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import Metrics
-from agent_cache.session.guard import LoopGuard, OnLoop, OnNotice, ToolInSession, checked_reactions
+from agent_cache.session.guard import LoopGuard, OnLoop, OnNotice, ToolInSession
 from agent_cache.session.loop_detector import LoopDetector
 from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy, policy_of, seconds_of
 from agent_cache.session.trace import Trace, TraceRecord
@@ -98,23 +98,6 @@ class AgentCacheSession(LoopGuard):
             async generator.
     """
 
-    # A value of the class takes no time to set, and most sessions need few of their own.
-    _detects_loops = True
-    _policy = policy_of(None, None, None)
-    most_calls: int = _policy.max_execution_depth or ANY_NUMBER
-    most_nested: int = _policy.max_nesting or ANY_NUMBER
-    limits_tools = False  # whether tools have budgets of their own
-    is_bounded: bool  # whether they have, or the run has a longest time
-    deadline = NEVER  # the clock reading after which no call is admitted
-    _longest: float | None = None
-    _journal: Attachment | None = None
-    _drift: Attachment | None = None
-    _tenant: Hashable | None = None
-    _attached: ExitStack | None = None
-    _journal_block: Any = None
-    _entered: tuple[Scope, Scope, Token[Any]] | None = None  # its place, the one around it, and how to go back there
-    _detector: LoopDetector | None = None
-
     def __init__(
         self,
         session_id: str | None = None,
@@ -132,41 +115,35 @@ class AgentCacheSession(LoopGuard):
     ) -> None:
         if session_id is not None:
             checked_text(session_id, "AgentCacheSession: session_id")
+        if journal is not None and session_id is None:
+            raise ConfigurationError(
+                "AgentCacheSession: journal= needs a session_id, by which a later process finds the journal"
+            )
+        super().__init__(on_loop, on_notice)
         self.session_id = session_id or _random_id()
+        self.metrics = Metrics(max_rows=MAX_TOOLS)
+        self.trace = Trace(count(1, trace_size, "AgentCacheSession: trace_size"))
+        self._policy = policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
+        self._detects_loops = checked_flag(loop_detection, "AgentCacheSession: loop_detection")
+        if not loop_detection:
+            policy = LoopPolicy(max_execution_depth=None, max_nesting=None)
         self.calls = 0  # so far, without the refused ones
-        # What each call reads is set: a value of the class is read in ten times the time.
-        self.limit, self.most_nested, self.is_bounded = ANY_NUMBER, AgentCacheSession.most_nested, False
+        self.most_calls = policy.max_execution_depth or ANY_NUMBER
+        self.most_nested = policy.max_nesting or ANY_NUMBER
+        self.limits_tools = policy.max_tool_calls is not None  # whether tools have budgets of their own
+        self._longest = seconds_of(policy.max_duration, "max_duration")
+        self.is_bounded = self.limits_tools or self._longest is not None
+        self.deadline = NEVER  # the clock reading after which no call is admitted
+        self._tenant = None if tenant is None else _tenant_part(tenant)
+        self._journal = _checked_attachment(journal, "journal", "an agent_cache.resume.Journal")
+        self._drift = _checked_attachment(drift, "drift", "an agent_cache.recording.DriftDetector")
+        self._attached: ExitStack | None = None
+        self._journal_block: Any = None
+        self._entered: tuple[Scope, Scope, Token[Any]] | None = None  # its place, the one around it, and the way back
         self._blocks: dict[Scope, Scope] = {}  # those of `attach`, each with the place that it was entered in
         self._stores: dict[ReadOperation, Store] = {}
         self._used: dict[str, list[int]] = {}
-        if on_loop != "raise" or on_notice is not None:
-            checked_reactions(on_loop, on_notice)
-            self._on_loop, self._on_notice = on_loop, on_notice
-        if loop_policy is not None or max_tool_repeats is not None or max_execution_depth is not None:
-            self._policy = policy_of(loop_policy, max_tool_repeats, max_execution_depth)
-            self._set_budgets(self._policy)
-        if not checked_flag(loop_detection, "AgentCacheSession: loop_detection"):
-            self._detects_loops = False
-            self._set_budgets(LoopPolicy(max_execution_depth=None, max_nesting=None))
-        self.metrics = Metrics(max_rows=MAX_TOOLS)
-        self.trace = Trace(count(1, trace_size, "AgentCacheSession: trace_size"))
-        if tenant is not None:
-            self._tenant = _tenant_part(tenant)
-        if journal is not None:
-            self._journal = _checked_attachment(journal, "journal", "an agent_cache.resume.Journal")
-            if session_id is None:
-                raise ConfigurationError(
-                    "AgentCacheSession: journal= needs a session_id, by which a later process finds the journal"
-                )
-        if drift is not None:
-            self._drift = _checked_attachment(drift, "drift", "an agent_cache.recording.DriftDetector")
-
-    def _set_budgets(self, policy: LoopPolicy) -> None:
-        self.most_calls = policy.max_execution_depth or ANY_NUMBER
-        self.most_nested = policy.max_nesting or ANY_NUMBER
-        self.limits_tools = policy.max_tool_calls is not None
-        self._longest = seconds_of(policy.max_duration, "max_duration")
-        self.is_bounded = self.limits_tools or self._longest is not None
+        self._detector: LoopDetector | None = None
 
     # Entering and leaving
 
@@ -209,7 +186,7 @@ class AgentCacheSession(LoopGuard):
 
     def _enter(self) -> None:
         outer = PLACE.get().scope
-        self.loop_error, self._is_raised, self._spent = None, False, frozenset()
+        self.begin()
         self.limit = self.most_calls
         if self._longest is not None:
             self.deadline = CLOCK.now() + self._longest
@@ -447,8 +424,8 @@ def _interceptors(scope: Scope) -> Iterator[Interceptor]:
         scope = scope.outside
 
 
-def _checked_attachment(given: Attachment, name: str, wanted: str) -> Attachment:
-    if isinstance(given, type) or not callable(getattr(given, "attach", None)):
+def _checked_attachment(given: Attachment | None, name: str, wanted: str) -> Attachment | None:
+    if given is not None and (isinstance(given, type) or not callable(getattr(given, "attach", None))):
         raise ConfigurationError(f"AgentCacheSession: {name} must be {wanted}, got {given!r}")
     return given
 
