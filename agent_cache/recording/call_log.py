@@ -200,7 +200,7 @@ class CassetteLog(CallLog):
             self._pass_time(started + round(call.duration_ms * 1000))
             self.keep(
                 msgspec.structs.replace(
-                    call, id=self._copied_ids[index], parent=self._copied_ids.get(answers.parent(index)), after=0,
+                    call, id=self._copied_ids[index], parent=self._copied_ids.get(answers.parents[index]), after=0,
                     lane=lanes[call.lane], forked=lanes.get(call.forked, forked), started_ms=started / 1000,
                 )
             )  # fmt: skip

@@ -44,10 +44,10 @@ class Matcher:
         self._redaction = redaction
         self._rules = redaction.without_hook()
         self._index_of: dict[bytes, int] = {}
-        self._parents = self.outline.enclosing()
+        self.parents = self.outline.enclosing()
         self._children: dict[int, list[int]] = {}
         self._adopted: set[str] = set()
-        self._is_covered = bytearray(len(cassette))
+        self.is_covered = bytearray(len(cassette))
         self._first_unmade = 0  # in the order of ends
         self.remaining = len(cassette)
         self.has_foreign = bool(self.outline.foreign)
@@ -55,7 +55,7 @@ class Matcher:
         places: dict[int, bytes] = {-1: ROOT_PLACE}
         counts: dict[tuple[bytes, bytes], int] = {}
         for index in self.outline.starts():  # a call starts after the one that encloses it
-            parent, digest = self._parents[index], self.outline.digests[index]
+            parent, digest = self.parents[index], self.outline.digests[index]
             self._children.setdefault(parent, []).append(index)
             if (enclosing := places.get(parent)) is not None:
                 number = counts.get((enclosing, digest), 0)
@@ -67,13 +67,6 @@ class Matcher:
         """Index of the call in this place, or None."""
         return self._index_of.get(place)
 
-    def find_last(self, enclosing: bytes, digest: bytes) -> int:
-        """Index of the last call of this digest in the enclosing place; -1 if there is none."""
-        found, occurrence = -1, 0
-        while (index := self._index_of.get(place_of(enclosing, digest, occurrence))) is not None:
-            found, occurrence = index, occurrence + 1
-        return found
-
     def cover(self, index: int) -> None:
         """Mark a call, and all that it encloses, as played or made again."""
         for each in (index, *self.inside(index)):
@@ -81,32 +74,20 @@ class Matcher:
 
     def cover_alone(self, index: int) -> None:
         """Mark a call as made again, which makes the calls that it encloses again, too."""
-        if not self._is_covered[index]:
-            self._is_covered[index] = 1
+        if not self.is_covered[index]:
+            self.is_covered[index] = 1
             self.remaining -= 1
-
-    def is_covered(self, index: int) -> bool:
-        """Whether a call was played or made again."""
-        return bool(self._is_covered[index])
-
-    def rank_of_end(self, index: int) -> int:
-        """The position of a call among all calls, by their ends."""
-        return self._places[~index]
-
-    def rank_of_start(self, index: int) -> int:
-        """The position of a call among all calls, by their starts."""
-        return self._places[index]
 
     def has_made_all_before(self, rank: int) -> bool:
         """Whether all calls that had ended before this position were made, or are enclosed by one that was."""
-        ends, places = self._ends, self._places
-        while self._first_unmade < len(ends) and self._is_covered[ends[self._first_unmade]]:
+        ends, places = self._ends, self.places
+        while self._first_unmade < len(ends) and self.is_covered[ends[self._first_unmade]]:
             self._first_unmade += 1
         return self._first_unmade == len(ends) or places[~ends[self._first_unmade]] >= rank
 
     def left_over(self) -> Iterator[int]:
         """Indices of the calls that were not played."""
-        return (index for index, covered in enumerate(self._is_covered) if not covered)
+        return (index for index, covered in enumerate(self.is_covered) if not covered)
 
     def inside(self, index: int) -> list[int]:
         """Indices of the calls that a call encloses, and of those that these enclose."""
@@ -120,7 +101,8 @@ class Matcher:
         self._children.pop(index, None)
 
     @cached_property
-    def _places(self) -> list[int]:
+    def places(self) -> list[int]:
+        """The position of each call among all starts and ends, as `Outline.places` has them."""
         return self.outline.places()
 
     @cached_property
@@ -133,16 +115,12 @@ class Matcher:
         """The tasks that made calls of a digest in one enclosing call."""
         found: dict[tuple[int, bytes], set[int]] = {}
         for index, lane in enumerate(self.outline.lanes):
-            found.setdefault((self._parents[index], self.outline.digests[index]), set()).add(lane)
+            found.setdefault((self.parents[index], self.outline.digests[index]), set()).add(lane)
         return found
 
     def is_of_one_task(self, index: int) -> bool:
         """Whether no other task made a call like this one: another task may be given the answer otherwise."""
-        return len(self._tasks_of[self._parents[index], self.outline.digests[index]]) == 1
-
-    def parent(self, index: int) -> int:
-        """Index of the call that encloses it, -1 if there is none."""
-        return self._parents[index]
+        return len(self._tasks_of[self.parents[index], self.outline.digests[index]]) == 1
 
     def shown(self, index: int) -> RecordedCall:
         """A call as an error may show it: without what is a secret now, and was none when it was recorded."""
@@ -202,12 +180,12 @@ def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
     names = matcher.outline.names
     candidates = names.get(call.function.name) or [i for name in call.function.names for i in names.get(name, ())]
     if len(candidates) > _MAX_CANDIDATES:
-        candidates = [i for i in candidates if not matcher.is_covered(i)] or candidates
+        candidates = [i for i in candidates if not matcher.is_covered[i]] or candidates
     compared = SequenceMatcher(autojunk=False, b=_text_of(call.arguments))
 
     def similarity(index: int) -> tuple[float, bool]:
         compared.set_seq1(_text_of(matcher.cassette.steps[index].arguments))
-        return compared.ratio(), not matcher.is_covered(index)
+        return compared.ratio(), not matcher.is_covered[index]
 
     return max(candidates[:_MAX_CANDIDATES], key=similarity, default=None)
 
@@ -238,7 +216,8 @@ def missing(
     """The error for a call without a recorded answer: the nearest recorded call or -1, its text and its class."""
     enclosing = ROOT_PLACE if call.parent is None else call.parent.place
     shown = described(call.function.name, call.arguments)
-    if not rule and call.occurrence and (last := matcher.find_last(enclosing, call.matched)) >= 0:
+    last = matcher.find(place_of(enclosing, call.matched, call.occurrence - 1))
+    if not rule and last is not None:
         text = f"{shown} was recorded {call.occurrence} times, and was called once more. {ADVICE}"
         return last, text, ReplayExhausted
     inside = ""
@@ -251,7 +230,7 @@ def missing(
         text += f". No call of {name} was recorded{_at_other_servers(name, matcher.outline.names)}"
     elif not rule:
         found = matcher.shown(nearest)
-        state = "played already" if matcher.is_covered(nearest) else "not played yet"
+        state = "played already" if matcher.is_covered[nearest] else "not played yet"
         text += f". Nearest is call {found.id}, {state}:\n{differences(found, call)}"
     return -1 if nearest is None else nearest, f"{text}\n{ADVICE}", DivergenceError
 

@@ -163,11 +163,12 @@ class Tape:
 
         def is_answered(index: int) -> bool:
             while index >= 0 and index not in self._answered:
-                index = answers.parent(index)
+                index = answers.parents[index]
             return index >= 0
 
         chosen = filter(is_answered, answers.outline.of_models)
-        return savings_of(model_calls(answers.cassette.steps, chosen, answers.parent), answers.cassette.recorded_at)
+        calls = model_calls(answers.cassette.steps, chosen, answers.parents.__getitem__)
+        return savings_of(calls, answers.cassette.recorded_at)
 
     def __repr__(self) -> str:
         return f"<Tape of {self.path}, mode={self.mode!r}>"
@@ -353,9 +354,9 @@ class Tape:
         """
         if not answers.is_of_one_task(index):
             return
-        key = answers.parent(index), call.lane, answers.outline.lanes[index]
+        key = answers.parents[index], call.lane, answers.outline.lanes[index]
         last = self._last.setdefault(key, index)
-        if answers.rank_of_start(last) <= answers.rank_of_start(index):
+        if answers.places[last] <= answers.places[index]:
             self._last[key] = index
             return
         later, first = answers.shown(last), answers.shown(index)
@@ -433,7 +434,7 @@ class Tape:
         assert answers is not None
         assert recorded is not None
         if call.index is not None and answers.is_concurrent and _OPEN_ENDED.isdisjoint(recorded.outcome):
-            rank = answers.rank_of_end(call.index)
+            rank = answers.places[~call.index]
             await self._turns.take(rank, is_next=answers.has_made_all_before(rank))
         else:
             await checkpoint()
