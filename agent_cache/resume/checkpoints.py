@@ -17,7 +17,7 @@ import msgspec
 from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording.outcomes import decode, encode, name_of, schema_of
 from agent_cache.recording.redaction import Redaction
-from agent_cache.values.canonical import full_name, is_model
+from agent_cache.values.canonical import declared_names, full_name, is_model
 from agent_cache.values.typed import Undecodable, Unencodable
 
 __all__ = [
@@ -145,8 +145,8 @@ def register_state(kind: type[T], *, framework: str | None = None) -> type[T]:
     Raises:
         ConfigurationError: if it is of another kind, or another class has the name.
     """
-    is_known = isinstance(kind, type) and not issubclass(kind, tuple)
-    if not is_known or not (is_model(kind) or any(hasattr(kind, f"__{one}__") for one in _KINDS)):
+    is_class = isinstance(kind, type) and not issubclass(kind, tuple)
+    if not is_class or not (is_model(kind) or declared_names(kind) is not None):
         raise ConfigurationError(
             f"register_state takes a dataclass, or a class of msgspec, attrs or pydantic, got {kind!r}; other states "
             "are given as a dict"
@@ -159,9 +159,6 @@ def register_state(kind: type[T], *, framework: str | None = None) -> type[T]:
         raise ConfigurationError(f"register_state: {name!r} is the name of the class {name_of(earlier)} already")
     _registered[name] = kind
     return kind
-
-
-_KINDS = ("dataclass_fields", "struct_fields", "attrs_attrs")
 
 
 def _as_json(state: Any) -> Any:

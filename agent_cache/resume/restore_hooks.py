@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import dataclasses
 import functools
 import inspect
 import types
@@ -16,8 +15,6 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
-
-import msgspec
 
 from agent_cache.errors import CheckpointError, ConfigurationError, RestoreError
 from agent_cache.resume.checkpoints import (
@@ -222,10 +219,6 @@ def _assign_fields(state: Any, target: Any) -> Any:
     declared = declared_names(kind)
     if unknown := sorted(name for name in fields if declared and name not in declared and not hasattr(kind, name)):
         raise AttributeError(f"{kind.__qualname__} has no field {', '.join(unknown)}; a hook can say where they belong")
-    if dataclasses.is_dataclass(target) and kind.__dataclass_params__.frozen:
-        return dataclasses.replace(cast("Any", target), **fields)
-    if isinstance(target, msgspec.Struct) and target.__struct_config__.frozen:
-        return msgspec.structs.replace(target, **fields)
     for name, value in fields.items():
         setattr(target, name, value)
     return target
