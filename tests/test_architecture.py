@@ -139,9 +139,9 @@ LINES = {
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end
     "recording": 10_091,  # of 6,700: redaction as its corpora need it is 1,043 of 750, fork and drift 1,663 of
     # 1,030; files, outcomes and the ways in (formats, prices, LiteLLM, foreign recordings) are 3,560 of 2,600
-    "resume": 2_240,  # of 1,250: typed states and restore are 980; doubt, checks, keys, interrupts and cut files 1,300
+    "resume": 2_220,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,300
     "pytest_plugin": 954,  # of 850
-    "service": 725,  # of 520: the schemas are 120, drift of what goes on 50
+    "service": 686,  # of 520: the schemas are 110, drift of what goes on 50
     "testing": 604,  # of 820: the contract of backends is 355
     "integrations": 2_430,  # of 2,070: `wrap` and `explain` (190) were no row; who asks is a fifth of each adapter
     "relay": 1_674,  # of 1,350: JSON-RPC (179) was no row, nor were lists by hints (70) and tasks (60)
