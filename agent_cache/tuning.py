@@ -1,6 +1,6 @@
 """Ttls at run time, and what to change about the options of tools.
 
-How often a result changes is estimated from reloads alone (`engine.evidence`), which tell whether it has changed since
+How often a result changes is estimated from reloads alone (`engine.ttls`), which tell whether it has changed since
 the load before, and not when. With changes that come at random at a rate of ``r`` a second, an interval ``t`` shows one
 with probability ``p = 1 - exp(-r * t)``. With ``n`` reloads of which ``x`` have not changed,
 ``r = -log((x + 0.5) / (n + 0.5)) / t`` (Cho and Garcia-Molina: Estimating Frequency of Change, ACM Transactions on

@@ -23,7 +23,6 @@ from agent_cache.core.wrappers import PassedOn, are_one_tool, location_of
 from agent_cache.engine.audit import sampled_lookup
 from agent_cache.engine.blocking import THREADS, in_background
 from agent_cache.engine.call import load, run, run_uncached
-from agent_cache.engine.evidence import Evidence
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.middleware import observed
 from agent_cache.engine.operation import UNKEYED, CacheKey, Operation, Proceed, Setup
@@ -42,7 +41,7 @@ from agent_cache.engine.state import (
     write_now,
 )
 from agent_cache.engine.tiers import check_versions, lease_in, request_of
-from agent_cache.engine.ttls import TTLS
+from agent_cache.engine.ttls import TTLS, Evidence
 from agent_cache.engine.write import WRITING, Fill, Outside, Write
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.canonical import canonical

@@ -17,7 +17,6 @@ from agent_cache.core.options import refresh_window
 from agent_cache.core.store import NEVER, Entry, Store, UnsharedEntry, entry_size
 from agent_cache.core.tags import Tag
 from agent_cache.core.versions import VERSIONS, EntryTag, entry_tag
-from agent_cache.engine.evidence import SHORTEST
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import NO_LEASES, Inherited, Inherits, Source
 from agent_cache.engine.scope import Call, LocalTool
@@ -25,6 +24,7 @@ from agent_cache.engine.state import (
     evict_for,
     warn_once,
 )
+from agent_cache.engine.ttls import SHORTEST
 from agent_cache.values.copies import IMMUTABLE, UncopyableError
 
 if TYPE_CHECKING:
