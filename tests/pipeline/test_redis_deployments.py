@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,11 @@ pytest.importorskip("cryptography")
 import redis
 import redis.asyncio
 import redis.asyncio.sentinel
+from redis.asyncio.connection import SSLConnection
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote import RedisTier, Request
+from agent_cache.remote.deployments import deployment_of_client, deployment_of_url
 from agent_cache.remote.protocol import Touched
 from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.clusters import Cluster, slot_of
@@ -27,7 +28,6 @@ from tests.harness.sentinels import NAME, Sentinel
 from tests.harness.servers import HOST, Server
 from tests.harness.slow import slow
 from tests.harness.tiers import Make, making, until
-from tests.harness.tls import Authority, Terminator
 
 PATIENT: dict[str, Any] = {"timeout": 9.0, "max_staleness": 30.0}
 """A busy machine may take seconds for a handshake."""
@@ -95,61 +95,28 @@ def test_what_is_no_client_of_asyncio_is_refused(given: Any):
         RedisTier(given)
 
 
-# TLS
+# TLS, which is redis-py's
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls"), "authority")
-
-
-@pytest.fixture
-def behind(valkey: Server, authority: Authority) -> Iterator[Callable[..., Terminator]]:
-    """TLS before the server. `clients` must have signed who connects."""
-    with ExitStack() as exits:
-        yield lambda clients=None: exits.enter_context(Terminator(valkey.port, authority.issue("server"), clients))
-
-
-@pytest.mark.parametrize("kind", ["url", "options", "client", "client of a url"])
-async def test_both_sides_prove_who_they_are(make: Make, behind: Any, authority: Authority, kind: str):
-    mine = authority.issue("client")
+@pytest.mark.parametrize("kind", ["url", "options", "client", "cluster"])
+def test_certificates_and_checks_are_those_of_the_settings(kind: str):
     settings: dict[str, Any] = {
-        "ssl_ca_certs": str(authority.certificate), "ssl_certfile": str(mine.certificate),
-        "ssl_keyfile": str(mine.key), "ssl_check_hostname": True,
+        "ssl_ca_certs": "ca.pem", "ssl_certfile": "mine.pem", "ssl_keyfile": "mine.key", "ssl_cert_reqs": "required",
+        "ssl_check_hostname": False,
     }  # fmt: skip
-    tls = behind(authority)
-    url = f"rediss://{HOST}:{tls.port}"
+    url = "rediss://host:6380"
     whole = f"{url}?{'&'.join(f'{name}={value}' for name, value in settings.items())}"
     match kind:
-        case "url":
-            await works(make(whole))
+        case "client":
+            deployment = deployment_of_client(redis.asyncio.Redis(host="host", port=6380, ssl=True, **settings))
         case "options":
-            await works(make(url, **settings))
-        case "client of a url":
-            await works(make(redis.asyncio.Redis.from_url(whole)))
+            deployment = deployment_of_url(url, options=settings)
         case _:
-            await works(make(redis.asyncio.Redis(host=HOST, port=tls.port, ssl=True, **settings)))
-    await until(lambda: tls.accepted >= 2)  # of this loop, and of the thread
-
-
-@pytest.mark.parametrize("who", ["the server is a stranger", "the client has no certificate", "the name is another"])
-async def test_who_cannot_prove_who_they_are_is_not_talked_to(
-    make: Make, behind: Any, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture, who: str
-):
-    trusted = Authority(tmp_path, "stranger") if who == "the server is a stranger" else authority
-    port = behind(authority if who == "the client has no certificate" else None).port
-    host = "localhost" if who == "the name is another" else HOST  # the certificate is for an address
-    tier = make(f"rediss://{host}:{port}?ssl_ca_certs={trusted.certificate}&ssl_check_hostname=True")
-    await load(tier, read("order:7"), "old")
-    assert await value_of(tier, read("order:7")) == "nothing"
-    assert set(tier.stats()["servers"].values()) != {"ok"}
-    await until(lambda: "cannot be used" in caplog.text)
-
-
-async def test_a_name_is_not_checked_if_the_settings_say_so(make: Make, behind: Any, authority: Authority):
-    await works(
-        make(f"rediss://localhost:{behind().port}?ssl_ca_certs={authority.certificate}&ssl_check_hostname=False")
-    )
+            deployment = deployment_of_url(whole, cluster=kind == "cluster")
+    client = deployment.connect(1.0)
+    servers = client.nodes_manager.startup_nodes["host:6380"] if kind == "cluster" else client.connection_pool
+    assert issubclass(servers.connection_class, SSLConnection)
+    assert {name: servers.connection_kwargs[name] for name in settings} == settings
 
 
 # Clusters

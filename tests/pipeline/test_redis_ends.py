@@ -19,7 +19,6 @@ pytest.importorskip("redis")
 from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import RedisTier, Tier, WriteIntent
-from agent_cache.testing import MemoryTier
 from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.proxies import Proxy
 from tests.harness.servers import Server
@@ -286,26 +285,3 @@ async def test_a_tier_without_a_thread_tells_the_others(
     assert await shop.get("7") == "new"
     monkeypatch.undo()
     await other.aclose()
-
-
-class Faulty(MemoryTier):
-    async def begin(self, write: Any) -> None:
-        raise ValueError("a bug of the tier's")
-
-
-class Refusing(MemoryTier):
-    async def begin(self, write: Any) -> None:
-        raise RemoteTierError("not now", self)
-
-
-class Slow(MemoryTier):
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: list[str] = []
-
-    async def begin(self, write: Any) -> None:
-        await asyncio.sleep(0)
-        self.said.append("begin")
-
-    async def commit(self, write: Any, tags: Any, *, failed: bool, hold: float) -> None:
-        self.said.append("commit")

@@ -37,12 +37,6 @@ async def make() -> AsyncIterator[Make]:
         yield make
 
 
-def moves_on(seconds: float, *tiers: RedisTier) -> None:
-    """Let the clock of the server move on."""
-    for tier in tiers:
-        tier.backend.shift += seconds
-
-
 # What stands on the server
 
 
