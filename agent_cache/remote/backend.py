@@ -84,8 +84,8 @@ class Backend(Protocol):
         """
         ...
 
-    async def put(self, address: Cell, head: bytes, payload: bytes, *, store: Any, keep: float | None) -> None:
-        """Store a value for `keep` seconds, None for as long as there is room, unless this is another store by now."""
+    async def put(self, address: Cell, head: bytes, payload: bytes, *, keep: float | None) -> None:
+        """Store a value for `keep` seconds, None for as long as there is room."""
         ...
 
     async def begin(

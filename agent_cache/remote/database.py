@@ -12,7 +12,7 @@ its byte of the lock file for as long as it has the files open; the kernel relea
   Nobody uses the file while any byte is set. A byte whose lock is free is of a process that has died: everything is
   held for a lease, and counts as written.
 - The feed is read in autocommit, on a connection that nobody else uses, so that no snapshot is older than the page.
-- The token tells a database from others that were at its path: tickets of another one store nothing.
+- The token tells a database from others that were at its path: a value names that of its own.
 
 `tests/properties/file_feed.py` explores each of these rules, with kills at every step.
 """
@@ -31,7 +31,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.store import NEVER
@@ -283,11 +283,6 @@ class SqliteBackend:
                     if not _is_damage(error):
                         self._is_slow = True
                         raise
-                    if not beside(self.path, ".page").exists():
-                        raise ConfigurationError(
-                            f"FileTier: {str(self.path)!r} is not a database of SQLite; it is left as it is: name "
-                            "another file"
-                        ) from error
                     self._set_aside(identity)
             raise Refused("it is damaged again and again")
 
@@ -350,6 +345,11 @@ class SqliteBackend:
             fcntl.flock(locks, fcntl.LOCK_EX)
             if _identity_of(self.path) != identity:
                 return
+            if not beside(self.path, ".page").exists():  # it never was a tier's
+                text = (
+                    f"FileTier: {str(self.path)!r} is not a database of SQLite; it is left as it is: name another file"
+                )
+                raise ConfigurationError(text)
             self.log.once("the database is damaged; it is set aside, and a new one is begun")
             with suppress(OSError), beside(self.path, ".page").open("r+b", buffering=0) as page:
                 page.write(struct.pack("Q", _NOBODYS))
@@ -380,7 +380,7 @@ class SqliteBackend:
             except (*PASSING, ConfigurationError) as error:  # somebody may have put something else there
                 if _is_damage(error):
                     self._disconnect()
-                    with suppress(OSError):
+                    with suppress(OSError, ConfigurationError):
                         self._set_aside(self._identities.get(self.path))
                 raise Refused(str(error)) from error
 
@@ -527,11 +527,9 @@ class SqliteBackend:
         states[STORE] = self._token, IDLE
         return Reading(states, now, head, raw_head, payload), first
 
-    async def put(self, address: Cell, head: bytes, payload: bytes, *, store: Any, keep: float | None) -> None:
+    async def put(self, address: Cell, head: bytes, payload: bytes, *, keep: float | None) -> None:
         self.require_clean()
         with self._transaction() as db:
-            if store != self._token:
-                return
             now, size = wall_time(), len(head) + len(payload)
             former = db.execute("select size from value where address = ?", (address,)).fetchone()
             ends = None if keep is None else now + keep

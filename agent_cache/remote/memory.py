@@ -57,11 +57,10 @@ class MemoryServer:
             states[STORE] = self._store, IDLE
             return Reading(states, now, head, raw_head, payload)
 
-    async def put(self, address: Cell, head: bytes, payload: bytes, *, store: Any, keep: float | None) -> None:
+    async def put(self, address: Cell, head: bytes, payload: bytes, *, keep: float | None) -> None:
         with self._lock:
             now = self._begin_operation()
-            if store == self._store:
-                self._values[address] = head, payload, NEVER if keep is None else now + keep
+            self._values[address] = head, payload, NEVER if keep is None else now + keep
 
     async def begin(
         self, writer: str, held: SomeCells, armed: SomeCells, lease: float, message: bytes, *, renew: bool = False

@@ -466,7 +466,7 @@ class RedisBackend:
             if not future.done():
                 future.set_result(_reading(store.decode(), float(now), cells, *parts[3 * number : 3 * number + 3]))
 
-    async def put(self, address: Cell, head: bytes, payload: bytes, *, store: Any, keep: float | None) -> None:  # noqa: ARG002 - the head names the store
+    async def put(self, address: Cell, head: bytes, payload: bytes, *, keep: float | None) -> None:
         if self.failure is not None:
             raise Refused(self.failure)
         key, life = f"{self.prefix}v:{address}", int(max(0.001, keep or _DAY) * 1000)

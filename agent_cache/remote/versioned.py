@@ -387,7 +387,7 @@ class VersionedTier:
             encoded = self._encoded(ticket, place.address.encode(), value, tags, head)
             if encoded is None:
                 return
-            await self.backend.put(place.address, *encoded, store=versions[STORE], keep=keep)
+            await self.backend.put(place.address, *encoded, keep=keep)
             self.counts["stores"] += 1
             for cell in versions:
                 if cell[0] == "@":

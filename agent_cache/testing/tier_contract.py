@@ -72,7 +72,7 @@ async def stored(backend: Backend, address: Cell, payload: bytes, *cells: Cell, 
     """Store a value under the present versions."""
     seen = (await backend.read((*cells, STORE), None)).states
     head = Head({cell: seen[cell][0] for cell in (*cells, STORE)}, 0.0, keep, 0.0, 0.1, "shop:get_order")
-    await backend.put(address, encode_head(head), payload, store=seen[STORE][0], keep=keep)
+    await backend.put(address, encode_head(head), payload, keep=keep)
 
 
 class BackendContract:

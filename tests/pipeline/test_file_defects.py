@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -163,6 +164,32 @@ async def test_a_damaged_database_that_another_process_replaces_meanwhile_is_not
     async with FileTier(path) as tier, others[0] as other:
         await load(other, read("order:7"), "value")
         assert await value_of(tier, read("order:7")) == "value"
+
+
+async def test_a_process_that_starts_while_another_one_sets_the_database_aside_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In the midst of that there is no page any more, as beside a file that never was a tier's."""
+    path = tmp_path / "cache"
+    await FileTier(path).aclose()
+    path.write_bytes(b"\xa5" * path.stat().st_size)
+    replace, may_go_on = Path.replace, threading.Event()
+    threads: list[threading.Thread] = []
+
+    def slowly(source: Path, target: Path) -> Path:
+        monkeypatch.undo()
+        threads.append(threading.Thread(target=lambda: made.append(FileTier(path))))
+        threads[0].start()
+        may_go_on.wait(0.3)  # the other one may be as far as it likes
+        return replace(source, target)
+
+    made: list[FileTier] = []
+    monkeypatch.setattr(Path, "replace", slowly)
+    made.append(FileTier(path))
+    threads[0].join()
+    assert len(made) == 2
+    for each in made:
+        await each.aclose()
 
 
 async def test_a_new_database_has_a_new_page_for_who_had_the_one_before(tmp_path: Path):
