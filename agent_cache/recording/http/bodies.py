@@ -152,10 +152,9 @@ def _parts(content_type: str, body: bytes) -> list[dict[str, Any]] | None:
         name, filename = part.get_param("name", header="content-disposition"), part.get_filename()
         named = {"name": name, "filename": filename, "type": part["content-type"]}
         data: dict[str, Any] = {key: text(str(value)) for key, value in named.items() if value is not None}
-        content = part.as_string() if part.is_multipart() else part.get_payload(decode=True)
-        content = content.encode("latin-1", "replace") if isinstance(content, str) else content
-        inner = {"content-type": data["type"]} if "type" in data else {}
-        parts.append(data | request_arguments(inner, content if isinstance(content, bytes) else b""))
+        content = str(part).encode("latin-1", "replace") if part.is_multipart() else part.get_payload(decode=True)
+        assert isinstance(content, bytes)
+        parts.append(data | request_arguments({"content-type": data.get("type", "")}, content))
     return parts
 
 
@@ -202,7 +201,11 @@ class ResponseBody:
         if field is not None:
             return {field: list(map(_STREAMS[field][0], _pieces(field, content)))}
         is_json = is_whole and (self._kind.endswith("json") or content[:1] in b"{[")
-        return (_json_data(content) if is_json else None) or _text_data(content)
+        return _data(content) if is_json else _text_data(content)
+
+
+def _data(raw: bytes) -> dict[str, Any]:
+    return _json_data(raw) or _text_data(raw)
 
 
 def _text_data(raw: bytes) -> dict[str, Any]:
@@ -212,7 +215,10 @@ def _text_data(raw: bytes) -> dict[str, Any]:
         return {"bytes": base64.b64encode(raw).decode()}
 
 
-def _text_bytes(data: Mapping[str, Any]) -> bytes:
+def _bytes(data: Mapping[str, Any]) -> bytes:
+    """What `_data` or `_text_data` was made of."""
+    if "json" in data:
+        return _json_bytes(data)
     if "bytes" in data:
         return base64.b64decode(data["bytes"], validate=True)
     text: str = data["text"]
@@ -263,7 +269,7 @@ def _event_data(raw: bytes) -> dict[str, Any]:
 
 def _event_bytes(event: Mapping[str, Any]) -> bytes:
     if "data" not in event and "json" not in event:
-        return _text_bytes(event)
+        return _bytes(event)
     style = event.get("style", "").split(" ")
     colon = ":" if "tight" in style else ": "
     lines = [f"{name}{colon}{event[name]}" for name in _NAMES_IN_EVENTS if name in event]
@@ -271,14 +277,6 @@ def _event_bytes(event: Mapping[str, Any]) -> bytes:
     lines += [f"data{colon}{line}" for line in data.split("\n")]
     line_end = "\r\n" if "crlf" in style else "\n"
     return (line_end.join(lines) + line_end * 2).encode()
-
-
-def _line_data(raw: bytes) -> dict[str, Any]:
-    return _json_data(raw) or _text_data(raw)
-
-
-def _line_bytes(line: Mapping[str, Any]) -> bytes:
-    return _json_bytes(line) if "json" in line else _text_bytes(line)
 
 
 _STRING = 7
@@ -311,7 +309,7 @@ def _frame_data(raw: bytes) -> dict[str, Any]:
 
 def _frame_bytes(frame: Mapping[str, Any]) -> bytes:
     if "headers" not in frame:
-        return _text_bytes(frame)
+        return _bytes(frame)
     payload = _json_bytes(frame) if "json" in frame else frame["data"].encode()
     headers = b""
     for name, value in ((name.encode(), value.encode()) for name, value in frame["headers"].items()):
@@ -324,7 +322,7 @@ def _frame_bytes(frame: Mapping[str, Any]) -> bytes:
 _STREAMS: dict[str, tuple[Callable[[bytes], dict[str, Any]], Callable[[Mapping[str, Any]], bytes]]] = {
     "events": (_event_data, _event_bytes),
     "frames": (_frame_data, _frame_bytes),
-    "lines": (_line_data, _line_bytes),
+    "lines": (_data, _bytes),
 }
 _FIELD_OF_TYPE = {"text/event-stream": "events", "application/vnd.amazon.eventstream": "frames"} | dict.fromkeys(
     ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"), "lines"
@@ -355,10 +353,8 @@ def pieces_of(response: Mapping[str, Any]) -> list[bytes]:
     for field, (_, write) in _STREAMS.items():
         if field in response:
             return [piece for one in response[field] if (piece := write(one))]
-    if "json" in response:
-        return [_json_bytes(response)]
-    piece = _text_bytes(response) if "text" in response or "bytes" in response else b""
-    return [piece] if piece else []
+    has_body = not {"json", "text", "bytes"}.isdisjoint(response)
+    return [piece] if has_body and (piece := _bytes(response)) else []
 
 
 def is_stream(response: Mapping[str, Any]) -> bool:

@@ -185,16 +185,15 @@ def _report_escape(method: str, url: str, parts: SplitResult, headers: Mapping[s
 class Recorded:
     """A recorded response. Its body is read in a loop, sync or async, which raises what broke it off."""
 
-    def __init__(self, response: Mapping[str, Any], method: str, tape: Tape | None, call: ActiveCall | None) -> None:
-        self._tape = tape
-        self._call = call
+    def __init__(self, response: Mapping[str, Any], method: str, source: tuple[Tape, ActiveCall] | None) -> None:
+        self._source = source
         self._end: dict[str, Any] | None = response.get("end")
         self.pieces = pieces_of(response)
         self.is_empty = not self.pieces and self._end is None
         self.is_stream = is_stream(response)
         self.status: int = response["status"]
         self.reason: str = response.get("reason") or _phrase(self.status)
-        added = _AT_ONCE if tape is not None and self.status in _RETRIED else {}
+        added = _AT_ONCE if source is not None and self.status in _RETRIED else {}
         if not self.is_stream and self._end is None and _may_have_body(method, self.status):
             added = {**added, "content-length": str(sum(map(len, self.pieces)))}  # of an edited file, too
         self.headers: Pairs = [
@@ -214,25 +213,24 @@ class Recorded:
             await checkpoint()
             yield piece
         await checkpoint()
-        if self._end is not None and not _OPEN_ENDED.isdisjoint(self._end):
-            assert self._tape is not None
-            assert self._call is not None
-            await self._tape.wait_until_cancelled(self._call, is_for_ever="unfinished" in self._end)
+        if self._end is not None and self._source is not None and not _OPEN_ENDED.isdisjoint(self._end):
+            tape, call = self._source
+            await tape.wait_until_cancelled(call, is_for_ever="unfinished" in self._end)
         self._raise_end()
 
     def _raise_end(self) -> None:
         """Raise what broke the body off, or that the client did not read on here when it was recorded."""
-        if self._end is None:
+        if self._end is None or self._source is None:
             return
         if "error" in self._end:
             raise read_error(self._end["error"])
-        assert self._tape is not None
-        assert self._call is not None
-        assert self._call.recorded is not None
-        name, shown = self._call.function.name, call_data(self._call)
-        text = f"the response of {name} was closed before its end when it was recorded, and is read on now"
-        error = ReplayExhausted(self._call.recorded.id, shown, shown, text, self._tape.source_path)
-        raise self._tape.latch(error)
+        tape, call = self._source
+        assert call.recorded is not None
+        shown = call_data(call)
+        text = (
+            f"the response of {call.function.name} was closed before its end when it was recorded, and is read on now"
+        )
+        raise tape.latch(ReplayExhausted(call.recorded.id, shown, shown, text, tape.source_path))
 
     def close(self) -> None:
         """Nothing: as a response of a library has it."""
@@ -321,12 +319,11 @@ class Exchange:
             raise read_error(outcome["error"])
         if not outcome:
             return None
-        tape, call = self._answering or (None, None)
         try:
-            return Recorded(outcome["response"], self._method, tape, call)
+            return Recorded(outcome["response"], self._method, self._answering)
         except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError) as error:
-            assert tape is not None
-            assert call is not None
+            assert self._answering is not None
+            tape, call = self._answering
             raise tape.broken(call.index, f"has a malformed response: {error!r}") from error
 
     @contextmanager
