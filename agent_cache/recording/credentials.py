@@ -387,8 +387,7 @@ class TextRules:
     def _names(self, text: str, low: bytes) -> Iterator[Span]:
         """Where names stand that may be names of secrets, from left to right. ``API key`` is one of two words."""
         squashed = squash(text) if self._own_names else ""
-        # The lower case of another letter may depend on its neighbours: then names are looked for in every text.
-        if any(name in squashed or not name.isascii() for name in self._own_names):
+        if any(name in squashed for name in self._own_names):
             found: Iterable[Span] = (match.span() for match in RE.name.finditer(text))
         else:
             found = _names_with_stem(text, low) if self.defaults else ()

@@ -393,8 +393,6 @@ def map_response(response: dict[str, Any], change: Callable[[Any], Any]) -> dict
 
     payload = {name: response[name] for name in ("headers", "json", "text", *_STREAMS) if name in response}
     cookies = payload.get("headers", {}).get(_COOKIE)
-    if cookies is not None:
-        payload["headers"] = {name: value for name, value in payload["headers"].items() if name != _COOKIE}
     changed = change(payload)
     if type(changed) is not dict:
         raise TypeError(f"expected a dict, got {type(changed).__name__}")

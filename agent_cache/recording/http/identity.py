@@ -184,7 +184,6 @@ def is_loopback(host: str) -> bool:
 # Identity
 
 _IDENTIFYING = ("range", "soapaction", "x-amz-target", "x-http-method-override")
-_KEYS = frozenset(_KNOWN["query"]["keys"])
 _HOSTS_WITH_KEY = tuple(_KNOWN["query"]["hosts_with_key"])
 _SIGNED = re.compile(_KNOWN["query"]["signed"], re.IGNORECASE)
 _SIGNED_BY: dict[str, list[str]] = _KNOWN["signed_by"]
@@ -256,7 +255,7 @@ def _query_of(parts: SplitResult, host: str) -> dict[str, Any]:
         return {}
     pairs = parse_qsl(parts.query, keep_blank_values=True, errors="backslashreplace")
     names = {name for name, _ in pairs}
-    out = set(_KEYS).union(*(those for sign, those in _SIGNED_BY.items() if sign in names))
+    out = set[str]().union(*(those for sign, those in _SIGNED_BY.items() if sign in names))
     if host.endswith(_HOSTS_WITH_KEY):
         out.add("key")
     kept = [pair for pair in pairs if pair[0] not in out and not _SIGNED.fullmatch(pair[0])]

@@ -197,10 +197,15 @@ async def test_a_changed_prompt_is_named_to_the_client_and_not_tried_again(serve
 
     with record(path, http=True):
         await ask("refund 40")
+    refused = None
     with pytest.raises(DivergenceError, match="refund 4000"), replay(path) as player:
-        with pytest.raises(openai.BadRequestError, match="refund 4000"):
+        try:
             await ask("refund 4000")
-        assert len(player.divergences) == 1
+        except Exception as error:
+            refused = error
+    assert isinstance(refused, openai.BadRequestError)
+    assert "refund 4000" in str(refused)
+    assert len(player.divergences) == 1
 
 
 def test_secrets_that_go_over_several_events_are_not_in_the_file(server: HttpServer, path: Path):

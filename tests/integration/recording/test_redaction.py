@@ -231,6 +231,7 @@ class Login(NamedTuple):
 class Row(msgspec.Struct, array_like=True):
     user: str
     password: str
+    pwd: float = 47.11
 
 
 def login() -> Login:
@@ -250,7 +251,8 @@ def test_fields_that_are_written_by_position_are_known_by_their_names(function, 
     fetch = intercept(function, name="fetch")
     with record(path):
         assert "hunter2" in repr(fetch()), "the run itself has it"
-    assert "hunter2" not in path.read_text()
+    for secret in ("hunter2", "47.11"):
+        assert secret not in path.read_text()
     assert "ann" in path.read_text()
     with replay(path):
         assert "[redacted]" in repr(fetch())
@@ -405,7 +407,7 @@ texts = secrets | names | names.map(in_base64) | st.binary(max_size=40).map(lamb
         min_size=1,
         max_size=4,
     ),
-    st.sampled_from([Redaction, lambda: Redaction(["own", "\u03a3"], ["x.?y"]), lambda: Redaction(defaults=False)]),
+    st.sampled_from([Redaction, lambda: Redaction(["own"], ["x.?y"]), lambda: Redaction(defaults=False)]),
 )
 def test_data_that_is_spared_has_nothing_to_redact(several, rules):
     """`may_change` is exact on this side: whenever it says False, the whole walk over the data changes nothing."""
