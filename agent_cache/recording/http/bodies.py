@@ -369,9 +369,6 @@ def model_payloads(response: Mapping[str, Any]) -> Iterator[Any]:
             yield one["json"]
 
 
-_COOKIE = "set-cookie"
-
-
 def map_response(response: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """The same with its headers and its body changed, and the rest left alone.
 
@@ -392,11 +389,11 @@ def map_response(response: dict[str, Any], change: Callable[[Any], Any]) -> dict
         return {**holder, "bytes": base64.b64encode(changed.encode(charset, "replace")).decode()}
 
     payload = {name: response[name] for name in ("headers", "json", "text", *_STREAMS) if name in response}
-    cookies = payload.get("headers", {}).get(_COOKIE)
+    cookies = payload.get("headers", {}).get("set-cookie")
     changed = change(payload)
     if type(changed) is not dict:
         raise TypeError(f"expected a dict, got {type(changed).__name__}")
     changed = with_bytes({**response, **changed})
     if cookies is not None:
-        changed["headers"] = {**changed.get("headers", {}), _COOKIE: cookies}
+        changed["headers"] = {**changed.get("headers", {}), "set-cookie": cookies}
     return {name: list(map(with_bytes, value)) if name in _STREAMS else value for name, value in changed.items()}

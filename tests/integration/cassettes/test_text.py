@@ -65,7 +65,12 @@ def test_text_has_each_value_on_lines_of_its_own(tmp_path, command):
     assert out.splitlines() == [line[8:] for line in expected.splitlines()[:-1]]
 
 
-@pytest.mark.parametrize("content", ["", "
+@pytest.mark.parametrize("content", ["", "<<<<<<< HEAD\n{}\n", "something else\n", '{"agent_cache_cassette":99}\n'])
+def test_what_is_no_cassette_is_printed_as_it_is(content, tmp_path, command):
+    path = tmp_path / "a.jsonl"
+    path.write_text(content)
+    assert command("text", path) == (0, content, "")
+
 
 def test_text_has_the_model_and_its_tokens(cassette, command):
     lines = command("text", cassette("a.jsonl", "model:hi"))[1].splitlines()

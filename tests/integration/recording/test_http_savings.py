@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_cache.recording import record, replay
+from agent_cache.recording import cached_llm_call, record, replay
 from tests.harness.model_api import model_api
 
 openai = pytest.importorskip("openai")
@@ -51,3 +51,14 @@ def test_a_refused_request_costs_nothing(api, path):
     with replay(path) as player:
         ask()
     assert (player.savings.calls, player.savings.cost, player.savings.unpriced) == (1, 0, 0)
+
+
+def test_a_recorded_function_has_the_tokens_of_all_requests_that_it_makes(api, path):
+    @cached_llm_call(name="ask")
+    def ask() -> str:
+        return f"{chat(api).model} {chat(api).model}"
+
+    with record(path, http=True) as recorder:
+        ask()
+    [call] = recorder.steps
+    assert (call.name, call.model, call.input_tokens, call.output_tokens) == ("ask", "large-1", 6, 4)
