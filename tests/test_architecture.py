@@ -139,7 +139,7 @@ LINES = {
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end
     "recording": 10_077,  # of 6,700: redaction as its corpora need it is 1,043 of 750, fork and drift 1,663 of
     # 1,030; files, outcomes and the ways in (formats, prices, LiteLLM, foreign recordings) are 3,560 of 2,600
-    "resume": 2_220,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,300
+    "resume": 2_215,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,300
     "pytest_plugin": 954,  # of 850
     "service": 686,  # of 520: the schemas are 110, drift of what goes on 50
     "testing": 604,  # of 820: the contract of backends is 355

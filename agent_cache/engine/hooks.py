@@ -51,11 +51,6 @@ class HookedCall:
             session, counted from the innermost.
     """
 
-    __slots__ = (
-        "answered_by", "args", "arguments", "call", "is_fresh", "key", "kwargs", "loops", "operation", "outside",
-        "replaced", "scope",
-    )  # fmt: skip
-
     def __init__(
         self, operation: Operation[Any], scope: Scope, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any],
         *, is_fresh: bool = False,

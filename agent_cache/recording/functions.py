@@ -211,10 +211,8 @@ def _form_of(function: Any) -> str:
     return "stream" if inspect.isgeneratorfunction(function) else "plain"
 
 
-def _name_of(function: Any, name: str | None) -> str:
-    """The name that the user gave, else ``module:qualname`` of whatever is called."""
-    if name is not None:
-        return name
+def _name_of(function: Any) -> str:
+    """``module:qualname`` of whatever is called."""
     plain = inspect.unwrap(function)
     while hasattr(plain, "func"):  # functools.partial
         plain = plain.func
@@ -247,11 +245,18 @@ class ActiveCall:
         tool_call, passed: of a tool, the call that hooks have received; of a function, its arguments.
     """
 
-    __slots__ = (
-        "after", "arguments", "asker", "chunks", "counts", "digest", "exchange", "forked", "function", "given",
-        "given_key", "id", "index", "is_answered", "is_awaited", "is_plain_stream", "key", "lane", "matched",
-        "occurrence", "outer", "owner", "parent", "passed", "place", "recorded", "started", "tool_call", "usage",
-    )  # fmt: skip
+    given: dict[str, Any] | None = None
+    given_key: str | None = None
+    occurrence = 0
+    place = b""
+    recorded: RecordedCall | None = None
+    index: int | None = None
+    id = after = lane = forked = started = 0
+    tool_call: HookedCall | None = None
+    passed: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    chunks: list[Any] | None = None
+    exchange: Any = None
+    is_answered = is_plain_stream = is_awaited = False
 
     def __init__(
         self,
@@ -264,8 +269,6 @@ class ActiveCall:
         call: HookedCall | FunctionCall | None = None,
     ) -> None:
         self.owner, self.function, self.arguments, self.key = owner, function, arguments, key
-        self.given: dict[str, Any] | None = None
-        self.given_key: str | None = None
         self.asker, self.digest = asker, digest
         self.matched = digest + asker.encode() if asker else digest
         outer: ActiveCall | None = CURRENT_CALL.get()
@@ -273,22 +276,12 @@ class ActiveCall:
         while outer is not None and outer.owner is not owner:
             outer = outer.outer
         self.parent = outer
-        self.occurrence = 0
-        self.place = b""
         self.counts: dict[bytes, int] = {}
-        self.recorded: RecordedCall | None = None
-        self.index: int | None = None
-        self.id = self.after = self.lane = self.forked = self.started = 0
-        self.tool_call: HookedCall | None = None
-        self.passed: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self.usage = Usage() if function.kind == "llm" else None
         if type(call) is HookedCall:
             self.tool_call, self.passed = call, ((), call.arguments)
         elif call is not None:
             self.passed = call.args, call.kwargs
-        self.usage = Usage() if function.kind == "llm" else None
-        self.chunks: list[Any] | None = None
-        self.exchange: Any = None
-        self.is_answered = self.is_plain_stream = self.is_awaited = False
 
     @property
     def schema(self) -> PlainSchema:
@@ -418,45 +411,33 @@ def cached_llm_call(
     options = {"extract_model": extract_model, "extract_tokens": extract_tokens, "cache_key": cache_key, "vary": vary}
     for option, given in options.items():
         checked_function(given, f"cached_llm_call: {option}")
-    return _decorator("cached_llm_call", name, "llm", logs_unrecorded=True, skip_args=skip_args, **options)
+    return _decorator("cached_llm_call", name, "llm", skip_args=skip_args, **options)
 
 
-def _decorator(
-    decorator: str, name: Any, kind: str, *, logs_unrecorded: bool = False, **options: Any
-) -> Callable[[Any], Any]:
+def _decorator(decorator: str, name: Any, kind: str, **options: Any) -> Callable[[Any], Any]:
     """What makes a `RecordedFunction` of a function, with these options of it, and wraps it."""
     if name is not None and (not isinstance(name, str) or not name):
         raise ConfigurationError(f"{decorator}: name must be a text, got {name!r}")
 
     def decorate(function: Any) -> Any:
-        checked = _checked_function(function, decorator)
-        recorded = RecordedFunction(checked, _name_of(checked, name), kind, **options)
-        return wrapped(recorded, logs_unrecorded=logs_unrecorded)
+        if isinstance(function, staticmethod | classmethod) or not callable(function):
+            text = f"{decorator} takes a callable, got {function!r}; put it below @staticmethod and @classmethod"
+            raise ConfigurationError(text)
+        if hasattr(function, "__agent_cache__") or hasattr(function, "__agent_cache_recorded__"):
+            raise ConfigurationError(f"{decorator}: calls of {function!r} are recorded already")
+        return wrapped(RecordedFunction(function, name or _name_of(function), kind, **options))
 
     return decorate
-
-
-def _checked_function(function: Any, decorator: str) -> Any:
-    """A callable whose calls are not recorded yet."""
-    if isinstance(function, staticmethod | classmethod) or not callable(function):
-        raise ConfigurationError(
-            f"{decorator} takes a callable, got {function!r}; put it below @staticmethod and @classmethod"
-        )
-    if hasattr(function, "__agent_cache__") or hasattr(function, "__agent_cache_recorded__"):
-        raise ConfigurationError(f"{decorator}: calls of {function!r} are recorded already")
-    return function
 
 
 # Wrappers
 
 
-def wrapped(recorded: RecordedFunction, *, logs_unrecorded: bool = False) -> Any:
+def wrapped(recorded: RecordedFunction) -> Any:
     """The function with every call passed through the hooks of its scope. `inspect` sees the same form."""
     function = recorded.function
-    is_logged = not logs_unrecorded
 
     def run(args: Any, kwargs: Any) -> Any:
-        nonlocal is_logged
         scope: Scope = PLACE.get().scope
         if scope.interceptor is not None:
             try:
@@ -467,9 +448,6 @@ def wrapped(recorded: RecordedFunction, *, logs_unrecorded: bool = False) -> Any
             return passed(scope, call, functools.partial(function, *args, **kwargs))
         if INTERCEPTORS:
             report_escape(recorded)
-        if not is_logged:
-            is_logged = True
-            _LOG.debug("%s was called outside of a recording, so it just ran", recorded.name)
         return function(*args, **kwargs)
 
     body: Any

@@ -34,8 +34,6 @@ class Lane:
         owner: the task, weakly, or the number of the thread.
     """
 
-    __slots__ = ("forked", "lanes", "number", "owner")
-
     def __init__(self, lanes: Lanes, number: int, forked: int) -> None:
         self.lanes, self.number, self.forked = lanes, number, forked
         self.owner: Any = None

@@ -273,11 +273,6 @@ class _JournalTape(Tape):
         self.file.void(call)
         raise self.latch(error).with_traceback(None)
 
-    def answered(self, call: ActiveCall) -> None:
-        """A call has ended that was answered."""
-        if call.index is not None:
-            super().answered(call)
-
     # A write begins, or is in doubt
 
     def begin(self, call: HookedCall | FunctionCall) -> ActiveCall:
