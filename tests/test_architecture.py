@@ -132,7 +132,7 @@ LINES = {
     "engine": 6_058,  # of 2,700: `scope`, `operation`, `result`, `inheritance`, `read` and `state` (2,200) are what the
     # prototype of the plan lacked: sessions around a call, tenants, what a load inherits, doubt, refused results. What
     # leads to the tiers is 583. Streams are 510 of 320: tasks share runs that go on when their first caller leaves
-    "session": 1_714,  # of 1,200: `attach` (110), calls without a key (65), the trace's keys of writes (40) and reports
+    "session": 1_715,  # of 1,200: `attach` (110), calls without a key (65), the trace's keys of writes (40) and reports
     # on budgets were no row
     "toolbox": 1_140,  # of 1,000: meta-tools and names with a server in front (100) were no row
     "remote": 4_064,  # of 3,100: `database` (720), `file` (265), `redis` (735) and `keeper` (90) have what no

@@ -57,6 +57,7 @@ class LoopGuard:
 
     session_id: str
     metrics: Metrics
+    loop_error: AgentLoopDetectedError | None
 
     def __init__(self, on_loop: OnLoop, on_notice: OnNotice | None) -> None:
         if callable(on_loop):
@@ -71,7 +72,7 @@ class LoopGuard:
 
     def begin(self) -> None:
         """Forget what a former run was stopped for."""
-        self.loop_error: AgentLoopDetectedError | None = None
+        self.loop_error = None
         self._is_raised = False
         self._spent: frozenset[tuple[str, str]] = frozenset()  # the budgets that were reported, by kind and tool
 
