@@ -309,6 +309,7 @@ class Branch(Tape):
         answers = Matcher(cassette, redaction)
         super().__init__(path, "fork", redaction, answers=answers, file=file, is_guarded=is_guarded, http=http)
         self.live_from = prefix.at
+        self._new_calls = 1  # also what is answered is new in the branch
         self._seconds = 0.0
         self._prefix = prefix
         self._due = set(prefix.states)
@@ -371,11 +372,6 @@ class Branch(Tape):
             text = f"{called.name} was called in a thread before the fork, and would have run: {NO_CONTEXT}"
             raise self.latch(CassetteError(text, self.path or ""))
         super().escaped(called)
-
-    def answered(self, call: ActiveCall) -> None:
-        """As in `Tape`."""
-        super().answered(call)
-        self._new_calls += 1  # it is new in the branch
 
     def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         """Write a call. If one of the prefix that was made again has another outcome, the next call is refused."""
