@@ -267,6 +267,7 @@ async def test_recording_the_same_again_changes_no_byte(fetch: Fetch, server: Ht
         found.append(path.read_text().splitlines()[1:-1])
     assert found[0] == found[1]
     assert '"json":{"packed":true}' in found[0][1]
+    assert "content-encoding" not in found[0][1]
 
 
 async def test_no_secret_reaches_the_file(fetch: Fetch, server: HttpServer, path: Path):
