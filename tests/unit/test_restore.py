@@ -287,44 +287,27 @@ async def test_models_of_pydantic_are_changed_and_left_alone(hooked):
         await restore(checkpoint({"limits": 9}), target)
 
 
-async def test_builtin_containers_of_every_kind_are_put_back_and_changed_in_place(hooked):
+async def test_builtin_containers_of_every_kind_are_put_back(hooked):
     def values():
-        return [
-            [1],
-            {1: 1},
-            {1},
-            bytearray(b"a"),
-            collections.deque([1], 3),
-            collections.Counter("aab"),
-            collections.OrderedDict(b=1, a=2),
-            collections.defaultdict(list, a=[1]),
-            ([1],),
-        ]
-
-    def change(state, target):
-        for value in target.values[:5]:
-            for name in ("append", "add"):
-                if hasattr(value, name):
-                    getattr(value, name)(2)
-        target.values[1][2] = 2
-        target.values[5].update("ac")
-        target.values[6].move_to_end("b")
-        target.values[7]["new"].append(1)
-        target.values[8][0].append(2)
+        containers = [1], {1: 1}, {1}, bytearray(b"a"), collections.deque([1], 3), collections.Counter("aab")
+        return [*containers, collections.OrderedDict(b=1, a=2), collections.defaultdict(list, a=[1]), ([1],)]
 
     def fails(state, target):
-        change(state, target)
+        listed, mapped, unordered, text, queue, counted, ordered, defaults, (inner,) = target.values
+        for value in (listed, text, queue, inner, defaults["new"]):
+            value.append(2)
+        unordered.add(2)
+        mapped[2] = 2
+        counted.update("ac")
+        ordered.move_to_end("b")
         raise RuntimeError
 
-    target, expected = types.SimpleNamespace(values=values()), types.SimpleNamespace(values=values())
+    target = types.SimpleNamespace(values=values())
     kept = list(target.values)
     with pytest.raises(RestoreError):
         await hooked(target, fails)
     assert target.values == values()
-    await hooked(target, change)
-    change(None, expected)
-    assert target.values == expected.values
-    assert list(target.values[6]) == ["a", "b"]
+    assert list(target.values[6]) == ["b", "a"]
     assert all(one is other for one, other in zip(kept, target.values, strict=True))
 
 
