@@ -210,6 +210,15 @@ def test_a_failed_write_refutes_nothing() -> None:
     assert paths(mine(log), "cancel", "get_order") != set()
 
 
+def test_a_write_that_overlapped_a_read_refutes_nothing() -> None:
+    log: list[LoggedCall] = []
+    for turn in range(40):
+        read = LoggedCall("get_order", {"order_id": f"o-{turn}"}, 1, None, 10.0 * turn, 10.0 * turn + 1, kind="read")
+        ping = LoggedCall("ping", {"text": f"t {turn}"}, "ok", None, 10.0 * turn + 0.5, 10.0 * turn + 2, kind="write")
+        log += [read, ping, replace(read, started=10.0 * turn + 3, ended=10.0 * turn + 4)]
+    assert paths(mine(log), "ping", "get_order") == {("", "")}
+
+
 @pytest.mark.parametrize("named", ["n{}", "{}"], ids=["something else", "what the answer holds"])
 def test_a_change_is_not_explained_by_writes_that_failed_if_one_succeeded(named: str) -> None:
     """The tool that changes answers is not acquitted by one that always fails beside it."""
@@ -248,6 +257,8 @@ def test_runs_that_begin_anew_share_nothing() -> None:
     assert paths(advice, "ship", "get_order") == {("order_id", "order_id")}
     outcome = replay(log, "advised", advice=advice)
     assert (outcome.stale, outcome.hits) == (0, 0)
+    rules = rules_of(advice).values()
+    assert {rule.decorator.policy.scope for rule in rules if isinstance(rule, Read | Write)} == {"session"}
 
 
 @pytest.mark.parametrize(
@@ -384,3 +395,13 @@ def test_a_write_of_the_replay_reaches_what_one_of_a_toolbox_does(order_id: Any)
     for one in log:
         box.call_sync(one.tool, one.arguments, lambda one=one: runs.append(one))
     assert (len(runs), replay(log, rules).hits) == (3, 0)
+
+
+def test_a_read_that_a_write_overlapped_is_neither_stale_nor_stored() -> None:
+    def made(tool: str, began: float, ended: float, result: object) -> LoggedCall:
+        return LoggedCall(tool, {"order_id": "o-1"}, result, None, began, ended)
+
+    log = [made("get_order", 0, 1, 1), made("ship", 2, 4, "ok"), made("get_order", 3, 5, 2), made("get_order", 6, 7, 2)]
+    read = Read("order:{order_id}")
+    assert replay(log, {"get_order": read, "ship": Write("parcel")}).stale == 1
+    assert replay(log, {"get_order": read, "ship": Write("order:{order_id}")}).hits == 0
