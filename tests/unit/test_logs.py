@@ -138,6 +138,8 @@ def test_calls_are_in_the_order_in_which_they_ended_and_those_without_a_time_beh
     two = {"tool": "fast", "args": {}, "result": 1, "started": 1.7e9 + 1, "ended": 1.7e9 + 2}
     calls = read([one, two])[0]
     assert [call.tool for call in calls] == ["fast", "slow"]
+    [call] = read([one | {"started": one["ended"], "ended": one["started"]}])[0]
+    assert (call.started, call.ended) == (1.7e9, 1.7e9 + 9), "clocks differ"
     calls, *_ = read([at("", result=0), at(1.7e9, result=1), at("", result=2), at(1.7e9 + 1, result=3)])
     assert [call.result for call in calls] == [0, 1, 2, 3]
     bare = {"tool": "get", "args": {}}
