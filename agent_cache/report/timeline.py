@@ -410,10 +410,8 @@ def _journal_of(cassette: Cassette) -> list[Intent] | None:
     if not cassette.header.is_log or not cassette.path:
         return None
     try:
-        with Path(cassette.path).open("rb") as file:
-            is_journal = file.read(100).startswith(b'{"agent_cache_journal"')
-        return read_journal(cassette.path).in_doubt if is_journal else None
-    except (OSError, CassetteError):  # gone, or written meanwhile: its calls have been read
+        return read_journal(cassette.path).in_doubt
+    except (OSError, CassetteError):  # a recording; or it is gone, or written meanwhile: its calls have been read
         return None
 
 
