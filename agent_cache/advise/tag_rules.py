@@ -402,8 +402,14 @@ def _comments(lines: Iterable[str]) -> list[str]:
 
 def _array(items: list[str]) -> str:
     """A list in Python or TOML, in as many lines as it needs."""
-    line = f"[{', '.join(items)}]"
-    return line if len(line) <= _WIDTH else "".join(["[\n", *(f"    {one},\n" for one in items), "]"])
+    if len(line := f"[{', '.join(items)}]") <= _WIDTH:
+        return line
+    lines = [""]
+    for one in items:
+        if lines[-1] and len(lines[-1]) + len(one) > _WIDTH - 6:
+            lines.append("")
+        lines[-1] += f" {one},"
+    return "".join(["[\n", *(f"   {line}\n" for line in lines), "]"])
 
 
 def _python(text: str) -> str:
