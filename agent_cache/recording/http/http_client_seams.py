@@ -57,17 +57,16 @@ class _Connection(io.RawIOBase):
         super().close()
 
 
-def _parsed(exchange: Exchange, response: Any, source: Iterable[bytes], method: str) -> http.client.HTTPResponse:
-    """The response of http.client for a recorded or a live one, which is logged while it is read from the source."""
-    recorded = response if isinstance(response, Recorded) else None
-    headers = list(response.headers.items()) if recorded is None else recorded.headers
+def _parsed(exchange: Exchange, response: Any, method: str, **options: Any) -> http.client.HTTPResponse:
+    """The response of http.client for a recorded or a live one, which is logged while it is read with these options."""
+    is_recorded = isinstance(response, Recorded)
+    headers = response.headers if is_recorded else list(response.headers.items())
+    source: Iterable[bytes] = response if is_recorded else _read(response, **options)
     exchange.log(response.status, response.reason or "", headers)
     names = {name.lower(): value.lower() for name, value in headers}
-    if recorded is not None and recorded.is_stream and "content-length" not in names:
-        headers = [*headers, ("transfer-encoding", "chunked")]
-        is_chunked = True
-    else:
-        is_chunked = names.get("transfer-encoding") == "chunked"
+    if is_recorded and response.is_stream and "content-length" not in names:
+        headers, names = [*headers, ("transfer-encoding", "chunked")], {"transfer-encoding": "chunked"}
+    is_chunked = names.get("transfer-encoding") == "chunked"
 
     def wire() -> Iterator[bytes]:
         lines = [f"HTTP/1.1 {response.status} {response.reason or ''}", *(f"{name}: {one}" for name, one in headers)]
@@ -139,9 +138,7 @@ def _urlopen(library: Any, original: Any) -> Any:
         if response is None:
             with exchange.running():
                 response = original(self, **{**options, "preload_content": False})
-            parsed = _parsed(exchange, response, _read(response, decode_content=False), method)
-        else:
-            parsed = _parsed(exchange, response, response, method)
+        parsed = _parsed(exchange, response, method, decode_content=False)
         retries = options["retries"]
         if not isinstance(retries, library.Retry):
             retries = library.Retry.from_int(retries, redirect=options["redirect"], default=self.retries)
@@ -184,9 +181,7 @@ def _do_open(original: Any) -> Any:
         if response is None:
             with exchange.running():
                 response = original(self, http_class, req, **http_conn_args)
-            parsed: Any = _parsed(exchange, response, _read(response), method)
-        else:
-            parsed = _parsed(exchange, response, response, method)
+        parsed: Any = _parsed(exchange, response, method)
         parsed.url, parsed.msg = req.get_full_url(), parsed.reason
         return parsed
 
