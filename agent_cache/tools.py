@@ -496,13 +496,13 @@ class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
     exception that is a frozen dataclass refuses.
     """
 
-    __slots__ = ("_begun", "_paths")
+    __slots__ = ("_begun", "_tags")
 
-    def __init__(self, paths: tuple[str, ...]) -> None:
-        self._paths = paths
+    def __init__(self, tags: tuple[str, ...]) -> None:
+        self._tags = tags
 
     async def __aenter__(self) -> None:
-        self._begun = _new_write(self._paths, "a block of writing()", is_sync=False)
+        self._begun = _new_write(self._tags, "a block of writing()", is_sync=False)
         await self._begun.begin()
 
     async def __aexit__(
@@ -512,7 +512,7 @@ class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
         await (write.end(fills=write.fills) if error is None else write.fail(error))
 
     def __enter__(self) -> None:
-        self._begun = write = _new_write(self._paths, "a block of writing()", is_sync=True)
+        self._begun = write = _new_write(self._tags, "a block of writing()", is_sync=True)
         try:
             run_blocking(write.begin())
         except KeyboardInterrupt as interrupt:
@@ -529,15 +529,15 @@ class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
             raise
 
 
-def _new_write(paths: tuple[str, ...], what: str, *, is_sync: bool) -> Write:
-    """A write of these paths that is no tool's. It is counted."""
+def _new_write(tags: tuple[str, ...], what: str, *, is_sync: bool) -> Write:
+    """A write of these tags that is no tool's. It is counted."""
     scope = PLACE.get().scope
     scope.check_write(what)
-    roots = tuple(dict.fromkeys(map(root_of, paths)))
+    roots = tuple(dict.fromkeys(map(root_of, tags)))
     for metrics in (METRICS, *(participant.metrics for participant in scope.participants)):
         metrics.invalidated(roots)
     mark_written(roots)
-    return Write(Outside("writing " + ", ".join(roots), is_sync, roots), paths)
+    return Write(Outside("writing " + ", ".join(roots), is_sync, roots), tags)
 
 
 def _parsed(tags: tuple[str | Sequence[object], ...], function: str) -> tuple[str, ...]:

@@ -57,8 +57,8 @@ class Lease:
         return (self.page[0] == self.stamp and (term is None or term.clock() < term.until)) or self.renew()
 
     def renew(self) -> bool:
-        """Whether the copies may be served although the comparisons say no. Called in a hit, in any thread, under the
-        lock of the versions: it neither waits nor raises.
+        """Whether the copies may be served although the comparisons say no. Called in hits, in any thread, also
+        under the lock of the versions: it neither waits nor raises.
         """
         owner = self._owner()
         return owner is not None and bool(owner.is_complete())

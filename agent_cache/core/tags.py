@@ -88,9 +88,9 @@ EVERY_KEY: Final = object()
 """Stands for all keys of a tool in the keys of a region."""
 
 
-def within_limit(paths: tuple[Tag, ...]) -> tuple[Tag, ...]:
+def within_limit(tags: tuple[Tag, ...]) -> tuple[Tag, ...]:
     """These tags, or the roots of them all."""
-    return paths if len(paths) <= MANY_PATHS else tuple(dict.fromkeys(map(root_of, paths)))
+    return tags if len(tags) <= MANY_PATHS else tuple(dict.fromkeys(map(root_of, tags)))
 
 
 def every_key_of(keys: Iterable[tuple[Any, Hashable]]) -> tuple[tuple[Any, Hashable], ...]:
@@ -106,7 +106,7 @@ _STEP: Final = r"\.([^.\[\]]+)|\[([^\]]*)\]"
 _EACH: Final = (False, "")
 """The step ``[]``: each item of what was reached so far."""
 
-Path = tuple[tuple[bool, str | int], ...]
+Steps = tuple[tuple[bool, str | int], ...]  # each is True and an attribute, or False and a key
 
 
 class Field(NamedTuple):
@@ -114,24 +114,24 @@ class Field(NamedTuple):
 
     name: str
     of_result: bool
-    path: Path  # its steps: True and an attribute, or False and a key
+    steps: Steps
 
     @property
     def is_of_many(self) -> bool:
         """Whether it stands for each item of something."""
-        return _EACH in self.path
+        return _EACH in self.steps
 
     def value(self, arguments: Mapping[str, Any], result: Any) -> Any:
         """What it stands for; of one that `is_of_many`, a list."""
-        return _followed(result if self.of_result else arguments[self.name], self.path)
+        return _followed(result if self.of_result else arguments[self.name], self.steps)
 
 
-def _followed(found: Any, path: Path) -> Any:
-    for at, (is_attribute, step) in enumerate(path):
+def _followed(found: Any, steps: Steps) -> Any:
+    for at, (is_attribute, step) in enumerate(steps):
         if not is_attribute and step == "":
             if isinstance(found, str | bytes | Mapping):
                 raise TypeError(f"[] stands for each item of a list, and not for those of a {type(found).__name__}")
-            rest = path[at + 1 :]
+            rest = steps[at + 1 :]
             items = [_followed(item, rest) for item in found]
             return [inner for item in items for inner in item] if _EACH in rest else items
         found = getattr(found, str(step)) if is_attribute else found[step]
@@ -172,11 +172,11 @@ def parse_template(template: str, parameters: Sequence[str], tool: str) -> tuple
                 f"{tool}: resource {template!r} names {name!r}, which is not a parameter of the tool. Use one of "
                 f"{', '.join(parameters) or 'none'}, or 'result' for the value that the tool returns"
             )
-        path = tuple(
+        parsed = tuple(
             (True, attribute) if attribute else (False, int(key) if key.isdecimal() else key)
             for attribute, key in re.findall(_STEP, steps)
         )
-        segments[-1].append(Field(name, name not in parameters, path))
+        segments[-1].append(Field(name, name not in parameters, parsed))
     root, *below = segments
     if not all(segments) or any(isinstance(piece, Field) for piece in root):
         raise malformed
@@ -383,7 +383,7 @@ def _templated(template: Any, parameters: Sequence[str], tool: str, text: Text) 
 
     when: Literal["early", "late"] = "early" if len(of_arguments) == len(fields) else "late"
     rule = TagRule(root, when, make, template, is_of_result=not of_arguments, arguments=of_arguments)
-    if below != [[fields[0]]] or fields[0].path:
+    if below != [[fields[0]]] or fields[0].steps:
         return rule
     if rule.is_of_result:
         return rule._replace(make=lambda _arguments, result: of_one(result))

@@ -18,9 +18,9 @@ this is generated (names shortened; ``root`` is the scope outside of any session
             key = unkeyed(error)
         if here is root:
             entry = lookup(key)  # that of the tool's global store
-            if entry is not None and (entry.checked == versions.now or store.is_current(key, entry)):
+            if entry is not None:
                 value = entry.value if now() < entry.fast and [no lease, or it is valid] else entry.value_at(now())
-                if value is not MISSING:
+                if value is not MISSING and (entry.checked == versions.now or store.is_current(key, entry)):
                     [if entry is not store.newest: move it to the end; count the hit]
                     return value
         elif [in a session, without a tenant, a recording, `bypass` and audits]:
@@ -69,7 +69,7 @@ __all__ = ["read_body", "stream_body", "write_body"]
 Body = Callable[..., Any]
 
 _NAMES: Final[dict[str, Any]] = {
-    "call": run, "run": run_blocking, "hit": hit, "place": PLACE.get, "root": ROOT, "Uncacheable": Uncacheable,
+    "run": run, "run_blocking": run_blocking, "hit": hit, "place": PLACE.get, "root": ROOT, "Uncacheable": Uncacheable,
     "part": key_part, "receiver_part": receiver_part, "PLAIN": PLAIN, "type": type,
     "str": str, "int": int, "dict": dict, "list": list, "MISSING": MISSING, "NEVER": NEVER, "versions": VERSIONS,
     "current": CURRENT, "known": ALIASES.get, "image": marshal.dumps, "END": END, "WAIT": WAIT,
@@ -101,7 +101,7 @@ def read_body(operation: ReadOperation) -> Body:
         "    $key = $unkeyed($error)",
         *(("except ValueError:", f"    $key = $key_or_unkeyed({mapping})") if "$image" in key else ()),
         *_answers("None" if operation.policy.loop.loop_key is None else mapping, operation.policy),
-        _returned(operation, f"$call($operation, $here, $key, {call})"),
+        _returned(operation, f"$run($operation, $here, $key, {call})"),
     ]
     body = _body(operation, header, lines, names)
     operation.store.show_in(body.__globals__, _prefix(parameters) + "lookup")
@@ -113,7 +113,7 @@ def write_body(operation: WriteOperation) -> Body:
     header, _, call = _spelled(operation.parameters)
     if isinstance(operation.parameters, PassedOn):
         header, call = _EVERYTHING, "$args, $kwargs"
-    lines = [_returned(operation, f"$call($operation, $place(), None, {call})")]
+    lines = [_returned(operation, f"$run($operation, $place(), None, {call})")]
     return _body(operation, header, lines, {"operation": operation})
 
 
@@ -291,7 +291,7 @@ def _compiled(prefix: str, header: str, lines: tuple[str, ...], *, is_sync: bool
 
 def _returned(operation: Operation[Any], call: str) -> str:
     """The line that waits for a call and returns its value."""
-    return f"return $run({call})" if operation.is_sync else f"return await {call}"
+    return f"return $run_blocking({call})" if operation.is_sync else f"return await {call}"
 
 
 def _body(operation: Operation[Any], header: str, lines: list[str], names: Mapping[str, Any]) -> FunctionType:

@@ -89,7 +89,7 @@ def hit(
             return MISSING
     elif entry.checked != store.versions.now and not store.is_current(key, entry):
         return MISSING
-    if local.setup.share and at is None and not is_audited and chooses(local.setup.share):
+    if local.setup.audited and at is None and not is_audited and chooses(local.setup.audited):
         return MISSING  # `run` looks again, and audits
     if local.is_observed:
         value = local.hit(key, entry, value, now, arguments, call)
@@ -111,7 +111,7 @@ async def run(
     hooked: HookedCall | None = None,
 ) -> Any:
     """Run a read that no local hit has answered, or a write: let the sessions admit it, count it, and show the sessions
-    how it ended.
+    how it ended. In a scope with hooks these are asked first; then it runs once more, outside of them.
 
     Args:
         here: the place of the call, or the scope that counts for it.
@@ -134,7 +134,7 @@ async def run(
         work = setup.uncached
         call = Call(operation, local, None if key is UNKEYED else key, args, kwargs, "uncached")
     else:
-        if setup.share and not is_fresh and hooked is None:
+        if setup.audited and not is_fresh and hooked is None:
             named = operation.parameters.named(args, kwargs)
             value = hit(operation, PLACE.get(), key, named, is_audited=True)
             if value is not MISSING:
@@ -188,7 +188,7 @@ async def run(
         call.depth = 0
         leading = call.leading
         if leading is not None and leading.leader is call and leading.is_open:
-            # Nothing could end it: there was no room on the stack, nor is there any for a function here.
+            # After a RecursionError: `load` had no room on the stack to end it, nor is there any for a function here.
             leading.is_open = leading.joinable = False
             leading.store.flights.pop(leading.id, None)
             STRANDED.append(leading)

@@ -53,7 +53,7 @@ class Setup:
         reload: the same as `run` for a load in the background, which is no call: middleware do not see it.
         tiers: the tiers behind the local store, nearest first.
         lease: the trust in local copies of what they have; None without tiers.
-        share: the share of its hits that is audited.
+        audited: the share of its hits that is audited.
         keeps_plain: whether immutable results are stored as they are: without tiers, a bound on sizes, and entries that
             are kept after their expiry.
         follows_at_once: whether a call may wait for another one's load before anything else: nothing stands in between.
@@ -66,7 +66,7 @@ class Setup:
     bare: Any = None
     tiers: tuple[Tier, ...] = ()
     lease: Lease | None = None
-    share: float = 0.0
+    audited: float = 0.0
     keeps_plain: bool = False
     follows_at_once: bool = False
 

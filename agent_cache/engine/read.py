@@ -244,7 +244,7 @@ class ReadOperation(Operation[ReadPolicy]):
         setup.tiers, setup.lease = tiers, lease_in(tiers)
         setup.keeps_plain = setup.lease is None and configuration.max_bytes is None and not policy.kept_for
         setup.follows_at_once = setup.run is load and not self.is_sync
-        setup.share = self.audit_share(configuration) if configuration.enabled else 0.0
+        setup.audited = self.audit_share(configuration) if configuration.enabled else 0.0
         return setup
 
     def store_in(self, scope: Scope) -> tuple[Store | None, Hashable | None]:

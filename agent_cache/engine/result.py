@@ -20,16 +20,12 @@ from agent_cache.core.versions import VERSIONS, EntryTag, entry_tag
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import NO_LEASES, Inherited, Inherits, Source
 from agent_cache.engine.scope import Call, LocalTool
-from agent_cache.engine.state import (
-    evict_for,
-    warn_once,
-)
+from agent_cache.engine.state import evict_for, warn_once
 from agent_cache.engine.ttls import SHORTEST
 from agent_cache.values.copies import IMMUTABLE, UncopyableError
 
 if TYPE_CHECKING:
     from random import Random
-
 
 __all__ = [
     "ServedEntry", "count_unstored", "early_expiry", "inherit_entry", "inherit_uncached", "insert_if_valid", "jitter",

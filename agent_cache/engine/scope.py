@@ -67,7 +67,7 @@ Interceptor = Any
 """A hook around all calls of a scope, such as a tape: see `engine.hooks`."""
 
 INTERCEPTORS: dict[Interceptor, None] = {}
-"""Active interceptors of this process, in the order in which they were entered."""
+"""The hooks of all scopes of this process, in the order in which they were entered."""
 
 
 def report_escape(called: Any) -> None:
@@ -125,7 +125,7 @@ class LocalTool:
             self.is_observed = True
         store = self.store
         self.is_plain = (
-            store is not None and store.owner is self.tenant is scope.interceptor is None and not self.setup.share
+            store is not None and store.owner is self.tenant is scope.interceptor is None and not self.setup.audited
         )
 
     def qualify(self, key: Hashable) -> Hashable:
@@ -226,12 +226,12 @@ class Scope:
 
     Attributes:
         participants, owners: the sessions, innermost first, and as a set; none for the root.
-        call: None: it is the place of calls that the tool of no other call makes.
+        call: always None: as a place, a scope has no call around it.
         tenant: whose run this is, None without tenants.
         bypasses: whether reads made here run their tools uncached: see `bypass`.
-        interceptor: records or replays the calls made here; None outside of recordings.
+        interceptor: the innermost hook, such as a tape (`engine.hooks`); None outside of recordings.
         adds_nothing: whether there is no tenant, no `bypass` and no recording.
-        outside: the same place without this interceptor; None without one.
+        outside: the same place without this hook; None without one.
         tools: what each tool has here; at most `MAX_TOOLS`. Those of the root are with the tools themselves.
         became: the place that this one stands for, since its session has ended; None if it is a place of its own.
     """
@@ -268,7 +268,7 @@ class Scope:
     def enter(self) -> Token[Any]:
         """Make this the scope of the running context. A call whose tool is running there stays the enclosing one."""
         call = PLACE.get().call
-        return PLACE.set(self if call is None else Within(self, call))
+        return PLACE.set(self if call is None else ScopeInCall(self, call))
 
     def local(self, operation: Any) -> LocalTool:
         """What a tool has here."""
@@ -358,17 +358,16 @@ ROOT: Final[Scope] = Scope()
 """Outside of any session."""
 
 
-class Within(NamedTuple):
+class ScopeInCall(NamedTuple):
     """The place of a scope that was entered while a tool runs: a session, a recording or `bypass` inside of it."""
 
     scope: Scope
     call: Call
 
 
-PLACE: ContextVar[Scope | Call | Within] = ContextVar("agent_cache_place", default=ROOT)
+PLACE: ContextVar[Scope | Call | ScopeInCall] = ContextVar("agent_cache_place", default=ROOT)
 """Where calls of the running context are made: in a scope, or by the tool of a call, which has its scope, or in one
-that was entered while a tool runs (`Within`). Child tasks
-and threads inherit it.
+that was entered while a tool runs (`ScopeInCall`). Child tasks and threads inherit it.
 
 It is one variable, because to set and reset another one takes 0.4 us, which is 10 % of a miss.
 """
@@ -390,7 +389,7 @@ class Call:
         is_fresh: the caller asked for a fresh value: no lookup, and no flight of others is joined.
         call, parent: itself, as the place of the calls that its tool makes; the call whose tool made this one, or None.
         leading: the innermost flight that this call runs under: its own, or its parent's.
-        within: the load that inherits from the reads made under this call; None if there is none.
+        within: the load that inherits what is read: the one that this call is made in; once its tool runs, its own.
         flight: the flight it leads or follows, or what stands for one if a tier or an entry has answered it before
             single flight. Other calls have none.
         admitted: clock reading when the sessions admitted it; set only in sessions.

@@ -182,15 +182,15 @@ def tags_of_intent(call: HookedCall) -> tuple[Tag, ...]:
     if operation.policy.key_fn is not None:
         named = operation.cache_keys(call)
         return tuple(dict.fromkeys(root for key in named for root in key.request.roots))
-    paths, bare = _tags_from(operation.early_rules, call)
-    return tuple(dict.fromkeys((*operation.tags.static, *paths, *bare, *operation.late_roots)))
+    tags, bare = _tags_from(operation.early_rules, call)
+    return tuple(dict.fromkeys((*operation.tags.static, *tags, *bare, *operation.late_roots)))
 
 
 def _tags_from(
     rules: tuple[PlacedRule, ...], call: Call | HookedCall, result: Any = None
 ) -> tuple[tuple[Tag, ...], tuple[str, ...]]:
     """Compute the tags of a write, and the roots for which rules gave no id. A failing rule gives its root."""
-    paths: tuple[Tag, ...] = ()
+    tags: tuple[Tag, ...] = ()
     bare: tuple[str, ...] = ()
     for rule, make, position in rules:
         try:
@@ -204,8 +204,8 @@ def _tags_from(
             event = f"tags of a write could not be computed from {rule.source!r}, so all of {rule.root!r} was dropped"
             warn_once(event, call.operation.name, error)
             made = (rule.root,)
-        paths += made if len(made) <= MANY_PATHS else (rule.root,)  # to look for each root takes 3 ms for 20,000 tags
-    return paths, bare
+        tags += made if len(made) <= MANY_PATHS else (rule.root,)  # to look for each root takes 3 ms for 20,000 tags
+    return tags, bare
 
 
 class Fill(NamedTuple):

@@ -47,7 +47,7 @@ SEAMS = Seams()
 
 
 class Block(Generic[H]):
-    """A block whose calls are intercepted: ``with`` and ``async with`` alike.
+    """A block whose calls pass through a tape: ``with`` and ``async with`` alike.
 
     A subclass sets `_path`, if there is a file; its `_open` makes the tape, which ``as`` binds.
     """

@@ -261,7 +261,7 @@ class ToolInSession(LocalTool, ToolHistory):
     # Calls that run
 
     def ask(self, key: Hashable, now: float, call: Call | None = None, cached: Any = MISSING) -> Replacement | None:
-        """Whether a call may be made, by the budgets and by what is blocked: as `admit`, without counting it."""
+        """None if a call may be made, by the budgets and what is blocked; else what its caller gets. Counts no call."""
         session, used = self._session, self._used
         is_inside = self._enclosing_number() is not None
         detector = None if is_inside or not self._is_judged else self.detector

@@ -417,7 +417,7 @@ def _close(store: Store) -> None:
 
 
 def _interceptors(scope: Scope) -> Iterator[Interceptor]:
-    """The tapes of a scope, the innermost first."""
+    """The hooks of a scope, the innermost first."""
     while scope.outside is not None:
         if scope.interceptor is not None:
             yield scope.interceptor
