@@ -65,8 +65,8 @@ class Server:
 RULES = {"get": Read("thing:{id}"), "put": Write("thing:{id}")}
 
 
-async def answer(relay, serve, tool, **arguments):
-    request = MemoryRequest(serve, "tools/call", {"name": tool, "arguments": arguments})
+async def answer(relay, serve, tool, _vary=None, _meta=None, **arguments):
+    request = MemoryRequest(serve, "tools/call", {"name": tool, "arguments": arguments, "_meta": _meta}, vary=_vary)
     await relay.start(request)
     [reply] = request.replies
     return reply
@@ -140,34 +140,14 @@ async def test_a_status_notification_ends_a_task(clock):
             assert text(await answer(relay, serve, "get", id="a")) == "2"
 
 
-async def test_callers_that_vary_share_no_answers(clock):
+async def test_callers_that_vary_and_versions_of_a_tool_share_no_answers(clock):
     serve = Server()
     async with Relay(Toolbox(RULES, namespace="varies")) as relay:
-        found = []
-        for who in ("one", "two", "one"):
-            request = MemoryRequest(serve, "tools/call", {"name": "get", "arguments": {"id": "a"}})
-            request.vary = who
-            await relay.start(request)
-            found.append(text(request.replies[0]))
+        found = [text(await answer(relay, serve, "get", who, id="a")) for who in ("one", "two", "one")]
         assert found == ["1", "2", "1"]
-
-
-async def test_versions_of_a_tool_as_fastmcp_names_them_share_no_answers(clock):
-    serve = Server()
-    async with Relay(Toolbox(RULES, namespace="versions")) as relay:
-        found = []
-        for meta in (
-            {"fastmcp": {"version": "1"}},
-            {"fastmcp": {"version": "2"}},
-            {"progressToken": 1},
-            {"x": 2},
-            None,
-        ):
-            params = {"name": "get", "arguments": {"id": "a"}, "_meta": meta}
-            request = MemoryRequest(serve, "tools/call", params)
-            await relay.start(request)
-            found.append(text(request.replies[0]))
-        assert found == ["1", "2", "3", "3", "3"]
+        metas = [{"fastmcp": {"version": "1"}}, {"fastmcp": {"version": "2"}}, {"progressToken": 1}, {"x": 2}, None]
+        found = [text(await answer(relay, serve, "get", _meta=meta, id="a")) for meta in metas]
+        assert found == ["3", "4", "5", "5", "5"]
 
 
 async def test_a_notification_that_does_not_say_what_has_changed_drops_all_of_its_roots(clock):
@@ -272,8 +252,7 @@ async def test_what_traces_a_request_is_no_part_of_what_is_asked(clock):
     async with Relay(Toolbox(RULES, namespace="traced")) as relay:
         for number in range(2):
             meta = {"traceparent": f"00-{number}", "tracestate": f"a={number}", "progressToken": number}
-            params = {"name": "get", "arguments": {"id": "a"}, "_meta": meta}
-            await relay.start(MemoryRequest(noting, "tools/call", params))
+            await answer(relay, noting, "get", _meta=meta, id="a")
             lists = Lists(ttlMs=60_000, cacheScope="public")
             assert (await asked(relay, lists if number == 0 else None, meta=meta))["number"] == 1
     assert [each["_meta"]["traceparent"] for each in forwarded] == ["00-0"]
@@ -289,7 +268,7 @@ async def test_a_result_that_its_server_keeps_from_caches_is_not_stored(clock, n
 
     async with Relay(Toolbox(RULES, namespace="hinted")) as relay:
         for _ in range(2):
-            await relay.start(MemoryRequest(serve, "tools/call", {"name": "get", "arguments": {"id": "a"}}))
+            await answer(relay, serve, "get", id="a")
     assert len(calls) == 2
 
 
