@@ -18,7 +18,6 @@ import socket
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, nullcontext, suppress
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final, TypeAlias
 
 import httpx2
@@ -101,7 +100,8 @@ def identity_of(headers: Headers, names: Iterable[str] = (), *, url: str = "") -
 
 
 class Upstream:
-    """The HTTP client of one server. It adds nothing to a request, keeps no cookie and has no timeout.
+    """The HTTP client of one server. It adds nothing to a request, and no cookie of one host to another's, and has no
+    timeout.
 
     Proxies and certificates are those of the environment, as httpx2 reads them. Password and user in the URL are sent
     as Basic authentication. `name` is the address without password and query, for texts.
@@ -117,7 +117,6 @@ class Upstream:
         self._client = httpx2.AsyncClient(
             timeout=None,
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=100),
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # those of one host are nothing to another
         )
         self._encodings = (b"accept-encoding", self._client.headers["accept-encoding"].encode("latin-1"))
         self.name = str(self.url.copy_with(username=None, password=None, query=None, fragment=None))
