@@ -37,24 +37,6 @@ class ClaimTests(Workbench):
                 assert own.claim is None
                 assert own.versions
 
-    async def test_what_has_expired_and_what_was_written_is_loaded_once_too(self) -> None:
-        """As what was never there."""
-        for is_written in (False, True):
-            async with self.tiers() as (a, b):
-                request = replace(ORDER, ttl=None if is_written else self.moment)
-                await load(a, request, "old")
-                if is_written:
-                    async with writing(a, "order:7"):
-                        pass
-                else:
-                    await self.advance(self.moment * 1.1)
-                request = replace(request, ttl=None)
-                ticket = await lead(a, request)
-                waiter = await Waiter.start(b, request)
-                await store_over(a, ticket, "new", ORDER.tags)
-                ticket.give_up()
-                assert (await waiter.task)[0].value == "new"
-
     async def test_who_leads_looks_once_more(self) -> None:
         """Another load may have ended since its first look."""
         async with self.tiers() as (a, b):

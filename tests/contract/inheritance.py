@@ -103,15 +103,6 @@ class InheritanceTests(Workbench):
                 await commit(b, intent, "order:7")
                 assert await versions_of(a, ORDER)
 
-    async def test_a_writer_that_dies_before_it_tells_takes_what_inherits_with_it(self) -> None:
-        """Its root is armed: hits go on until its lease is over."""
-        async with self.tiers() as (a, b):
-            await load(a, REPORT, "old", "order:7", inherited=[await versions_of(a, ORDER)])
-            await b.begin(write(late=("order",)))
-            assert await value_of(a, REPORT) == "old"
-            await self.advance(b.lease * 1.1)
-            assert await value_of(a, REPORT) == "nothing"
-
     async def test_what_was_made_of_two_versions_is_not_stored(self) -> None:
         """A write came between two of its reads, so no state of the data ever was like this."""
         async with self.tiers() as (a, b):
@@ -122,18 +113,6 @@ class InheritanceTests(Workbench):
             for inherited in ([before, after], [after, before]):
                 await load(a, REPORT, "old", "order:7", inherited=inherited)
                 assert await value_of(b, REPORT) == "nothing"
-
-    async def test_a_tag_of_its_own_result_is_rechecked_although_it_is_inherited_too(self) -> None:
-        """It may have looked at the data itself before a write, and made the read inside after it."""
-        async with self.tiers() as (a, b):
-            over = read(late=("order",), tool="shop:report", key="Mei")
-            _, ticket = await a.lookup(over)
-            async with writing(b, "order:7"):
-                pass
-            await store_over(a, ticket, "old", ("order:7",), await versions_of(a, ORDER))
-            assert await value_of(b, over) == "nothing"
-            await load(a, over, "new", "order:7", inherited=[await versions_of(a, ORDER)])
-            assert await value_of(b, over) == "new"
 
     async def test_a_tag_that_nothing_covers_is_not_stored(self) -> None:
         """Nobody knows under which version it was read."""
@@ -151,22 +130,6 @@ class InheritanceTests(Workbench):
                 pass
             await a.store(ticket, "new", ("order:8",), 0.5, age=0.0)
             assert ticket.versions is None
-
-    async def test_what_inherits_can_be_inherited(self) -> None:
-        """Versions pass through all levels, whether the level between was loaded or found."""
-        mail = read("mail", tool="shop:mail", key="today")
-        for is_found in (False, True):
-            async with self.tiers() as (a, b):
-                loaded = await load(a, REPORT, "inner", "order:7", inherited=[await versions_of(a, ORDER)])
-                found_in = (await b.lookup(REPORT))[1]
-                inner = (found_in if is_found else loaded).versions
-                await load(b if is_found else a, mail, "old", "report", "order:7", inherited=[inner])
-                found, _ = await b.lookup(mail)
-                assert found is not None
-                assert set(found.tags) == {"mail", "report", "order:7"}
-                async with writing(b, "order:7"):
-                    pass
-                assert await value_of(a, mail) == "nothing"
 
     async def test_a_discarded_value_takes_what_was_made_of_it_with_it(self) -> None:
         """It was discarded as wrong."""

@@ -34,15 +34,6 @@ class LeaseTests(Workbench):
             await load(a, read("order:7"), "new")
             assert await value_of(a, read("order:7")) == "new"
 
-    async def test_the_end_of_a_lease_is_a_move(self) -> None:
-        """A load that began inside, before the effect perhaps, is not stored after it."""
-        async with self.tiers() as (a, b):
-            await b.begin(write("order:7"))
-            _, ticket = await a.lookup(read("order:7"))
-            await self.advance(b.lease * 1.1)
-            await a.store(ticket, "old", ("order:7",), 0.5, age=0.0)
-            assert await value_of(a, read("order:7")) == "nothing"
-
     async def test_a_write_that_is_renewed_keeps_its_hold(self) -> None:
         """However long it runs."""
         async with self.tiers() as (a, b):
@@ -75,18 +66,6 @@ class LeaseTests(Workbench):
             assert await value_of(a, requests[0]) == "old"
             assert await value_of(a, requests[1]) == "nothing"
 
-    async def test_a_death_is_noticed_although_another_writer_is_at_work(self) -> None:
-        """The other one arms the same root, so its cells outlive the lease that has ended."""
-        async with self.tiers() as (a, b):
-            await load(a, read("order:7"), "old")
-            await b.begin(write(late=("order",)))
-            await self.advance(b.lease * 0.6)
-            second = write(late=("order",))
-            await a.begin(second)
-            await self.advance(b.lease * 0.6)
-            await commit(a, second, "order:8")
-            assert await value_of(a, read("order:7")) == "nothing"
-
 
 class SubscriptionTests(Workbench):
     """Listeners, tickets, and how long local copies are trusted."""
@@ -118,20 +97,6 @@ class SubscriptionTests(Workbench):
             await self.arrive()
             assert received.concerns("order:7")
             assert received.concerns("order:8")
-
-    async def test_a_listener_is_told_what_a_write_was_told(self) -> None:
-        """The entity, or the root after a failure."""
-        for failed, result_tags in ((False, ("order:7",)), (True, ())):
-            async with self.tiers() as (a, b):
-                received = RecordingListener()
-                await load(b, read("order:7"), "old")
-                intent = write(late=("order",))
-                await a.begin(intent)
-                await self.arrive()
-                b.subscribe(received)
-                await commit(a, intent, *result_tags, failed=failed)
-                await self.arrive()
-                assert received.concerns("order:7")
 
     async def test_a_listener_is_told_of_single_entries(self) -> None:
         """By a write that names keys, and by `discard`."""

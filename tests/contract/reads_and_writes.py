@@ -234,15 +234,6 @@ class WriteTests(Workbench):
             await load(a, read("order:7"), "new")
             assert await value_of(b, read("order:7")) == "new"
 
-    async def test_a_value_depends_on_each_of_its_tags(self) -> None:
-        """Whichever root is written."""
-        for written in ("order:7", "user:1"):
-            async with self.tiers() as (a, b):
-                await load(a, read("order:7", "user:1"), "old")
-                async with writing(b, written):
-                    pass
-                assert await value_of(a, read("order:7", "user:1")) == "nothing"
-
     async def test_a_write_of_single_entries_spares_the_others(self) -> None:
         """Those of the same tool and tags included."""
         async with self.tiers() as (a, b):
@@ -279,14 +270,6 @@ class LateTagTests(Workbench):
                 pass
             assert await value_of(b, WHO_HAS_SEVEN) == "old"
             async with writing(b, "order:7"):
-                pass
-            assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
-
-    async def test_a_write_to_the_root_ends_it_as_well(self) -> None:
-        """An entity depends on its root."""
-        async with self.tiers() as (a, b):
-            await load(a, WHO_HAS_SEVEN, "old", "order:7")
-            async with writing(b, "order"):
                 pass
             assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -73,16 +73,6 @@ class TtlTests(Workbench):
             late = Known()
             b.follow_ttls(late)
             assert late == {GET: 12.5}
-
-    async def test_a_listener_that_has_ended_is_told_nothing(self) -> None:
-        async with self.following() as (a, b, _, there):
-            ended = Known()
-            end: Callable[[], None] = b.follow_ttls(ended)
-            end()
-            end()
-            a.publish_ttl(GET, 12.5)
-            await there.becomes({GET: 12.5})
-            assert ended == {}
 
     async def test_what_is_older_than_the_ttl_of_a_read_is_not_found(self) -> None:
         """It was stored when the ttl of its tool was a longer one."""

@@ -313,13 +313,6 @@ class Process:
         with closing(sqlite3.connect(self.tier.path)) as connection:
             connection.execute("pragma wal_checkpoint(truncate)")
 
-    async def limit_pages(self, most: int = 1) -> None:
-        """Let the database have that many pages, or those that it has now."""
-        from tests.harness.file_steps import CONNECTIONS
-
-        for connection in CONNECTIONS:
-            connection.execute(f"PRAGMA max_page_count = {most}")
-
     async def suspend(self) -> None:
         """Have it look as if another process had pending invalidations."""
         with self.tier.path.with_name(self.tier.path.name + ".page").open("r+b") as page:

@@ -6,14 +6,10 @@ A test or a benchmark gets to see each of them just before it is done: it can wa
 from __future__ import annotations
 
 import sqlite3
-import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["CONNECTIONS", "show_steps"]
-
-CONNECTIONS: weakref.WeakSet[sqlite3.Connection] = weakref.WeakSet()
-"""Those of the tiers whose steps are shown."""
+__all__ = ["show_steps"]
 
 
 def show_steps(show: Callable[[str], None]) -> Callable[[], None]:
@@ -40,8 +36,7 @@ def show_steps(show: Callable[[str], None]) -> Callable[[], None]:
             return super().executescript(script)
 
     def connected(path: Any, **options: Any) -> sqlite3.Connection:
-        CONNECTIONS.add(connection := connect(path, factory=Connection, **options))
-        return connection
+        return connect(path, factory=Connection, **options)
 
     sqlite3.connect = connected  # type: ignore[assignment]
 

@@ -11,7 +11,7 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote.codecs import EncryptedCodec, MessagePackCodec, SignedCodec
+from agent_cache.remote.codecs import EncryptedCodec, MessagePackCodec
 from agent_cache.remote.file import FileTier
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.contract.workbench import load, read, value_of, writing
@@ -94,10 +94,6 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str,
 
 
 # Codecs and namespaces
-
-
-def _signed() -> SignedCodec:
-    return SignedCodec(MessagePackCodec(), KEY)
 
 
 def _encrypted() -> Any:

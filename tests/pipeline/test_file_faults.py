@@ -284,19 +284,6 @@ async def test_tools_do_not_see_a_disk_that_takes_nothing(
         assert await value_of(tier, read("order:7")) == "new"
 
 
-def test_a_database_without_room_for_a_page_more_does_not_fail_a_tool(start: Callable[..., Peer], truth: Truth):
-    peer = start(shows_steps=True)
-    peer.do("put", 7, 1)
-    peer.do("limit_pages")
-    for order in range(40):
-        assert peer.do("get", order, "x" * 4_000) == truth[order]
-        peer.do("put", order, order)
-    assert peer.do("get", 39) == 39
-    peer.do("limit_pages", 1 << 30)
-    peer.do("until_stored", 7)
-    assert peer.do("get", 7) == 7
-
-
 # The files are damaged or gone
 
 

@@ -142,23 +142,22 @@ async def test_an_empty_file_is_taken(tmp_path: Path):
         assert await value_of(tier, read("order:7")) == "new"
 
 
-def test_a_missing_folder_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match="No such file or directory"):
-        FileTier(tmp_path / "missing" / "cache")
-
-
-def test_a_folder_that_is_a_file_is_refused(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("folder", "says"),
+    [
+        ("missing", "No such file or directory"),
+        ("file", "is no file"),
+        ("open", r"everybody may write into.*mkdir -m 700"),
+        ("sticky", r"everybody may write into.*mkdir -m 700"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path, folder: str, says: str):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="is no file"):
-        FileTier(tmp_path / "file" / "cache")
-
-
-@pytest.mark.parametrize("mode", [0o777, 0o1777])
-def test_a_folder_that_everybody_may_write_into_is_refused(tmp_path: Path, mode: int):
-    tmp_path.chmod(mode)
-    with pytest.raises(ConfigurationError, match=r"everybody may write into.*mkdir -m 700"):
-        FileTier(tmp_path / "cache")
-    tmp_path.chmod(0o700)
+    for name, mode in (("open", 0o777), ("sticky", 0o1777)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(mode)
+    with pytest.raises(ConfigurationError, match=says):
+        FileTier(tmp_path / folder / "cache")
 
 
 @pytest.mark.slow

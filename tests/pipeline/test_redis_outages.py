@@ -238,22 +238,6 @@ async def test_very_many_writes_that_could_not_be_announced_are_one_when_the_ser
     assert await value_of(other, read("order:7")) == "new"
 
 
-async def test_a_begin_that_failed_is_made_up_for_and_its_commit_ends_what_others_load_meanwhile(
-    make: Make, valkey: Server, proxy: Proxy
-):
-    tier, other = make(proxy.url), make(valkey.url)
-    await tier.lookup(read("order:7"))
-    proxy.refuse()
-    intent = write("order:7", late=("order",))
-    await tier.begin(intent)
-    assert tier.stats()["pending"] == 1
-    proxy.heal()
-    await until(lambda: tier.stats()["pending"] == 0)
-    await load(other, read("order:7"), "from before the effect")
-    await commit(tier, intent, "order:7")
-    assert await value_of(other, read("order:7")) == "nothing"
-
-
 async def test_a_server_that_is_full_forgets_no_writer(make: Make, own_valkey: Server):
     tier = make(own_valkey.url)
     first, second = write("order:1"), write("order:2")

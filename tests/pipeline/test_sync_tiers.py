@@ -15,7 +15,6 @@ from agent_cache.engine.blocking import call_in_background
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote import Tier
 from agent_cache.testing import MemoryServer
-from tests.harness.processes import run_python
 from tests.harness.servers import Server
 from tests.harness.threads import Call, followers_of, interrupting, until
 from tests.pipeline.fleet import Process, Truth, WatchedTier
@@ -174,25 +173,3 @@ def test_64_threads_on_one_cold_key_of_a_real_server_run_the_tool_once(on_valkey
     gate.set()
     assert [call.result() for call in calls] == ["old"] * 64
     assert truth.runs == ["get 7"]
-
-
-def test_the_loop_in_the_background_keeps_no_call_alive():
-    """That which starts it may be the only call of its tool, and of its session."""
-    script = """
-import gc, time, weakref
-from agent_cache import AgentCache
-from agent_cache.remote.memory import MemoryTier
-
-def used():
-    @AgentCache("order", remote_cache=MemoryTier())
-    def tool():
-        return 1
-    tool()
-    return weakref.ref(tool.__agent_cache__)
-
-operation = used()
-deadline = time.monotonic() + 30
-while gc.collect() is not None and operation() is not None:  # the task in the background may be about to end
-    assert time.monotonic() < deadline
-"""
-    run_python(script)

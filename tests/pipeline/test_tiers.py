@@ -41,20 +41,6 @@ async def test_a_ttl_that_is_set_while_the_ttls_are_read_is_not_missed():
 # What it is asked
 
 
-async def test_equal_calls_are_one_request(here: WatchedTier):
-    @AgentCache("order:{id}", remote_cache=here, maxsize=1)
-    async def get_item(id: str, number: int) -> int:
-        return number
-
-    for number in (1, 2, 1, 2):
-        await get_item("7", number)
-    one, two = here.requests[:2]
-    assert here.requests == [one, two, one, two]
-    assert here.requests[2] is one
-    assert one != two
-    assert dict(one.arguments) == {"id": "7", "number": 1}
-
-
 async def test_an_argument_that_was_changed_since_is_another_request(here: WatchedTier):
     @AgentCache("order", remote_cache=here, maxsize=1)
     async def get_all(ids: list[str]) -> list[str]:

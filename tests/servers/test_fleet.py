@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 pytest.importorskip("redis")
 
-from agent_cache.errors import RemoteTierError
-from benchmarks.fleet import __main__ as command, worker
+from benchmarks.fleet import __main__ as command
 from benchmarks.fleet.conductor import Fleet, run
-from benchmarks.fleet.faults import FAULTS, Fault, Scene
+from benchmarks.fleet.faults import FAULTS, Fault
 
 BRIEF = Fleet(processes=2, operations=2_000, writes=0.05)
 
@@ -44,29 +40,6 @@ def test_processes_die_in_their_last_write_and_are_replaced(dies):
     assert outcome.verdict.dead == outcome.struck == 6
 
 
-async def test_a_process_whose_last_write_is_refused_dies_in_one_that_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """A server that does not answer in time leaves it alive."""
-    writes = []
-
-    async def refused_twice(entity: int) -> None:
-        writes.append(entity)
-        if len(writes) < 3:
-            raise RemoteTierError("no answer in time")
-        raise SystemExit
-
-    monkeypatch.setattr(worker, "Truth", lambda _: range(16))
-    monkeypatch.setattr(worker, "decorated", lambda *_: ({}, {"put": refused_twice}))
-    shares: dict[str, Any] = {"heat": 0.3, "tasks": 1, "operations": 0, "writes": 1.0, "pace": 0.0, "seed": 1}
-    options: dict[str, Any] = {"namespace": "fleet", "max_staleness": 1.0, "lease": 1.0, "consistency": "bounded"}
-    kinds: dict[str, Any] = {"read_kinds": {}, "write_kinds": {"put": 1}}
-    job = worker.Job("1.0", str(tmp_path), None, cluster=False, dies="after", **shares, **options, **kinds)
-    with pytest.raises(SystemExit):
-        await worker.Worker(job).run()
-    assert len(writes) == 3
-
-
 def test_a_process_that_fails_is_a_complaint(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AGENT_CACHE_ENABLED", "perhaps")
     fleet = Fleet(processes=1, operations=10, in_memory=True, max_staleness=-1.0, pace=0.0)
@@ -81,12 +54,6 @@ def test_half_of_the_processes_write_where_one_side_is_cut_off():
     assert outcome.complaints == ()
     assert 50 < outcome.verdict.writes < 200
     assert outcome.verdict.own == []
-
-
-def test_every_fault_leaves_the_stage_as_soon_as_the_run_is_over():
-    over = Scene()
-    over.over.set()
-    assert not over.wait(60)
 
 
 def test_the_command_prints_a_row_of_each_run(capsys: pytest.CaptureFixture[str]):
