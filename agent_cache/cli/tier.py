@@ -178,21 +178,15 @@ async def _stats(options: argparse.Namespace) -> int:
     printer = Printer()
     largest = sorted(roots.items(), key=lambda each: (-each[1]["bytes"], each[0]))
     rows = [
-        (
-            shortened(name, _LONGEST_NAME),
-            f"{root['entries']:,}",
-            size_text(root["bytes"]),
-            f"{root['current'] / root['entries']:.0%}",
-        )
-        for name, root in largest
+        (shortened(name, _LONGEST_NAME), f"{of['entries']:,}", size_text(of["bytes"]), f"{of['current']:,}")
+        for name, of in largest
     ]
     if rows:
         printer.table(("root", "entries", "bytes", "current"), rows)
         printer.line()
     unreadable = f"; {totals['unreadable']:,} of another version or damaged" if totals["unreadable"] else ""
-    printer.line(
-        f"{_entries_text(totals['entries'])} in {options.namespace!r}, {size_text(totals['bytes'])}{unreadable}"
-    )
+    entries = _entries_text(totals["entries"])
+    printer.line(f"{entries} in {options.namespace!r}, {size_text(totals['bytes'])}{unreadable}")
     return 0
 
 
@@ -224,10 +218,10 @@ async def _keys(options: argparse.Namespace) -> int:
         (
             each["digest"][:_DIGEST],
             shortened(each["tool"], _LONGEST_NAME),
-            ", ".join((*each["tags"][:4], *(["..."] if len(each["tags"]) > 4 else []))),
+            shortened(", ".join(each["tags"]), _LONGEST_NAME),
             size_text(each["bytes"]),
-            _duration_text(each["age"]),
-            _duration_text(each["expires_in"]),
+            "-" if each["age"] is None else f"{each['age']:.0f} s",
+            "-" if each["expires_in"] is None else f"{each['expires_in']:.0f} s",
             "yes" if each["is_current"] else "no",
         )
         for each in listed
@@ -238,15 +232,6 @@ async def _keys(options: argparse.Namespace) -> int:
         printer.line()
     printer.line(f"{_entries_text(len(rows))}{f', and more: --limit {options.limit}' if is_cut else ''}")
     return 0
-
-
-def _duration_text(duration: float | None) -> str:
-    """Seconds in the unit that fits: ``90 s``, ``12 min``, ``3 h``."""
-    if duration is None:
-        return "-"
-    if duration < 120:
-        return f"{duration:.0f} s"
-    return f"{duration / 60:.0f} min" if duration < 7200 else f"{duration / 3600:.0f} h"
 
 
 def _entry_document(entry: Entry, named: Mapping[str, str]) -> dict[str, Any]:
@@ -288,9 +273,5 @@ async def _clear(options: argparse.Namespace) -> int:
     if options.json:
         print_json({**document, "tags": tags, "deleted": deleted})
     else:
-        print(
-            f"deleted {deleted:,} {'entry' if deleted == 1 else 'entries'}"
-            if options.all
-            else f"cleared {', '.join(tags)}"
-        )
+        print(f"deleted {_entries_text(deleted)}" if options.all else f"cleared {', '.join(tags)}")
     return 0

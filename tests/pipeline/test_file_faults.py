@@ -47,14 +47,11 @@ def locker(tmp_path: Path) -> Iterator[Callable[[], sqlite3.Connection]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["put", "rename"])
-def test_what_a_dead_writer_names_is_held_at_once_and_for_a_lease_more(
-    start: Callable[..., Peer], truth: Truth, kind: str
-):
+def test_what_a_dead_writer_names_is_held_for_a_lease(start: Callable[..., Peer], truth: Truth):
     """Its effect may still come."""
     writer, reader = start(lease=3.0), start(lease=3.0)
     assert reader.do("get", 7) == 0
-    writer.ask(kind, 7, 1, waits=True)
+    writer.ask("put", 7, 1, waits=True)
     assert writer.wait() == "saving"
     writer.kill()
     loads = reader.do("count_loads")
@@ -64,6 +61,20 @@ def test_what_a_dead_writer_names_is_held_at_once_and_for_a_lease_more(
     assert reader.do("get", 7) == 1
     reader.do("until_stored", 7)
     assert reader.do("get", 7) == 1
+
+
+def test_the_root_of_what_a_dead_writer_would_have_named_is_changed_with_the_end_of_its_lease(
+    start: Callable[..., Peer], truth: Truth
+):
+    writer, reader = start(), start()
+    assert reader.do("get", 7) == 0
+    writer.ask("rename", 7, 1, waits=True)
+    assert writer.wait() == "saving"
+    writer.kill()
+    truth[7] = 1
+    deadline = time.monotonic() + 60
+    while reader.do("get", 7) == 0:
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize("step", ["INSERT", *slow("COMMIT")])
