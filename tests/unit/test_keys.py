@@ -583,10 +583,10 @@ STRANGE: dict[str, Callable[[], Any]] = {
     "list 5,000 deep": lambda: nested(5_000, lambda value: [value]),
     "list 200,000 deep": lambda: nested(200_000, lambda value: [value]),
     "dataclass 5,000 deep": lambda: nested(5_000, Point),
-    "list of 2**64 parts": lambda: doubled(64),
     "list of 300,000": lambda: list(range(300_000)),
     "dict of 150,000": lambda: dict.fromkeys(range(150_000)),
     "text of a million": lambda: "x" * 1_000_000,
+    "list of 2**64 parts": lambda: doubled(64),  # the last one is tried by the gate, too
 }
 
 
