@@ -106,7 +106,7 @@ class Backend(Protocol):
         ...
 
     async def feed(self, since: int | None) -> News:
-        """The messages of all steps after a number; None asks for the newest number alone."""
+        """The messages of all steps after a number, also one never reached; None asks for the newest alone."""
         ...
 
     async def set_ttl(self, tool: str, ttl: float | None, message: bytes) -> int:
@@ -118,7 +118,7 @@ class Backend(Protocol):
         ...
 
     async def clear(self) -> int:
-        """Drop all values, and give everything a new version. Returns how many there were."""
+        """Drop all values, and give everything a new version by a step with the message `LOST`. Returns how many."""
         ...
 
     async def aclose(self) -> None:
