@@ -178,7 +178,7 @@ class Tape:
     def begin(self, call: HookedCall | FunctionCall) -> ActiveCall:
         """Find the recorded call that answers a call, or number it as a new one."""
         if call.operation is not None:
-            return self._begin(function_of(call.operation), call.arguments, call)
+            return self._begin(call.operation.recorded or function_of(call.operation), call.arguments, call)
         return self._begin(call.function, call.arguments, call, call.function.key_of(call.args, call.kwargs))
 
     def begin_exchange(self, endpoint: RecordedFunction, arguments: Mapping[str, Any]) -> ActiveCall:
@@ -371,7 +371,8 @@ class Tape:
     async def answer(self, call: ActiveCall) -> Any:
         """The recorded outcome of a call. Other tasks run before, as they did when it was recorded."""
         recorded = call.recorded
-        if recorded is None or call.is_sync_tool:
+        assert recorded is not None
+        if call.is_sync_tool:
             return self.answer_plainly(call)
         outcome = recorded.outcome
         try:

@@ -4,16 +4,18 @@ import asyncio
 import contextlib
 import json
 import random
+import tempfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import strategies as st
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
 from agent_cache.errors import InDoubtError
 from agent_cache.recording import cached_llm_call, intercept, replay
 from agent_cache.resume import Journal, NotDone, idempotency_key
+from tests.harness.searches import searched
 
 
 class Receiver:
@@ -189,17 +191,10 @@ def without_trailer(whole):
     return b"".join(lines[:-1])
 
 
-@given(programs, st.integers(0, 2**32))
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_each_write_takes_effect_once_wherever_the_process_was_killed(tmp_path, program, seed):
-    every_kill(tmp_path, program, random.Random(seed))
-
-
-@pytest.mark.slow
-@given(programs, st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_each_write_takes_effect_once_wherever_many_processes_were_killed(tmp_path, program, seed):
-    every_kill(tmp_path, program, random.Random(seed))
+@searched(4, 150, programs, st.integers(0, 2**32))
+def test_each_write_takes_effect_once_wherever_the_process_was_killed(program, seed):
+    with tempfile.TemporaryDirectory() as folder:
+        every_kill(folder, program, random.Random(seed))
 
 
 def kill_and_resume(tmp_path, program, chance, whole, size, first):
