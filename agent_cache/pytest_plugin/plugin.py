@@ -294,7 +294,7 @@ def _own_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - whatever it is, it fails the test
-        pytest.fail("".join(traceback.format_exception_only(error)).rstrip(), pytrace=False)
+        raise pytest.fail.Exception("".join(traceback.format_exception_only(error)).rstrip(), pytrace=False) from None
 
 
 # The end of the test run
