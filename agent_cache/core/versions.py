@@ -171,11 +171,6 @@ class Written:
                     return True
         return False
 
-    def last(self, tag: Tag) -> int:
-        """The version of the last write that concerns what depends on a tag, as far as it is known."""
-        latest, former, _ = self.known
-        return max([max(latest.get(path, 0), former.get(path, 0)) for path in paths_read(tag)])
-
     def rotate(self, version: int) -> dict[Path, int]:
         """Begin a generation with this version. The caller holds the lock. Returns the one that is dropped, for the
         caller to free it after that.

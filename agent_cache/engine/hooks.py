@@ -44,8 +44,8 @@ class HookedCall:
         scope, outside: the scope it is made in, and the same one without hooks.
         key, args, kwargs, is_fresh: as a `Call` has them.
         arguments: parameter names and values, injected contexts included.
-        call: the `Call` that was made for it; None for a local hit, and for a follower of another call's load.
-        answered_by: if there is no `Call`, how it was answered: ``"hit"``, ``"shared"``, or ``"blocked"`` by a session.
+        call: the `Call` that was made for it; None for a local hit, and for what a session refuses or a hook answers.
+        answered_by: if there is no `Call`, how it was answered: see `source`.
         replaced: outcome and kind of the loop, if a session replaced the answer; else None.
         loops: loops that sessions noticed at it and let pass: ``"notice"`` or ``"loop"``, the kind of loop, and the
             session, counted from the innermost.

@@ -207,9 +207,9 @@ class _Prefix:
             text = "was recorded by agentcassette, which does not say what writes: it cannot be forked"
             raise CassetteError(text, cassette.path)
         self.cassette, self.at, self.lanes, self.starts = cassette, at, outline.lanes, outline.starts()
-        self._parents, self._places = outline.enclosing(), outline.places()
+        self._parents, self._positions = outline.enclosing(), outline.positions()
         first = None if at is None else self._index(at, "at")
-        self._cut = 2 * len(outline) if first is None else self._places[first]
+        self._cut = 2 * len(outline) if first is None else self._positions[first]
         writes = [index for index in self.starts if cassette.steps[index].is_write]
         repeated = set(writes) if world == "sandbox" else set[int]()
         opened = {around for index in repeated for around in self._around(index)}
@@ -221,7 +221,7 @@ class _Prefix:
             parent = self._parents[index]
             if parent != -1 and parent not in live and self.states.get(parent, _ANSWERED) == _ANSWERED:
                 continue
-            if self._places[index] >= self._cut:
+            if self._positions[index] >= self._cut:
                 live.add(index)
             elif index in enclosing or (index not in self.edits and self._has_no_answer(index)):
                 self.states[index] = _OPENED
@@ -251,7 +251,7 @@ class _Prefix:
 
     def _has_no_answer(self, index: int) -> bool:
         """Whether the outcome of a call depends on what was made after the first call that runs now."""
-        if self.at is not None and self._places[~index] < self._cut:
+        if self.at is not None and self._positions[~index] < self._cut:
             return False
         outcome = self.cassette[index].outcome
         inner = outcome.get("stream") or outcome.get("response") or {}
@@ -262,7 +262,7 @@ class _Prefix:
     def _may_be_made(self, index: int) -> bool:
         """Whether a write has changed the world, or may have: one that had begun before the fork, and has no answer."""
         ended = ending_of(self.cassette[index].outcome)
-        return self._places[index] < self._cut or "result" in ended
+        return self._positions[index] < self._cut or "result" in ended
 
     def _check_world(self, writes: Sequence[RecordedCall | Intent]) -> None:
         """Raise WorldMovedError if the original made a write that this run would make, or would not find made."""

@@ -390,11 +390,11 @@ class Outline:
             running.append(index)
         return found + [~index for index in reversed(running)]
 
-    def places(self) -> list[int]:
+    def positions(self) -> list[int]:
         """The positions of calls among all starts and ends: by index that of its start, by ``~index`` of its end."""
         found = [0] * (2 * len(self))
-        for place, event in enumerate(self.events()):
-            found[event] = place
+        for position, event in enumerate(self.events()):
+            found[event] = position
         return found
 
     def order_of_lines(self) -> list[int]:

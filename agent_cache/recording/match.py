@@ -80,10 +80,10 @@ class Matcher:
 
     def has_made_all_before(self, rank: int) -> bool:
         """Whether all calls that had ended before this position were made, or are enclosed by one that was."""
-        ends, places = self._ends, self.places
+        ends, positions = self._ends, self.positions
         while self._first_unmade < len(ends) and self.is_covered[ends[self._first_unmade]]:
             self._first_unmade += 1
-        return self._first_unmade == len(ends) or places[~ends[self._first_unmade]] >= rank
+        return self._first_unmade == len(ends) or positions[~ends[self._first_unmade]] >= rank
 
     def left_over(self) -> Iterator[int]:
         """Indices of the calls that were not played."""
@@ -101,9 +101,9 @@ class Matcher:
         self._children.pop(index, None)
 
     @cached_property
-    def places(self) -> list[int]:
-        """The position of each call among all starts and ends, as `Outline.places` has them."""
-        return self.outline.places()
+    def positions(self) -> list[int]:
+        """The position of each call among all starts and ends, as `Outline.positions` has them."""
+        return self.outline.positions()
 
     @cached_property
     def _ends(self) -> list[int]:

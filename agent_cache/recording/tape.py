@@ -356,7 +356,7 @@ class Tape:
             return
         key = answers.parents[index], call.lane, answers.outline.lanes[index]
         last = self._last.setdefault(key, index)
-        if answers.places[last] <= answers.places[index]:
+        if answers.positions[last] <= answers.positions[index]:
             self._last[key] = index
             return
         later, first = answers.shown(last), answers.shown(index)
@@ -434,7 +434,7 @@ class Tape:
         assert answers is not None
         assert recorded is not None
         if call.index is not None and answers.is_concurrent and _OPEN_ENDED.isdisjoint(recorded.outcome):
-            rank = answers.places[~call.index]
+            rank = answers.positions[~call.index]
             await self._turns.take(rank, is_next=answers.has_made_all_before(rank))
         else:
             await checkpoint()
