@@ -129,7 +129,8 @@ def changes(was: Any, now: Any, path: str) -> list[str]:
         if type(one) is str and type(other) is str and max(len(one), len(other)) > _LONG:
             lines.append(f"{place}{_change_of_text(one, other)}")
         else:
-            lines.append(f"{place}: {_short(one)} -> {_short(other)}")
+            texts = [one, other] if _short(one) != _short(other) else [repr(one), repr(other)]  # "1" and 1
+            lines.append(f"{place}: {' -> '.join(map(_short, texts))}")
     if len(lines) > _MAX_LINES:
         lines[_MAX_LINES:] = [f"... and {len(lines) - _MAX_LINES} more"]
     return lines
@@ -151,9 +152,7 @@ def _change_of_text(was: str, now: str) -> str:
 
 
 def _short(value: Any) -> str:
-    if value is ABSENT:
-        return "(none)"
-    text = value.replace("\n", "\\n") if type(value) is str else repr(value)
+    text = "(none)" if value is ABSENT else value.replace("\n", "\\n") if type(value) is str else repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
 
 

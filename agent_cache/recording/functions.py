@@ -239,8 +239,7 @@ class ActiveCall:
     Attributes:
         outer, parent: the innermost call around it of any tape, and of this one.
         given, given_key: arguments and key before redaction, if that has changed anything.
-        matched: what calls are compared by: digest and asker.
-        recorded, index: the recorded call in its place.
+        matched: what calls are compared by: digest and asker. recorded, index: the recorded call in its place.
         is_answered: whether it does not run.
         tool_call, passed: of a tool, the call that hooks have received; of a function, its arguments.
     """

@@ -1,8 +1,7 @@
 """Streams: chunks are recorded while they pass, and replayed one by one.
 
 The caller gets an iterator in place of a generator or a stream object of an SDK, over the recorded or the live chunks,
-which passes everything else to the object. A stream that is closed early is
-recorded as closed there.
+which passes everything else to the object. A stream that is closed early is recorded as closed there.
 """
 
 from __future__ import annotations
@@ -122,6 +121,8 @@ class _Stream:
     def __getattr__(self, name: str) -> Any:
         if not isinstance(self._stream, GeneratorType | AsyncGeneratorType):
             return getattr(self._stream, name)
+        if name == "send":  # by `yield from`; what is sent does not reach the generator
+            return lambda _: next(self)
         raise AttributeError(f"a recorded or replayed stream of chunks has no attribute {name!r}")
 
     def __del__(self) -> None:

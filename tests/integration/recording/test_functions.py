@@ -157,6 +157,13 @@ def test_a_call_that_is_not_recorded_names_the_nearest_and_what_differs(path):
     assert player.divergences == [{"call_id": 2, "expected": caught.value.expected, "actual": caught.value.actual}]
 
 
+def test_a_divergence_tells_a_number_from_its_text(path):
+    with record(path):
+        double("1")
+    with pytest.raises(DivergenceError, match="number: '1' -> 1\n"), off_and(path):
+        double(1)
+
+
 def test_a_divergence_that_was_swallowed_is_raised_at_the_end(path):
     with record(path):
         double(1)

@@ -110,6 +110,18 @@ def test_a_plain_generator_is_replayed_with_the_value_it_returns(source, path):
         assert run() == (["x", "y", "z"], 3)
 
 
+def test_what_is_sent_into_a_plain_generator_does_not_reach_it(source, path):
+    def run() -> list[str]:
+        stream = source.letters("xyz")
+        return [next(stream), stream.send("a"), next(stream)]
+
+    with record(path):
+        assert run() == ["x", "y", "z"]
+    source.is_on = False
+    with replay(path, strict=True):
+        assert run() == ["x", "y", "z"]
+
+
 async def test_a_stream_object_is_itself_while_it_is_recorded(source, path):
     async def run() -> list[str]:
         async with await source.create("a b") as stream:
