@@ -4,7 +4,7 @@ An `Entry` is a value with its expiry, its load time, its tags and the version u
 `Store` holds the entries of one tool in one scope, the least recently used first. Nothing lists its entries by their
 tags: whoever meets an entry asks `Store.is_current`, and a stale one is removed then. The rule: `core.versions`.
 
-The owner of a store calls `insert`, `discard`, `evict`, `sweep` and `drop_all` under the lock of the versions. Hits
+`insert`, `discard`, `evict`, `sweep` and `drop_all` are called under the lock of the versions. Hits
 take none: `lookup`, `peek` and `touch` are bound C methods of the current mapping, each atomic. Dropping everything
 swaps the mapping; the old one is returned, to be freed outside of the lock.
 """
@@ -34,8 +34,8 @@ class Entry:
 
     Attributes:
         value: the value, if it may be given to every caller as it is; None if each gets a copy.
-        fast: the clock reading before which a hit returns `value`, if there is no `lease`; in the past if each gets a
-            copy.
+        fast: the clock reading before which a hit returns `value`, if its `lease` allows that; in the past if each
+            gets a copy.
         expires: the clock reading at which it expires.
         cost: the load time that a hit saves, in seconds.
         tags: everything that it depends on.
@@ -189,7 +189,7 @@ class Store:
         bytes: the sum of the sizes of the entries.
         sizes: the sum over several stores that this one counts in, None for a store on its own; `is_counted` there.
         stats: the counters of its tool.
-        session: the id of the session that the entries belong to, which is a part of the keys there; None without one.
+        session: the id of the session that the entries belong to, by which tiers tell them apart; None without one.
     """
 
     __slots__ = (

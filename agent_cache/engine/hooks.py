@@ -6,7 +6,7 @@ first that has an answer gives it. Otherwise the call is made outside of the hoo
 A hook has these methods, and the ``thread`` that it was installed in:
 
 - ``begin(call)``: a `HookedCall` begins, or the call of a function that is no tool. Returns an object for it that the
-  other methods are given, with ``is_answered``; None to see no more of it.
+  other methods are given, as `recording.functions.ActiveCall`; None to see no more of it.
 - ``answer(active)``, a coroutine, and, for plain functions and generators, ``answer_plainly``: its answer, or `RUN`.
 - ``returned(active, value)``, which gives what the caller gets, and ``raised(active, error)``: it was made, and ended.
 - ``escaped(called)``: a tool or function was called in another thread without a context, perhaps by this run.

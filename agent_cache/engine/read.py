@@ -80,7 +80,7 @@ class ReadOperation(Operation[ReadPolicy]):
         has_unknown_askers: whether calls ran uncached since nobody knows who made them.
         inherited_tiers: tiers that some answers depend on because of what their loads have read.
         number, is_named: its number in the tags of its entries, and whether any of these was ever written by its key.
-        is_new: whether it has had few calls: see `look_at_roots`.
+        is_new: whether its roots are still to be looked at, after many calls: see `look_at_roots`.
         roots: roots that its entries may depend on, also by what its loads have read.
         store: the store of its answers in the global scope.
     """

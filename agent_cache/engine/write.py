@@ -47,7 +47,7 @@ class WriteOperation(Operation[WritePolicy]):
     """A decorated write tool.
 
     Attributes:
-        is_new: whether it was not called yet.
+        is_new: whether its roots are still to be looked at, at its first call: see `warn_of_unread_roots`.
         late_roots, late_rules: the tags that are known only from its result.
         roots: every root that it may touch.
     """
