@@ -69,7 +69,7 @@ class HookedCall:
         return self.answered_by if self.call is None else self.call.source
 
 
-async def answered(scope: Scope, call: Any, proceed: Callable[[], Awaitable[Any]], *, is_plain: bool = False) -> Any:
+async def answered(scope: Scope, call: Any, proceed: Callable[[], Any], *, is_plain: bool = False) -> Any:
     """Pass a call through the hooks of its scope, the innermost first, until one answers it; else make it."""
     begun: list[tuple[Any, Any]] = []
     value: Any = None
@@ -87,7 +87,7 @@ async def answered(scope: Scope, call: Any, proceed: Callable[[], Awaitable[Any]
             begun.append((hook, active))
             CURRENT_CALL.set(active)
         else:
-            value = await proceed()
+            value = proceed() if is_plain else await proceed()  # here: no coroutine can raise StopIteration
     except BaseException as error:
         for hook, active in reversed(begun):
             hook.raised(active, error)
@@ -103,11 +103,7 @@ async def answered(scope: Scope, call: Any, proceed: Callable[[], Awaitable[Any]
 
 def answered_plainly(scope: Scope, call: Any, proceed: Callable[[], Any]) -> Any:
     """The same for a plain function or a generator. If what it returns has to be awaited, the call ends there."""
-
-    async def make() -> Any:
-        return proceed()
-
-    return run_blocking(answered(scope, call, make, is_plain=True))
+    return run_blocking(answered(scope, call, proceed, is_plain=True))
 
 
 async def _awaited(begun: list[tuple[Any, Any]], value: Awaitable[Any]) -> Any:

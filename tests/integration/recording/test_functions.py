@@ -164,6 +164,18 @@ def test_a_divergence_tells_a_number_from_its_text(path):
         double(1)
 
 
+def test_a_stop_iteration_of_a_plain_function_is_recorded_as_one(path):
+    follow = intercept(iter([1]).__next__, name="follow")
+    with record(path) as recorder:
+        assert follow() == 1
+        with pytest.raises(StopIteration):
+            follow()
+    assert recorder.steps[1].outcome["error"]["type"] == "builtins:StopIteration"
+    with replay(path), pytest.raises(StopIteration):
+        while follow():
+            pass
+
+
 def test_a_divergence_that_was_swallowed_is_raised_at_the_end(path):
     with record(path):
         double(1)
