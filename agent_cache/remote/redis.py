@@ -699,7 +699,8 @@ class RedisTier(VersionedTier):
             if self.pending:
                 await self.flush()
         except ConnectionError as error:
-            self._note_failure(error)
+            if not self.is_closed:
+                self._note_failure(error)
             return asyncio.sleep(third / 2)
         return self.backend.wait_for_news(self.feed.number or 0, third)
 
