@@ -99,6 +99,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "a date and a time": (date(2026, 7, 1), NOON.replace(hour=0)),
     "functions": (nested, cyclic),
     "generics": (list[int], list[str]),
+    "an hour that a clock shows twice": (BERLIN, BERLIN.replace(fold=1)),
 }
 SAME: dict[str, tuple[Any, Any]] = {
     "sets in any order": ({"b", "a", 3, (1,)}, {(1,), "a", 3, "b"}),
