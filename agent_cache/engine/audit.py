@@ -29,7 +29,7 @@ from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.blocking import in_background, run_blocking, start_thread
 from agent_cache.engine.middleware import shown_arguments
 from agent_cache.engine.operation import TOO_LONG, Operation
-from agent_cache.engine.scope import INTERCEPTORS, PLACE, ROOT, Call, LocalTool, Participant, Scope
+from agent_cache.engine.scope import HOOKS, PLACE, ROOT, Call, LocalTool, Participant, Scope
 from agent_cache.engine.state import LOG, TOOLS, keep, warn_once, write_now
 from agent_cache.engine.tiers import request_of
 from agent_cache.values.canonical import MISSING
@@ -133,7 +133,7 @@ def begin_audit(
     qualified = local.qualify(key)
     found = local.store.find(qualified)
     # To a recorder, a call of a thread of ours would be one that has lost its context.
-    if found is None or operation in _excluded or (operation.is_sync and INTERCEPTORS):
+    if found is None or operation in _excluded or (operation.is_sync and HOOKS):
         return
     try:  # the caller may change its arguments as soon as it has its answer, and so may the tool
         call = Call(operation, local, qualified, *_copied(operation.parameters, args, kwargs), "write")

@@ -35,7 +35,7 @@ from agent_cache.engine.flight import ALONE, BECOME_LEADER, STRANDED, Failure, F
 from agent_cache.engine.hooks import HookedCall, answered
 from agent_cache.engine.operation import UNKEYED, Operation, Proceed
 from agent_cache.engine.result import ServedEntry, inherit_entry, inherit_uncached, read_of, store_result
-from agent_cache.engine.scope import INTERCEPTORS, PLACE, ROOT, TENANT, Call, Scope, report_escape
+from agent_cache.engine.scope import HOOKS, PLACE, ROOT, TENANT, Call, Scope, report_escape
 from agent_cache.engine.state import warn_once
 from agent_cache.engine.tiers import ask_tiers, offer_result
 from agent_cache.errors import NoEventLoopError
@@ -67,7 +67,7 @@ def hit(
     """
     call = here.call
     scope = at or (here if call is None else here.scope)
-    if scope.interceptor is not None:
+    if scope.hook is not None:
         return MISSING
     local: Any = operation.at_root if scope is ROOT else scope.tools.get(operation)
     if local is None or local.configuration is not CURRENT.value:
@@ -120,7 +120,7 @@ async def run(
         hooked: the same call as hooks have received it, which is told of its `Call`; None without hooks.
     """
     scope = here if here.call is None else here.scope
-    if scope.interceptor is not None:
+    if scope.hook is not None:
         hooked = HookedCall(operation, scope, key, args, kwargs, is_fresh=is_fresh)
         return await answered(scope, hooked, partial(_run_hooked, hooked))
     local = operation.at_root if scope is ROOT else scope.tools.get(operation)
@@ -166,7 +166,7 @@ async def run(
                     warn_once(event, operation.name, error)
                     call.source, work = "uncached", setup.uncached
                     break
-    if INTERCEPTORS and call.scope.interceptor is None:
+    if HOOKS and call.scope.hook is None:
         report_escape(operation)
     if local.is_observed:
         call.admitted = call.started = now = CLOCK.now()

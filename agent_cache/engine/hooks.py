@@ -75,7 +75,7 @@ async def answered(scope: Scope, call: Any, proceed: Callable[[], Any], *, is_pl
     value: Any = None
     token = CURRENT_CALL.set(CURRENT_CALL.get())
     try:
-        while (hook := scope.interceptor) is not None:
+        while (hook := scope.hook) is not None:
             scope = scope.outside  # type: ignore[assignment]  # a scope with a hook has one
             active = hook.begin(call)
             if active is None:

@@ -321,7 +321,7 @@ class ReadOperation(Operation[ReadPolicy]):
         arguments = self.bind("contains", args, kwargs)
         scope = PLACE.get().scope
         local = scope.local(self)
-        if local.store is None or scope.interceptor is not None:
+        if local.store is None or scope.hook is not None:
             return False
         try:
             entry = local.store.find(local.qualify(self.key_of(arguments)))

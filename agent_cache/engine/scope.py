@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agent_cache.remote.versioned import Ticket, Tier
 
 __all__ = [
-    "INTERCEPTORS", "MAX_TOOLS", "PLACE", "ROOT", "TENANT", "Call", "Interceptor", "LocalTool",
+    "HOOKS", "MAX_TOOLS", "PLACE", "ROOT", "TENANT", "Call", "Hook", "LocalTool",
     "Participant", "Replacement", "Scope", "closes_generator", "leave_scope", "report_escape",
 ]  # fmt: skip
 
@@ -63,25 +63,25 @@ a loop that a replay has raised again.
 # Hooks
 
 
-Interceptor = Any
+Hook = Any
 """A hook around all calls of a scope, such as a tape: see `engine.hooks`."""
 
-INTERCEPTORS: dict[Interceptor, None] = {}
+HOOKS: dict[Hook, None] = {}
 """The hooks of all scopes of this process, in the order in which they were entered."""
 
 
 def report_escape(called: Any) -> None:
-    """Report a call without an interceptor to those of other threads.
+    """Report a call without a hook to those of other threads.
 
-    In a thread in which no interceptor was installed, a call may have lost its context on the way there, also if that
+    In a thread in which no hook was installed, a call may have lost its context on the way there, also if that
     thread has an event loop of its own. In any other thread it was made outside of the recording on purpose.
     """
     thread = threading.get_ident()
     if thread == threading.main_thread().ident:
         return
-    for interceptor in list(INTERCEPTORS):
-        if interceptor.thread != thread:
-            interceptor.escaped(called)
+    for hook in list(HOOKS):
+        if hook.thread != thread:
+            hook.escaped(called)
 
 
 # Tools in a scope
@@ -125,7 +125,7 @@ class LocalTool:
             self.is_observed = True
         store = self.store
         self.is_plain = (
-            store is not None and store.owner is self.tenant is scope.interceptor is None and not self.setup.audited
+            store is not None and store.owner is self.tenant is scope.hook is None and not self.setup.audited
         )
 
     def qualify(self, key: Hashable) -> Hashable:
@@ -229,7 +229,7 @@ class Scope:
         call: always None: as a place, a scope has no call around it.
         tenant: whose run this is, None without tenants.
         bypasses: whether reads made here run their tools uncached: see `bypass`.
-        interceptor: the innermost hook, such as a tape (`engine.hooks`); None outside of recordings.
+        hook: the innermost hook, such as a tape (`engine.hooks`); None outside of recordings.
         adds_nothing: whether there is no tenant, no `bypass` and no recording.
         outside: the same place without this hook; None without one.
         tools: what each tool has here; at most `MAX_TOOLS`. Those of the root are with the tools themselves.
@@ -237,7 +237,7 @@ class Scope:
     """
 
     __slots__ = (
-        "__weakref__", "_followers", "adds_nothing", "became", "bypasses", "call", "interceptor", "outside", "owners",
+        "__weakref__", "_followers", "adds_nothing", "became", "bypasses", "call", "hook", "outside", "owners",
         "participants", "tenant", "tools",
     )  # fmt: skip
 
@@ -247,13 +247,13 @@ class Scope:
         tenant: Hashable | None = None,
         *,
         bypasses: bool = False,
-        interceptor: Interceptor | None = None,
+        hook: Hook | None = None,
         outside: Scope | None = None,
     ) -> None:
         self.call: Call | None = None  # a slot is read in 20 ns less than an attribute of the class
         self.participants, self.tenant, self.bypasses = participants, tenant, bypasses
-        self.interceptor, self.outside = interceptor, outside
-        self.adds_nothing = tenant is None and not bypasses and interceptor is None
+        self.hook, self.outside = hook, outside
+        self.adds_nothing = tenant is None and not bypasses and hook is None
         self.owners: frozenset[object] = frozenset(participants)
         self.tools: dict[Any, LocalTool] = {}
         self.became: Scope | None = None
@@ -300,32 +300,32 @@ class Scope:
 
     def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
         """This place with one more session, innermost. In a recording it is recorded, too."""
-        if self.outside is not None and self.interceptor is not None:
-            return self.outside.within(participant, tenant).intercepted(self.interceptor)
+        if self.outside is not None and self.hook is not None:
+            return self.outside.within(participant, tenant).with_hook(self.hook)
         return Scope((participant, *self.participants), tenant, bypasses=self.bypasses)
 
-    def intercepted(self, interceptor: Interceptor) -> Scope:
-        """This place with an interceptor, which receives every call before any other one around it does."""
-        return Scope(self.participants, self.tenant, bypasses=self.bypasses, interceptor=interceptor, outside=self)
+    def with_hook(self, hook: Hook) -> Scope:
+        """This place with a hook, which receives every call before any other one around it does."""
+        return Scope(self.participants, self.tenant, bypasses=self.bypasses, hook=hook, outside=self)
 
     def variant(self, *, bypasses: bool) -> Scope:
         """This place with another flag."""
-        if self.outside is not None and self.interceptor is not None:
-            made = self.outside.variant(bypasses=bypasses).intercepted(self.interceptor)
+        if self.outside is not None and self.hook is not None:
+            made = self.outside.variant(bypasses=bypasses).with_hook(self.hook)
         else:
             made = Scope(self.participants, self.tenant, bypasses=bypasses)
         self._add_follower(made)
         return made
 
     def without_recordings(self) -> Scope:
-        """This place outside of all interceptors."""
+        """This place outside of all hooks."""
         scope = self
         while scope.outside is not None:
             scope = scope.outside
         return scope
 
     def storing(self) -> Scope:
-        """The place in which tools know where their results are stored: this one without `bypass` and interceptors."""
+        """The place in which tools know where their results are stored: this one without `bypass` and hooks."""
         scope = self.without_recordings()
         return scope.variant(bypasses=False) if scope.bypasses else scope
 
@@ -339,7 +339,7 @@ class Scope:
         """Stand for another place from now on: in contexts that still have this one after its session has ended."""
         other, bypassed = other.became or other, self.bypasses
         self.participants, self.owners, self.tenant = other.participants, other.owners, other.tenant
-        self.bypasses, self.interceptor, self.outside = other.bypasses, other.interceptor, other.outside
+        self.bypasses, self.hook, self.outside = other.bypasses, other.hook, other.outside
         self.adds_nothing = other.adds_nothing
         self.tools = {}
         self.became = other

@@ -401,7 +401,7 @@ class _Streaming(Operation[Any]):
         self, scope: Scope, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_fresh: bool = False
     ) -> Cursor:
         """Begin a call that no local hit has answered: as `engine.call.run`."""
-        if scope.interceptor is None:
+        if scope.hook is None:
             return self.cursor(partial(run, self, scope, key, args, kwargs, is_fresh=is_fresh))
         hooked = HookedCall(self, scope, key, args, kwargs, is_fresh=is_fresh)
         chunks = answered_plainly(scope, hooked, partial(self.iterate, partial(self._read_hooked, hooked)))

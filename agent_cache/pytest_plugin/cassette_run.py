@@ -288,8 +288,8 @@ def tapes_of(scope: Scope) -> list[Tape]:
     """The tapes that are open in a scope, from the inside: a test with a baseline may replay a cassette, too."""
     found = []
     while scope.outside is not None:
-        if isinstance(scope.interceptor, Tape):
-            found.append(scope.interceptor)
+        if isinstance(scope.hook, Tape):
+            found.append(scope.hook)
         scope = scope.outside
     return found
 

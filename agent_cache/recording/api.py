@@ -20,7 +20,7 @@ import msgspec
 from agent_cache.core.options import checked_choice, checked_flag
 from agent_cache.engine.hooks import HookedCall
 from agent_cache.engine.operation import Operation
-from agent_cache.engine.scope import INTERCEPTORS, PLACE, Scope, closes_generator, leave_scope
+from agent_cache.engine.scope import HOOKS, PLACE, Scope, closes_generator, leave_scope
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.call_log import CallListener, CassetteLog, ObservedCalls
 from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules, redacted_name
@@ -69,7 +69,7 @@ class Block(Generic[H]):
         outer = PLACE.get().scope
         tape = self._open()
         self._has_ended = False
-        INTERCEPTORS[tape] = None
+        HOOKS[tape] = None
         if tape.http is not None:
             SEAMS.enter()
             if tape.http.guard:
@@ -78,7 +78,7 @@ class Block(Generic[H]):
         around = _without_blocker(outer) if self.ends_refusal else outer
         if self._bypasses:
             around = around.variant(bypasses=True)
-        scope = around.intercepted(tape)
+        scope = around.with_hook(tape)
         self._entered = tape, outer, scope, scope.enter()
         return tape
 
@@ -105,7 +105,7 @@ class Block(Generic[H]):
         if self._entered is None:
             raise CassetteError("is not entered", self._path or "")
         (tape, outer, scope, token), self._entered = self._entered, None
-        INTERCEPTORS.pop(tape, None)
+        HOOKS.pop(tape, None)
         try:
             if not self._has_ended:
                 tape.finish(error)
@@ -371,21 +371,21 @@ def block_live_calls(advice: str) -> Iterator[LiveCallBlocker]:
     """
     blocker = LiveCallBlocker(advice)
     outer = PLACE.get().scope
-    scope = outer.intercepted(blocker)
+    scope = outer.with_hook(blocker)
     token = scope.enter()
-    INTERCEPTORS[blocker] = None
+    HOOKS[blocker] = None
     SEAMS.enter()
     try:
         yield blocker
     finally:
         SEAMS.leave()
-        del INTERCEPTORS[blocker]
+        del HOOKS[blocker]
         leave_scope(scope, outer, token, is_closing=False)
 
 
 def _without_blocker(scope: Scope) -> Scope:
     """The same scope without the blockers that are innermost in it."""
-    while scope.outside is not None and isinstance(scope.interceptor, LiveCallBlocker):
+    while scope.outside is not None and isinstance(scope.hook, LiveCallBlocker):
         scope = scope.outside
     return scope
 

@@ -18,7 +18,7 @@ from agent_cache.core.options import checked_choice, checked_function
 from agent_cache.core.parameters import JsonArguments, Parameters
 from agent_cache.engine.hooks import CURRENT_CALL, HookedCall, answered, answered_plainly
 from agent_cache.engine.operation import Operation
-from agent_cache.engine.scope import INTERCEPTORS, PLACE, Scope, report_escape
+from agent_cache.engine.scope import HOOKS, PLACE, Scope, report_escape
 from agent_cache.errors import ConfigurationError, UncacheableArgumentsError
 from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.file import RecordedCall
@@ -438,14 +438,14 @@ def wrapped(recorded: RecordedFunction) -> Any:
 
     def run(args: Any, kwargs: Any) -> Any:
         scope: Scope = PLACE.get().scope
-        if scope.interceptor is not None:
+        if scope.hook is not None:
             try:
                 call = FunctionCall(recorded, scope, args, kwargs)
             except TypeError:  # the function refuses these arguments itself
                 return function(*args, **kwargs)
             passed = answered if recorded.form == "async" else answered_plainly
             return passed(scope, call, functools.partial(function, *args, **kwargs))
-        if INTERCEPTORS:
+        if HOOKS:
             report_escape(recorded)
         return function(*args, **kwargs)
 

@@ -698,7 +698,7 @@ class _Attached(Block[_JournalTape]):
     def _open(self) -> _JournalTape:
         scope = PLACE.get().scope
         while scope.outside is not None:
-            if isinstance(scope.interceptor, _JournalTape):
+            if isinstance(scope.hook, _JournalTape):
                 text = "is inside of one that has a journal, which has its calls; give only the outer one a journal"
                 raise ConfigurationError(f"the session {self._session_id!r} {text}")
             scope = scope.outside

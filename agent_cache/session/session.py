@@ -16,7 +16,7 @@ from agent_cache.core.options import checked_flag, checked_text, configures, cou
 from agent_cache.core.store import NEVER, Store
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.read import ReadOperation
-from agent_cache.engine.scope import MAX_TOOLS, PLACE, Interceptor, Scope, closes_generator, leave_scope
+from agent_cache.engine.scope import MAX_TOOLS, PLACE, Hook, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import forget_oldest
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import Metrics
@@ -254,11 +254,11 @@ class AgentCacheSession(LoopGuard):
             )
             if own.outside is None and scope.participants == own.participants and scope.bypasses == own.bypasses:
                 scope.tools = own.tools  # to make them takes 10 us a tool
-            around, beside = [*_interceptors(own)], [*_interceptors(here)]
+            around, beside = [*_hooks(own)], [*_hooks(here)]
             if any(one not in around for one in beside):
                 around = [*beside, *(one for one in around if one not in beside)]
-            for interceptor in reversed(around):
-                scope = scope.intercepted(interceptor)
+            for hook in reversed(around):
+                scope = scope.with_hook(hook)
             self._blocks[scope] = here
         return scope
 
@@ -416,11 +416,11 @@ def _close(store: Store) -> None:
         _dropped = store.close()  # freed after the lock
 
 
-def _interceptors(scope: Scope) -> Iterator[Interceptor]:
+def _hooks(scope: Scope) -> Iterator[Hook]:
     """The hooks of a scope, the innermost first."""
     while scope.outside is not None:
-        if scope.interceptor is not None:
-            yield scope.interceptor
+        if scope.hook is not None:
+            yield scope.hook
         scope = scope.outside
 
 

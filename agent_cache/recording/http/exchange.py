@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import msgspec
 
 from agent_cache.engine.hooks import CURRENT_CALL, leave_call
-from agent_cache.engine.scope import INTERCEPTORS, PLACE
+from agent_cache.engine.scope import HOOKS, PLACE
 from agent_cache.errors import CassetteError, ReplayExhausted
 from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import ActiveCall
@@ -130,31 +130,31 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
         return None
     parts = urlsplit(url)
     scope: Any = PLACE.get().scope
-    if scope.interceptor is None:
+    if scope.hook is None:
         _report_escape(method, url, parts, headers)
         return None
     exchange = Exchange(method, url, headers)
     is_guarded = False
-    while scope.interceptor is not None:
-        interceptor, scope = scope.interceptor, scope.outside
-        settings = getattr(interceptor, "http", None)
+    while scope.hook is not None:
+        hook, scope = scope.hook, scope.outside
+        settings = getattr(hook, "http", None)
         if settings is None:
             continue
         is_guarded = is_guarded or settings.guard
         if not settings.takes(parts):
-            if isinstance(interceptor, Tape) and interceptor.is_strict_replay and settings.refuses(parts):
+            if isinstance(hook, Tape) and hook.is_strict_replay and settings.refuses(parts):
                 exchange.refusal = _unsent(method, parts)
                 return exchange
-        elif not isinstance(interceptor, Tape):
+        elif not isinstance(hook, Tape):
             kind, name, _ = identity(method, url, headers, b"", settings, _DEFAULT_RULES)
             if kind == "llm" or not is_loopback(parts.hostname or ""):  # another server there is the test's own
                 try:
-                    interceptor.escaped(endpoint_of(kind, name))
+                    hook.escaped(endpoint_of(kind, name))
                 except CassetteError as error:
                     exchange.refuse(error, kind)
                     return exchange
-        elif (call := running_call(interceptor)) is None:
-            exchange.tapes.append(interceptor)
+        elif (call := running_call(hook)) is None:
+            exchange.tapes.append(hook)
         elif call.usage is not None and call.exchange is None:
             exchange.learners.append(call.usage)
     return exchange if exchange.tapes or exchange.learners or is_guarded else None
@@ -173,13 +173,13 @@ def _report_escape(method: str, url: str, parts: SplitResult, headers: Mapping[s
     thread = threading.get_ident()
     if thread == threading.main_thread().ident:
         return
-    for interceptor in list(INTERCEPTORS):
-        settings = getattr(interceptor, "http", None)
-        if interceptor.thread == thread or settings is None or not settings.takes(parts):
+    for hook in list(HOOKS):
+        settings = getattr(hook, "http", None)
+        if hook.thread == thread or settings is None or not settings.takes(parts):
             continue
-        if isinstance(interceptor, Tape) or not is_loopback(parts.hostname or ""):
-            rules = getattr(interceptor, "redaction", _DEFAULT_RULES)
-            interceptor.escaped(endpoint_of(*identity(method, url, headers, b"", settings, rules)[:2]))
+        if isinstance(hook, Tape) or not is_loopback(parts.hostname or ""):
+            rules = getattr(hook, "redaction", _DEFAULT_RULES)
+            hook.escaped(endpoint_of(*identity(method, url, headers, b"", settings, rules)[:2]))
 
 
 class Recorded:

@@ -104,8 +104,8 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         return
     host = host.decode("ascii", "replace") if isinstance(host, bytes) else host
     parts = urlsplit(f"tcp://[{host}]/" if ":" in host else f"tcp://{host}/")
-    while scope.interceptor is not None:
-        tape, scope = scope.interceptor, scope.outside
+    while scope.hook is not None:
+        tape, scope = scope.hook, scope.outside
         is_guarded = isinstance(tape, Tape) and tape.is_strict and tape.http is not None and tape.http.guard
         if is_guarded and tape.http.takes(parts) and running_call(tape) is None:
             tape.refuse_connection(f"{host}:{port}" if port else host)
