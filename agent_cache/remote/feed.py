@@ -159,12 +159,12 @@ class Feed:
         """Apply what is new."""
         with VERSIONS.lock:
             former, is_same = self.number, news.store == self._store
-            if former is None or not is_same or news.messages is None:
+            if former is None or not is_same or (news.messages is None and news.number != former):
                 self._store, self.number = news.store, news.number
                 if former is not None:
                     self.lose()
                 return
-            for number, data in news.messages:
+            for number, data in news.messages or ():
                 if data and number > former:
                     self._receive(data)
             self.number = max(former, news.number)  # last: who has seen it finds what was written
