@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
-from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Hashable, Mapping, Set
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -331,7 +331,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         if isinstance(found, Mapping):
             return {key: found[key] for key in keys if key in found}
         name = f"batch loader {getattr(loader, '__qualname__', type(loader).__qualname__)}()"
-        if isinstance(found, str | bytes) or not isinstance(found, Sequence):
+        if isinstance(found, str | bytes | Set) or not isinstance(found, Collection):  # an array is one
             wanted = "a mapping from key to value, or a list of values in the order of the keys"
             raise TypeError(f"{name} must return {wanted}; it returned {type(found).__name__}")
         if len(found) != len(keys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 import pytest
 
@@ -57,6 +58,16 @@ async def test_an_answer_that_cannot_be_matched_with_the_keys_is_an_error_and_no
             raise outcome
     assert len(cache.cache) == 0
     assert nothing_is_left(cache)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, deque, lambda values: dict(enumerate(values)).values()])
+async def test_values_in_the_order_of_the_keys_may_be_in_any_collection_that_has_an_order(kind):
+    cache = AsyncCache(batch_window_ms=0)
+
+    async def load(keys):
+        return kind(key * 2 for key in keys)
+
+    assert await asyncio.gather(*(cache.get(key, batch_loader=load) for key in "ab")) == ["aa", "bb"]
 
 
 async def test_a_key_that_the_mapping_lacks_is_none_and_asked_for_again():
