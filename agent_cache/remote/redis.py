@@ -419,11 +419,11 @@ class RedisBackend:
         self._handed_over.add(writer)
         sending = connection.send_command(*script, 2, *self._keys, writer, *values, check_health=False)
         try:
-            sent = asyncio.run_coroutine_threadsafe(sending, loop)
+            sent = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sending, loop))
         except RuntimeError:  # that loop has ended
             sending.close()
         else:
-            await asyncio.wait([asyncio.wrap_future(sent)], timeout=self._timeout)
+            await asyncio.wait([asyncio.gather(sent, return_exceptions=True)], timeout=self._timeout)
 
     # Backend
 

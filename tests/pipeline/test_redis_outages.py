@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -185,6 +186,28 @@ async def test_a_write_that_a_stopped_server_does_not_answer_is_on_its_way_when_
     while not await other.caught_up():
         await asyncio.sleep(0.01)
     assert [await value_of(other, each) for each in requests] == ["nothing"] * 3
+
+
+async def test_a_connection_that_breaks_while_a_write_is_handed_over_leaves_no_report_of_an_exception(
+    make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch
+):
+    reports: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report["message"]))
+
+    async def broken(connection: Connection, command: Any, *, check_health: bool = True) -> None:
+        broke.append(check_health)
+        raise redis.exceptions.ConnectionError
+
+    broke: list[bool] = []
+    tier = make(valkey.url)
+    await until(lambda: tier.backend._spare)
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "send_packed_command", broken)
+        await tier.begin(intent := write("order:7"))
+        await commit(tier, intent)
+    assert False in broke
+    gc.collect()
+    assert reports == []
 
 
 async def test_what_a_process_that_stood_still_has_read_before_is_not_believed(
