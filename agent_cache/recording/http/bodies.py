@@ -323,6 +323,7 @@ _STREAMS: dict[str, tuple[Callable[[bytes], dict[str, Any]], Callable[[Mapping[s
     "events": (_event_data, _event_bytes),
     "frames": (_frame_data, _frame_bytes),
     "lines": (_data, _bytes),
+    "chunks": (_data, _bytes),  # only in recordings from before such a body was one piece
 }
 _FIELD_OF_TYPE = {"text/event-stream": "events", "application/vnd.amazon.eventstream": "frames"} | dict.fromkeys(
     ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"), "lines"
