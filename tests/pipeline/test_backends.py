@@ -12,6 +12,7 @@ import pytest
 
 from agent_cache.remote import FileTier, VersionedTier
 from agent_cache.remote.backend import Backend
+from agent_cache.remote.feed import News
 from agent_cache.testing import FakeClock, MemoryServer
 from agent_cache.testing.tier_contract import BackendContract
 from tests.contract.workbench import load, read, value_of, writing
@@ -78,3 +79,12 @@ async def test_nobody_reads_before_what_a_write_could_not_deliver_has_landed():
     assert not any(reader.done() for reader in readers)
     server.may_commit.set()
     assert await asyncio.gather(*readers) == ["nothing"] * 3
+
+
+@pytest.mark.parametrize(("number", "losses"), [(5, 0), (7, 1), (4, 1)], ids=["equal", "newer", "older"])
+def test_a_first_look_at_the_feed_that_is_answered_after_another_skips_nothing(number: int, losses: int):
+    """Two are under way at first: what lies between their answers was seen by neither."""
+    feed = VersionedTier(MemoryServer()).feed
+    feed.apply(News("store", 5, None))
+    feed.apply(News("store", number, None))
+    assert feed.losses == losses
