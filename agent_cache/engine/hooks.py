@@ -189,5 +189,5 @@ def replay_into_sessions(hooked: HookedCall, value: Any, error: BaseException | 
             (metrics.noticed_loop if level == "notice" else metrics.acted_on_loop)(kind)
     if source != "blocked":
         call.count(failed=isinstance(error, Exception))
-    if loop is not None and scope.participants:
+    if loop is not None and scope.participants and not any(one.loop_error for one in scope.participants):
         scope.participants[0].stop(loop)

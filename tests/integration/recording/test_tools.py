@@ -1,6 +1,7 @@
 """Cached tools are recorded without more ado, and what the agent saw is what a replay gives it."""
 
 import asyncio
+import contextlib
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -171,3 +172,24 @@ async def test_a_recording_inside_of_another_is_part_of_both(shop, path):
     assert [call.arguments["order_id"] for call in Cassette.load(path)] == ["7", "8", "8"]
     assert [call.source for call in Cassette.load(inner)] == ["miss", "hit"]
     assert [call.source for call in Cassette.load(path)] == ["miss", "miss", "hit"]
+
+
+async def test_a_session_inside_of_one_that_a_loop_has_stopped_ends_in_a_replay_as_it_did(path):
+    @AgentCache("order:{order_id}", name="look_again")
+    async def look_again(order_id: int) -> int:
+        return order_id
+
+    async def run() -> None:
+        async with AgentCacheSession():
+            for _ in range(5):
+                with contextlib.suppress(AgentLoopDetectedError):
+                    await look_again(1)
+            async with AgentCacheSession() as inner:
+                with pytest.raises(AgentLoopDetectedError):
+                    await look_again(2)
+            assert inner.loop_error is None
+
+    with pytest.raises(AgentLoopDetectedError), record(path):
+        await run()
+    with pytest.raises(AgentLoopDetectedError), replay(path):
+        await run()
