@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     tape.add_argument("--record", metavar="PATH", help="record everything that the host asks, to replay it")
     tape.add_argument("--replay", metavar="PATH", help="answer from a recording, without any server")
     add("--config", metavar="FILE", help="the rules of the server's tools, as TOML")
-    add("--strict", action="store_true", help="with --replay: all of it, in the order recorded")
+    add("--strict", action="store_true", help="with --replay: every recorded call must be made")
     add("--stats", action="store_true", help="at the end, print counters to standard error")
     what = "print what is done with each tool, and rules to begin with, and exit"
     add("--explain", action="store_true", help=what)
