@@ -123,13 +123,13 @@ def test_a_tree_that_keeps_the_rules_is_let_through(tmp_path: Path):
     assert [sentence for rule in RULES for sentence in rule(tmp_path)] == []
 
 
-# How large it is. Each bound may be lowered, and is raised only with the reason beside it. Together they are to come
-# under 34,000 lines and 500 names.
+# How large it is. Each bound may be lowered, and is raised only with the reason beside it. The plan was 34,000 lines
+# and 500 names together; each row says what it has that the plan did not count.
 
 LINES = {
-    "core": 2_654,  # of 1,800: who asks (464) was no row of the plan, nor were trusted copies of tiers (83)
+    "core": 2_649,  # of 1,800: who asks (464) was no row of the plan, nor were trusted copies of tiers (83)
     "values": 1_306,  # of 1,250
-    "engine": 6_058,  # of 2,700: `scope`, `operation`, `result`, `inheritance`, `read` and `state` (2,200) are what the
+    "engine": 6_012,  # of 2,700: `scope`, `operation`, `result`, `inheritance`, `read` and `state` (2,200) are what the
     # prototype of the plan lacked: sessions around a call, tenants, what a load inherits, doubt, refused results. What
     # leads to the tiers is 583. Streams are 510 of 320: tasks share runs that go on when their first caller leaves
     "session": 1_715,  # of 1,200: `attach` (110), calls without a key (65), the trace's keys of writes (40) and reports
@@ -142,7 +142,7 @@ LINES = {
     "resume": 2_215,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,300
     "pytest_plugin": 954,  # of 850
     "service": 686,  # of 520: the schemas are 110, drift of what goes on 50
-    "testing": 604,  # of 820: the contract of backends is 355
+    "testing": 603,  # of 820: the contract of backends is 355
     "integrations": 2_430,  # of 2,070: `wrap` and `explain` (190) were no row; who asks is a fifth of each adapter
     "relay": 1_673,  # of 1,350: JSON-RPC (179) was no row, nor were lists by hints (70) and tasks (60)
     "advise": 2_683,  # of 2,150: what links a write to a read (`mine`, `paths`: 1,108 of 850) keeps each
@@ -150,8 +150,8 @@ LINES = {
     "report": 1_065,  # of 950: a trajectory and the texts of model calls (150) were no row of the plan
     "cli": 2_686,  # of 2,150: the demo with its picture is 587 of 400
 }
-LINES_OF_THE_PACKAGE = 47_249
-EXPORTED_NAMES = 679
+LINES_OF_THE_PACKAGE = 44_876
+EXPORTED_NAMES = 663
 
 
 @pytest.mark.parametrize("folder", LINES)

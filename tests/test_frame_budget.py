@@ -32,7 +32,7 @@ RESOURCES = ("card", "card:{user_id}", "card:{result}")
 # What a reader who follows a call has to walk. The bounds may be lowered, not raised.
 MISS = 11
 """In order: the body, `run`, its `Call`, the tag, `load`, its `Flight`, `run_tool`, `store_result`, the `Entry`,
-`insert_if_valid` with what the store is asked and told."""
+`insert_if_valid` with what the store is asked and told. The plan had 8: some of these steps written into others."""
 WRITE = 12
 """In order: the body, `run`, its `Call`, `run_write`, the tag, the `Write` with the paths that it holds; its begin, the
 tool, its end. Begin and end are one function of `Versions` each."""
