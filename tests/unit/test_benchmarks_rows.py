@@ -7,6 +7,7 @@ import math
 import pytest
 
 from benchmarks.budgets import measured
+from benchmarks.others import tried
 from benchmarks.rows import journals, sessions, writes
 from benchmarks.timing import Effort
 
@@ -48,3 +49,16 @@ async def test_a_write_that_reaches_no_session_fails_its_row(monkeypatch: pytest
     monkeypatch.setattr(writes, "AgentCacheInvalidator", lambda tags: lambda tool: tool)
     with pytest.raises(AssertionError, match="10 executions"):
         await writes.session_readers(SMALL)
+
+
+@pytest.mark.parametrize(
+    ("cache", "after_a_write", "of_two", "arguments"),
+    [
+        ("agent-cache", "new", "gets the answer", "4 of 4, in a list 4 of 4"),
+        ("functools", "stale if it was being read", "runs it, too", "3 of 4, in a list refused"),
+    ],
+)
+async def test_the_first_page_says_what_caches_do_that_are_always_there(
+    cache: str, after_a_write: str, of_two: str, arguments: str
+) -> None:
+    assert await tried(cache) == [after_a_write, of_two, arguments]
