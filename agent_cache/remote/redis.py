@@ -342,7 +342,10 @@ class RedisBackend:
         own = await self.own_loop()
         try:
             async with asyncio.timeout(seconds_left):
-                return await command(own.client)
+                try:
+                    return await command(own.client)
+                except AttributeError:  # of asyncio in Python 3.12 and 3.13, for a connection that is closed
+                    return await command(own.client)
         finally:
             if own.is_closed:  # while the command was under way: the client has opened its connection again
                 await own.close()
