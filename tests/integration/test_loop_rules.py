@@ -268,6 +268,11 @@ RULES: dict[str, tuple[Sequence, dict[int, str], dict[str, Any]]] = {
         {8: "notice of repeat"} | dict.fromkeys((12, 14, 16), "repeat"),
         {},
     ),
+    "progress takes back half of what a repetition had added": (
+        read() * 3 + read("item", 1) + read() * 3,
+        {3: "notice of repeat"} | repeats(6, 7),
+        {},
+    ),
     "one error for every item of a batch": (each(fails() + read("item", n) for n in range(40)), {}, {}),
     # writes
     "a write with a new signature begins anew": (each(read() * 2 + write(n) for n in range(10)), {}, {}),

@@ -492,7 +492,7 @@ async def test_a_latched_loop_refuses_every_later_call_with_the_first_error():
     assert len(errors) == 5
     assert set(errors) == {caught.value}
     assert short(session, "source") == ["miss", "hit", *["blocked"] * 5]
-    assert short(session, "outcome")[2:] == ["AgentLoopDetectedError"] * 5
+    assert short(session, "outcome", "duration")[2:] == [("AgentLoopDetectedError", 0.0)] * 5
     assert get_metrics()["loop_detections"] == session.get_metrics()["loop_detections"] == 5
 
 
