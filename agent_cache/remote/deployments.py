@@ -38,15 +38,10 @@ _OWN: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Servers: one, the primary of a group that Sentinels watch, or a cluster.
+    """Servers: one, the primary of a group that Sentinels watch, or a cluster."""
 
-    Attributes:
-        names: their addresses, for messages.
-        connect: makes a client for the running event loop, given the seconds to connect.
-    """
-
-    names: list[str]
-    connect: Callable[[float], Any]
+    names: list[str]  # their addresses, for messages
+    connect: Callable[[float], Any]  # makes a client for the running event loop, given the seconds to connect
 
 
 def _limits(timeout: float) -> dict[str, Any]:

@@ -342,10 +342,9 @@ class RedisBackend:
         own = await self.own_loop()
         try:
             async with asyncio.timeout(seconds_left):
-                try:
+                with suppress(AttributeError):  # of asyncio in Python 3.12 and 3.13, for a connection that is closed
                     return await command(own.client)
-                except AttributeError:  # of asyncio in Python 3.12 and 3.13, for a connection that is closed
-                    return await command(own.client)
+                return await command(own.client)
         finally:
             if own.is_closed:  # while the command was under way: the client has opened its connection again
                 await own.close()

@@ -661,7 +661,10 @@ class VersionedTier:
             ConnectionError: if that cannot be known.
         """
         before, asked = self._answered, boottime()
-        self.feed.apply(await self.backend.feed(self.feed.number))
+        news = await self.backend.feed(since := self.feed.number)
+        if since is None and self.feed.number is not None:  # another first look was answered: what lies between
+            news = await self.backend.feed(self.feed.number)
+        self.feed.apply(news)
         self._answered = max(self._answered, asked)
         await self._read_ttls()
         self.heard.until = max(self.heard.until, asked + self.max_staleness)

@@ -81,9 +81,39 @@ async def test_nobody_reads_before_what_a_write_could_not_deliver_has_landed():
     assert await asyncio.gather(*readers) == ["nothing"] * 3
 
 
+class LateServer(MemoryServer):
+    """Its answer to the first look at the feed is held back, and made when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate: asyncio.Event | None = asyncio.Event()
+
+    async def feed(self, since: int | None) -> News:
+        if since is None and self.gate is not None:
+            gate, self.gate = self.gate, None
+            await gate.wait()
+        return await super().feed(since)
+
+
+async def test_a_first_look_at_the_feed_that_is_answered_after_another_misses_nothing():
+    server = LateServer()
+    tier, other, told = VersionedTier(server), VersionedTier(server), list[Any]()
+    tier.subscribe(told.append)
+    gate, late = server.gate, asyncio.create_task(tier.catch_up())
+    await idle()
+    await tier.catch_up()
+    async with writing(other, "order:7"):
+        pass
+    assert gate is not None
+    gate.set()
+    await late
+    assert [one.tags for one in told] == [("order:7",)] * 2
+    assert tier.feed.losses == 0
+
+
 @pytest.mark.parametrize(("number", "losses"), [(5, 0), (7, 1), (4, 1)], ids=["equal", "newer", "older"])
-def test_a_first_look_at_the_feed_that_is_answered_after_another_skips_nothing(number: int, losses: int):
-    """Two are under way at first: what lies between their answers was seen by neither."""
+def test_two_answers_to_first_looks_that_are_applied_at_once_skip_nothing(number: int, losses: int):
+    """In two threads: what lies between them was seen by neither."""
     feed = VersionedTier(MemoryServer()).feed
     feed.apply(News("store", 5, None))
     feed.apply(News("store", number, None))

@@ -155,7 +155,7 @@ async def test_a_message_that_cannot_be_understood_means_everything(make: Make, 
         hits = tier.stats()["hits"]
         raw.xadd("{agent_cache}:f", {"m": said}, id=f"{raw.incr('{agent_cache}:n')}-0")
         assert await tier.caught_up()
-        assert tier.stats()["losses"] >= number  # a first look may be one more
+        assert tier.stats()["losses"] == number
         await get_order(7)
         assert tier.stats()["hits"] == hits + 1, said[:40]  # the local copy had gone
     assert [record.name for record in caplog.records] == ["agent_cache"]
