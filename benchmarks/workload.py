@@ -6,6 +6,7 @@ Each `..._tool` function returns a new undecorated tool, so that no two subjects
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from collections.abc import Callable, Coroutine, Sequence
@@ -21,6 +22,11 @@ TTL = 3600.0
 
 FILTERS: dict[str, Any] = json.loads('{"status": "pending", "price": {"min": 10, "max": 250}, "limit": 20}')
 """A nested argument as frameworks parse them from JSON: three keys, an object inside, four leaves."""
+
+LARGER_FILTERS: dict[str, Any] = json.loads(
+    '{"status": ["pending", "delivered"], "price": {"min": 10, "max": 250}, "sort": "created", "limit": 20}'
+)
+"""Four keys, a list and an object inside, six leaves."""
 
 
 def scalar_tool() -> ScalarTool:
@@ -73,6 +79,17 @@ def tree_tool() -> FlatTool:
     return get_order
 
 
+def slow_tool(executions: list[str]) -> ScalarTool:
+    """Appends to `executions` and awaits one turn of the event loop, as a tool that waits for something does."""
+
+    async def get_card(user_id: str) -> str:
+        executions.append(user_id)
+        await asyncio.sleep(0)
+        return CARD
+
+    return get_card
+
+
 def new_ids(prefix: str) -> Callable[[int], Sequence[str]]:
     """A function that returns `n` ids, different ones in each call."""
     numbers = itertools.count()
@@ -89,3 +106,6 @@ USERS = 100
 def users_in_turn(n: int) -> Sequence[str]:
     """`n` ids that repeat after `USERS`."""
     return [f"user_{number % USERS}" for number in range(n)]
+
+
+TASKS = 1_000

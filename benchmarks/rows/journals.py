@@ -63,6 +63,22 @@ def resume_sample(place: Path) -> Sample:
     return run
 
 
+def answer_sample(place: Path, tools: list[AsyncTool]) -> Sample:
+    """The time of a whole resumed run all of whose calls are answered."""
+
+    async def run(n: int) -> float:
+        seconds = 0.0
+        for _ in range(n):
+            start = thread_time()
+            with suppress(Stopped), Journal(place).attach("long"):
+                await _run(tools)
+                seconds += thread_time() - start
+                raise Stopped
+        return seconds
+
+    return run
+
+
 async def rows(effort: Effort) -> list[Row]:
     """The rows."""
     with folder() as place:
@@ -77,6 +93,7 @@ async def rows(effort: Effort) -> list[Row]:
                 "journal": journal_sample(read, place / "reads"),
                 "journal write": journal_sample(write, place / "writes"),
                 "resume": resume_sample(place),
+                "answer": answer_sample(place, tools),
             },
             Effort(rounds=max(5, effort.rounds // 5), seconds=effort.seconds),
             title="journal",
@@ -85,9 +102,17 @@ async def rows(effort: Effort) -> list[Row]:
     def row(what: str, name: str, base: str, limit: float, note: str) -> Row:
         return Row("journal", what, figures[name].above(figures[base]).scaled(1e6), "us", limit, note)
 
-    what = f"resuming a run of {RESUMED:,} calls"
+    size = f"{RESUMED:,} calls"
     return [
         row("a call", "journal", "record", 15.0, "1 KB result; over recording it"),
         row("a write: its intent and its outcome", "journal write", "record write", 30.0, "likewise"),
-        Row("journal", what, figures["resume"].spread, "s", 1.0, "until the first call is answered"),
+        Row(
+            "journal",
+            f"resuming a run of {size}",
+            figures["resume"].spread,
+            "s",
+            1.0,
+            "until the first call is answered",
+        ),
+        Row("journal", "the same with all its answers", figures["answer"].spread, "s", 1.0, ""),
     ]

@@ -8,14 +8,14 @@ import itertools
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from time import process_time
+from time import process_time, thread_time
 from typing import Final
 
 from agent_cache import AgentCache, AgentCacheSession, testing
-from benchmarks.rows.calls import WITHOUT_LIMITS
+from benchmarks.rows.calls import WITHOUT_LIMITS, unlimited_session
 from benchmarks.table import Row
-from benchmarks.timing import Effort, Spread, progress
-from benchmarks.workload import TTL, scalar_tool
+from benchmarks.timing import Effort, Spread, measure, progress
+from benchmarks.workload import TTL, USER, scalar_tool
 
 Cached = Callable[[str], Awaitable[object]]
 
@@ -34,14 +34,70 @@ def cached_tools(count: int, root: str) -> list[Cached]:
 
 
 async def rows(effort: Effort) -> list[Row]:
-    """Many sessions at once."""
+    """The first call of a tool in a session, opening a session with options, and many sessions at once."""
+    tools = cached_tools(TOOLS, "first")
+    for tool in tools:
+        await tool(USER)
+
+    async def first_calls(n: int) -> float:
+        seconds = 0.0
+        rest = n
+        while rest > 0:
+            async with unlimited_session():
+                start = thread_time()
+                for tool in tools[:rest]:
+                    await tool(USER)
+                seconds += thread_time() - start
+            rest -= len(tools)
+        return seconds
+
+    async def plain_calls(n: int) -> float:
+        start = thread_time()
+        for number in range(n):
+            await tools[number % TOOLS](USER)
+        return thread_time() - start
+
+    async def open_and_close(n: int) -> float:
+        start = thread_time()
+        for _ in range(n):
+            async with AgentCacheSession(max_tool_repeats=3, max_execution_depth=50, on_loop="warn"):
+                pass
+        return thread_time() - start
+
+    figures = await measure(
+        {"first": first_calls, "plain": plain_calls, "open": open_and_close}, effort, title="sessions of many tools"
+    )
+    first = figures["first"].above(figures["plain"]).scaled(1e6)
     calls, kilobytes = await many_sessions(effort)
     crowd = f"{TOOLS} tools, {TOOLS_OF_A_SESSION} of them in a session, half of the calls are hits"
-    open_ = "while it is open; results not included"
     return [
+        Row("sessions", "first call of a tool in a session", first, "us", 8.0, "a hit; over a hit without sessions"),
+        Row("sessions", "the same, memory", await first_call_bytes(tools), "B", 2_000.0, "while the session is open"),
+        Row("sessions", "opening with options", figures["open"].spread.scaled(1e6), "us", 4.0, "three; and closing"),
         Row("sessions", f"{SESSIONS:,} at once, a call", calls, "us", 40.0, f"{crowd}; collections included"),
-        Row("sessions", f"{SESSIONS:,} at once, each", kilobytes, "B", 10_000.0, open_),
+        Row(
+            "sessions",
+            f"{SESSIONS:,} at once, each",
+            kilobytes,
+            "B",
+            10_000.0,
+            "while it is open; results not included",
+        ),
     ]
+
+
+async def first_call_bytes(tools: list[Cached]) -> Spread:
+    """What a session allocates for the first hit of each tool."""
+    sizes = []
+    with traced():
+        for _ in range(5):
+            async with unlimited_session():
+                await tools[0](USER)
+                before = traced_bytes()
+                for tool in tools[1:]:
+                    await tool(USER)
+                sizes.append((traced_bytes() - before) / (len(tools) - 1))
+    return Spread.of(sizes)
 
 
 @contextmanager

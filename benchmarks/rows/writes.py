@@ -13,7 +13,7 @@ from agent_cache import AgentCache, AgentCacheInvalidator
 from benchmarks.rows.calls import in_session, unlimited_session
 from benchmarks.rows.recording import ORDER
 from benchmarks.table import Row
-from benchmarks.timing import Effort, Spread, calling, calling_each, gc_off, measure, progress
+from benchmarks.timing import Effort, Sample, Spread, calling, calling_each, gc_off, measure, progress
 from benchmarks.workload import TTL, USER, new_ids, scalar_tool
 
 AsyncTool = Callable[[str], Coroutine[Any, Any, Any]]
@@ -60,13 +60,14 @@ def write_tool(result: object = None) -> AsyncTool:
 
 async def writes(effort: Effort) -> list[Row]:
     """One write of one entity, over the bare tool; and one that many sessions have read."""
-    one, many, read = [await Readers.of(count) for count in (1, MANY_TOOLS, 1)]
+    one, many, held, read = [await Readers.of(count) for count in (1, MANY_TOOLS, MANY_TOOLS, 1)]
     figures = await measure(
         {
             "bare": calling(write_tool(), USER),
             "bare record": calling_each(write_tool(RECORD), new_ids("w")),
             "one": calling(one.write(), USER),
             "many": calling(many.write(), USER),
+            "held": dropping(held),
             "session": in_session(calling_each(read.write(RECORD), new_ids("w"))),
         },
         effort,
@@ -76,13 +77,32 @@ async def writes(effort: Effort) -> list[Row]:
     def over(base: str, name: str) -> Spread:
         return figures[name].above(figures[base]).scaled(1e6)
 
+    many_drops = f"the same, {MANY_TOOLS} reading tools with an entry each"
     session_note = "trace and loop guard on, a new entity each time, 1 reading tool"
     return [
         Row("write", "local write, 1 reading tool", over("bare", "one"), "us", 8.0, "no entry of that entity"),
         Row("write", f"local write, {MANY_TOOLS} reading tools", over("bare", "many"), "us", 20.0, "likewise"),
+        Row("write", many_drops, over("bare", "held"), "us", None, "all dropped; for scale"),
         Row("write", "in a session, 0.8 KB result", over("bare record", "session"), "us", 25.0, session_note),
         await session_readers(effort),
     ]
+
+
+def dropping(readers: Readers) -> Sample:
+    """Writes of an entity that every tool has an entry of; the reads before each write are not timed."""
+    write = readers.write()
+
+    async def run(n: int) -> float:
+        seconds = 0.0
+        for _ in range(n):
+            for tool in readers.tools:
+                await tool(USER)
+            start = thread_time()
+            await write(USER)
+            seconds += thread_time() - start
+        return seconds
+
+    return run
 
 
 async def session_readers(effort: Effort) -> Row:

@@ -26,12 +26,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("group", "whats"),
     [
-        ("write", ["local write, 1 ", "local write, 3 ", "in a session", "one write, 10 sessions"]),
-        ("sessions", ["20 at once, a call", "20 at once, each"]),
+        ("write", ["local write, 1 ", "local write, 3 ", "the same, 3 ", "in a session", "one write, 10 sessions"]),
+        ("sessions", ["first call", "the same, memory", "opening", "20 at once, a call", "20 at once, each"]),
         ("tiers", ["FileTier: hit", "FileTier: answer", "FileTier: write"]),
         pytest.param(
             "journal",
-            ["a call", "a write: its intent", "resuming a run of 50 calls"],
+            ["a call", "a write: its intent", "resuming a run of 50 calls", "the same with all"],
             marks=pytest.mark.slow,
         ),
     ],
