@@ -101,7 +101,7 @@ class Current:
         self.lock = threading.RLock()
         self.listeners: list[Callable[[Configuration, Configuration], None]] = []
         self.once_configured: tuple[weakref.ref[Tier], ...] = ()
-        self.base: dict[str, Any] = {}
+        self.base: tuple[tuple[weakref.ref[Change], Mapping[str, Any]], ...] = ()  # what plain calls have set, in order
         self.layers: tuple[Change, ...] = ()
         self._instrumentation: tuple[Installed, ...] = ()
         self._updates = 0
@@ -112,7 +112,7 @@ class Current:
         with self.lock:
             return self.base, self.layers, self._instrumentation, self.once_configured
 
-    def restore(self, saved: tuple[Any, ...] = ({}, (), (), ())) -> None:
+    def restore(self, saved: tuple[Any, ...] = ((), (), (), ())) -> None:
         """Set everything as it was saved, or the defaults. Blocks that were left meanwhile stay left."""
         with self.lock:
             self.base, self.layers, self._instrumentation, self.once_configured = saved
@@ -142,7 +142,7 @@ class Current:
 
     def configured_tiers(self) -> list[Tier]:
         """The tiers that the base or any layer names, also those that another layer hides."""
-        named = [self.base, *(one.settings for one in self.layers)]
+        named = [*(settings for _, settings in self.base), *(one.settings for one in self.layers)]
         nearer = [tier for settings in named for tier in settings.get("backup", ())]
         return nearer + [tier for settings in named if (tier := settings.get("remote")) is not None]
 
@@ -150,10 +150,10 @@ class Current:
         """Put in force what is set; where that is the same as before, only if `is_another`."""
         with self.lock:
             self._updates += 1
-            old = new = self.value
-            seen = 0
+            seen, old, new = 0, self.value, self.value
             while seen != self._updates:  # another update within this one, by a garbage collection
                 seen = self._updates
+                self.base = tuple([one for one in self.base if (change := one[0]()) is None or change.is_plain])
                 self.layers = tuple(one for one in self.layers if one.is_entered)
                 new = self._combined()
                 self.value = new = new if is_another or not new.is_same(old) else old
@@ -166,10 +166,21 @@ class Current:
             for listener in self.listeners:
                 listener(old, new)
 
+    def settle(self, _gone: object) -> None:
+        """Make one of settings that follow each other and that nobody can take back any more."""
+        with self.lock:
+            base = list(self.base[:1])
+            for change, settings in self.base[1:]:
+                if change() is base[-1][0]() is None:
+                    base[-1] = change, {**base[-1][1], **settings}
+                else:
+                    base.append((change, settings))
+            self.base = tuple(base)
+
     def _combined(self) -> Configuration:
-        settings = dict(self.base)
-        for layer in self.layers:
-            settings.update(layer.settings)
+        settings = dict[str, Any]()
+        for one in (*(settings for _, settings in self.base), *(layer.settings for layer in self.layers)):
+            settings.update(one)
         settings["middleware"] = self._instrumentation + settings.get("middleware", ())
         if os.environ.get("AGENT_CACHE_ENABLED", "").strip().lower() in {"0", "false", "no", "off"}:
             settings["enabled"] = False
@@ -183,34 +194,23 @@ class Change:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = settings
-        self.is_entered = False
+        self.is_plain, self.is_entered = True, False
         with CURRENT.lock:
-            self._former = {name: CURRENT.base.get(name, ...) for name in settings}
-            CURRENT.base = {**CURRENT.base, **settings}
+            CURRENT.base = (*CURRENT.base, (weakref.ref(self, CURRENT.settle), settings))
         CURRENT.update()
 
     def __enter__(self) -> Self:
         with CURRENT.lock:
             if self.is_entered:
                 raise ConfigurationError("configure: this block is already entered; call configure(...) for another")
-            self._take_back()
-            self.is_entered = True
+            self.is_plain, self.is_entered = False, True
             CURRENT.layers = (*CURRENT.layers, self)
         CURRENT.update()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._take_back()
+        self.is_plain = self.is_entered = False
         CURRENT.update()
-
-    def _take_back(self) -> None:
-        """Undo what the plain call has set, but for what another one has set since."""
-        self.is_entered = False
-        with CURRENT.lock:
-            former, self._former = self._former, {}
-            own = {name for name in former if CURRENT.base.get(name) is self.settings[name]}
-            base = {name: former[name] if name in own else value for name, value in CURRENT.base.items()}
-            CURRENT.base = {name: value for name, value in base.items() if value is not ...}
 
 
 @configures

@@ -77,6 +77,25 @@ def test_blocks_that_overlap_may_be_left_in_any_order(order: tuple[int, ...]):
         assert in_force() == {name: value for name, value in expected.items() if value is not True}
 
 
+@pytest.mark.parametrize("values", [(1_000, 2_000), (1_000, 1_000)], ids=["others", "the same"])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_blocks_that_threads_make_at_once_leave_nothing_behind(values: tuple[int, int], order: tuple[int, int]):
+    """Both are made before the first one is entered."""
+    configure(max_bytes=9)
+    blocks = [configure(max_bytes=each, enabled=False) for each in values]
+    for number in order:
+        with blocks[number]:
+            assert in_force() == {"max_bytes": values[number], "enabled": False}
+    assert in_force() == {"max_bytes": 9}
+
+
+def test_many_plain_calls_are_kept_as_one():
+    for number in range(1, 100):
+        configure(max_bytes=number)
+    assert len(CURRENT.base) <= 2
+    assert in_force() == {"max_bytes": 99}
+
+
 def test_a_block_is_entered_once_at_a_time_and_may_be_left_twice():
     block = configure(max_bytes=1)
     with block:
