@@ -125,7 +125,7 @@ class Usage:
         """Search an answer, or a chunk of one, or a list of chunks."""
         if isinstance(answer, list | tuple):
             for one in answer:
-                if isinstance(one, Mapping):
+                if isinstance(one, Mapping | list):
                     self.add(one)
         elif not isinstance(answer, _PLAIN):
             with suppress(Exception):  # reading an attribute of the user's object may raise anything

@@ -80,21 +80,18 @@ def _json_bytes(data: Mapping[str, Any]) -> bytes:
 _PACKAGES = {"br": ("brotli", "brotlicffi"), "zstd": ("compression.zstd", "backports.zstd", "zstandard")}
 
 
-def _decompressor(headers: Headers) -> Callable[[bytes], bytes] | None:
-    """What takes the encoding off. A client that accepts one has imported the package for it."""
+def _unpacked(headers: Headers, raw: bytes) -> bytes:
+    """A body without its encoding, as far as it has come. A client that accepts one has imported the package for it."""
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("", "identity"):
-        return None
+        return raw
     if encoding in ("gzip", "x-gzip", "deflate"):
-        return zlib.decompressobj(47).decompress
-    name = next((one for one in _PACKAGES.get(encoding, ()) if one in sys.modules), None)
-    if name is None:
-        raise LookupError(encoding)
-    module: Any = sys.modules[name]
+        return zlib.decompressobj(47).decompress(raw)
+    module: Any = next(sys.modules[one] for one in _PACKAGES[encoding] if one in sys.modules)
     made = module.Decompressor() if encoding == "br" else module.ZstdDecompressor()
     made = made.decompressobj() if hasattr(made, "decompressobj") else made
-    decompress: Callable[[bytes], bytes] = getattr(made, "process", None) or made.decompress
-    return decompress
+    content: bytes = (made.process if hasattr(made, "process") else made.decompress)(raw)
+    return content
 
 
 # Requests
@@ -104,12 +101,10 @@ def request_arguments(headers: Headers, body: bytes) -> dict[str, Any]:
     """What identifies a request body: one of ``json``, ``form``, ``multipart``, ``text`` and ``bytes``."""
     if not body:
         return {}
-    if "content-encoding" in headers:
-        try:
-            decompress = _decompressor(headers)
-            body = body if decompress is None else decompress(body)
-        except Exception:  # noqa: BLE001 - the sender's own format; then the bytes identify it
-            return _digest(body)
+    try:
+        body = _unpacked(headers, body)
+    except Exception:  # noqa: BLE001 - the sender's own format; then the bytes identify it
+        return _digest(body)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind.startswith("multipart/") and (parts := _parts(headers["content-type"], body)) is not None:
         return {"multipart": parts}
@@ -164,43 +159,32 @@ def _parts(content_type: str, body: bytes) -> list[dict[str, Any]] | None:
 class ResponseBody:
     """The body of a response while it arrives, with these headers, whose names are in lower case.
 
-    `size` counts the bytes as they were sent. It `is_encoded` if its content-encoding cannot be taken off here.
+    It `is_encoded`, as `data` finds, if its content-encoding cannot be taken off here.
     """
 
     def __init__(self, headers: Headers) -> None:
-        self.size = 0
         self.is_encoded = False
-        self._kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        self._headers = headers
         self._sent = bytearray()
-        self._content = bytearray()
-        self._decompress = None
-        try:
-            self._decompress = _decompressor(headers)
-        except LookupError:
-            self.is_encoded = True
+        self.add = self._sent.extend
 
-    def add(self, data: bytes) -> None:
-        """Add what has arrived, as it was sent."""
-        self.size += len(data)
-        if self._decompress is not None:
-            self._sent += data
-            try:
-                data = self._decompress(data)
-            except Exception:  # noqa: BLE001 - the client will not be able to read it either
-                self.is_encoded, self._decompress = True, None
-                self._content = self._sent
-                return
-        self._content += data
+    @property
+    def size(self) -> int:
+        """How many bytes were sent."""
+        return len(self._sent)
 
     def data(self, *, is_whole: bool = True) -> dict[str, Any]:
         """The body as plain data, with the field that says its form. Nothing for an empty body."""
-        content = bytes(self._content)
+        content, kind = bytes(self._sent), self._headers.get("content-type", "").partition(";")[0].strip().lower()
+        try:
+            content = _unpacked(self._headers, content)
+        except Exception:  # noqa: BLE001 - no package has it, or it is broken: the client will not read it either
+            self.is_encoded = True
         if not content:
             return {}
-        field = None if self.is_encoded else _FIELD_OF_TYPE.get(self._kind)
-        if field is not None:
+        if not self.is_encoded and (field := _FIELD_OF_TYPE.get(kind)) is not None:
             return {field: list(map(_STREAMS[field][0], _pieces(field, content)))}
-        is_json = is_whole and (self._kind.endswith("json") or content[:1] in b"{[")
+        is_json = is_whole and (kind.endswith("json") or content[:1] in b"{[")
         return _data(content) if is_json else _text_data(content)
 
 
@@ -323,7 +307,6 @@ _STREAMS: dict[str, tuple[Callable[[bytes], dict[str, Any]], Callable[[Mapping[s
     "events": (_event_data, _event_bytes),
     "frames": (_frame_data, _frame_bytes),
     "lines": (_data, _bytes),
-    "chunks": (_data, _bytes),  # only in recordings from before such a body was one piece
 }
 _FIELD_OF_TYPE = {"text/event-stream": "events", "application/vnd.amazon.eventstream": "frames"} | dict.fromkeys(
     ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"), "lines"

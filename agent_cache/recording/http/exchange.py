@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeAlias
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -28,7 +29,7 @@ from agent_cache.recording.http.bodies import ResponseBody, is_stream, model_pay
 from agent_cache.recording.http.identity import MODEL_IN_PATH, endpoint_of, host_and_server, identity, is_loopback
 from agent_cache.recording.lanes import checkpoint
 from agent_cache.recording.match import call_data
-from agent_cache.recording.outcomes import redact_response
+from agent_cache.recording.outcomes import is_utf8, redact_response
 from agent_cache.recording.prices import Usage
 from agent_cache.recording.redaction import Redaction
 from agent_cache.recording.streams import failure_outcome
@@ -102,11 +103,7 @@ def _may_have_body(method: str, status: int) -> bool:
 
 def _readable(text: str) -> str:
     """A header without the surrogates that aiohttp has for bytes that are not UTF-8: no file can have them."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogateescape").decode("latin-1")
-    return text
+    return text if is_utf8(text) else text.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
 # Which recordings a request concerns
@@ -143,7 +140,10 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
         is_guarded = is_guarded or settings.guard
         if not settings.takes(parts):
             if isinstance(hook, Tape) and hook.is_strict_replay and settings.refuses(parts):
-                exchange.refusal = _unsent(method, parts)
+                shown = f"{method} {parts.scheme}://{host_and_server(parts)[1]}{parts.path}"
+                text = f"{shown} is not recorded, and a strict replay makes no request; Http(live=[...]) names it"
+                _LOG.warning("%s", text)
+                exchange.refusal = CassetteError(text)  # it is no error of the run
                 return exchange
         elif not isinstance(hook, Tape):
             kind, name, _ = identity(method, url, headers, b"", settings, _DEFAULT_RULES)
@@ -158,14 +158,6 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
         elif call.usage is not None and call.exchange is None:
             exchange.learners.append(call.usage)
     return exchange if exchange.tapes or exchange.learners or is_guarded else None
-
-
-def _unsent(method: str, parts: SplitResult) -> CassetteError:
-    """The answer to a request of telemetry, which a strict replay does not let out. It is no error of the run."""
-    url = f"{parts.scheme}://{host_and_server(parts)[1]}{parts.path}"
-    text = f"{method} {url} is not recorded, and a strict replay makes no request; Http(live=[...]) names it"
-    _LOG.warning("%s", text)
-    return CassetteError(text)
 
 
 def _report_escape(method: str, url: str, parts: SplitResult, headers: Mapping[str, str]) -> None:
@@ -340,12 +332,9 @@ class Exchange:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """While the request is made, or the body is handed out: what is raised ends the exchange."""
+        """While the request is made, or a piece of the body is read: what is raised ends the exchange."""
         try:
             yield
-        except GeneratorExit:
-            self.closed()
-            raise
         except BaseException as error:
             self._finish(error)
             raise
@@ -368,35 +357,34 @@ class Exchange:
         if self._length == 0:
             self._finish(None)
 
-    def _add(self, piece: bytes) -> None:
-        if not self._is_over and self._body is not None and piece:
+    def _arrived(self, piece: bytes) -> bytes:
+        """A piece of the body has arrived; an empty one is the end."""
+        if not piece:
+            self._finish(None)
+        elif not self._is_over and self._body is not None:
             self._body.add(piece)
+        return piece
 
     def logged(self, source: Iterable[bytes]) -> Iterator[bytes]:
         """The same pieces of a body, which are logged while they are read."""
-        with self._failing():
-            for piece in source:
-                self._add(piece)
-                yield piece
-            self._finish(None)
+        pieces = iter(source)
+        while True:
+            with self._failing():
+                piece = next(pieces, b"")
+            if not self._arrived(piece):
+                return
+            yield piece
 
     async def logged_piece(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
         """The next piece of a body, as this function reads it, which gives nothing at the end."""
         with self._failing():
-            piece = await read()
-        if piece:
-            self._add(piece)
-        else:
-            self._finish(None)
-        return piece
+            return self._arrived(await read())
 
     async def logged_async(self, source: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        """The same for a body that is awaited."""
-        with self._failing():
-            async for piece in source:
-                self._add(piece)
-                yield piece
-            self._finish(None)
+        """The same as `logged` for a body that is awaited."""
+        pieces = aiter(source)
+        while piece := await self.logged_piece(partial(anext, pieces, b"")):
+            yield piece
 
     def closed(self) -> None:
         """The client does not read on. It may know by the length that all has arrived, and not ask for the end."""
@@ -426,21 +414,16 @@ class Exchange:
                 ended = failure_outcome(end, tape.redaction) if isinstance(end, BaseException) else end
                 outcome = self._outcome(ended, tape.redaction)
             if call.usage is not None and "response" in outcome:
-                _count_tokens(call.usage, outcome["response"])
+                call.usage.add(list(model_payloads(outcome["response"])))
                 call.usage.complete(call, None)
                 if call.usage.model is None and (found := MODEL_IN_PATH.search(urlsplit(self._url).path)):
                     call.usage.model = unquote(found[1])
             tape.end_exchange(call, outcome)
         if self.learners and self._body is not None:
             inside = Usage()
-            _count_tokens(inside, self._body.data(is_whole=end is None))
+            inside.add(list(model_payloads(self._body.data(is_whole=end is None))))
             for usage in self.learners:
                 usage.join(inside)
-
-
-def _count_tokens(usage: Usage, data: Mapping[str, Any]) -> None:
-    for payload in model_payloads(data):
-        usage.add(payload)
 
 
 def _refusal(error: CassetteError) -> dict[str, Any]:
