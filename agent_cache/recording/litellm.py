@@ -43,6 +43,8 @@ REPLAY_DATETIME = datetime(2026, 1, 1, tzinfo=UTC)
 
 _COMPLETION, _EMBEDDING = CALLS_OF_LITELLM
 _NAMES = {"completion": _COMPLETION, "exception": _COMPLETION, "embedding": _EMBEDDING}
+_RESPONSES = {"completion": "ModelResponse", "embedding": "EmbeddingResponse"}
+"""What litellm answers, by the kind of the call."""
 _ENVIRONMENT, _FORM = "litellm:environment", "reyn"
 _PREVIEW = 200
 
@@ -139,22 +141,21 @@ class LLMReplay:
             raise MissingFixture(f"there is no such fixture. To record it: {self._advice}", self.fixture_path)
         if self.mode != "replay" and "agent_cache_cassette" in _line(self.fixture_path, 0):
             raise CassetteError("is a cassette, and this records fixtures; give another path", self.fixture_path)
-        if not self._originals:
-            self._replace("acompletion", "completion", self._complete)
-            self._replace("aembedding", "embedding", self._embed)
+        for kind in () if self._originals else _RESPONSES:
+            self._replace(kind)
 
-    def _replace(self, name: str, like: str, answer: Callable[..., Awaitable[Any]]) -> None:
-        """Replace a function, which takes positional arguments as another one does."""
+    def _replace(self, kind: str) -> None:
+        """Replace the function for this kind of calls."""
         import litellm
 
-        self._originals[name] = original = getattr(litellm, name)
-        parameters = inspect.signature(getattr(litellm, like))
+        self._originals[f"a{kind}"] = original = getattr(litellm, f"a{kind}")
+        parameters = inspect.signature(getattr(litellm, kind))  # it takes positional arguments as this one does
 
         @functools.wraps(original)
         async def call(*args: Any, **kwargs: Any) -> Any:
-            return await answer(original, {**parameters.bind_partial(*args).arguments, **kwargs})
+            return await self._answer(kind, original, {**parameters.bind_partial(*args).arguments, **kwargs})
 
-        setattr(litellm, name, call)
+        setattr(litellm, f"a{kind}", call)
 
     def restore(self) -> None:
         """Leave. Does nothing if it is not installed."""
@@ -188,55 +189,43 @@ class LLMReplay:
         self.restore()
         self.flush()
 
-    async def _complete(self, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
-        """Answer a call of `litellm.acompletion`. The original is what was there before."""
+    async def _answer(self, kind: str, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
+        """Answer a call of this kind. The original is what was there before."""
         import litellm
 
-        model, parts = arguments["model"], ("messages", "tools", "tool_choice")
-        plain = json.loads(_canonical([arguments.get(name) for name in parts]))
-        clean = self._redaction.apply(plain)
-        keys = [self.key(model, one[0] or [], *one[1:]) for one in (clean, plain)]
-        if (found := self._found(keys)) is None:
-            whole = {name: value for name, value in arguments.items() if name not in {"stream", "stream_options"}}
-            response = await self._record("completion", keys[0], model, _preview(clean[0] or []), original, whole)
-        elif _kind(found) == "exception":
-            raise _exception(found, model, self.fixture_path)
+        model = arguments["model"]
+        if kind == "completion":
+            make_key, parts = self.key, [arguments.get("messages") or [], *map(arguments.get, ("tools", "tool_choice"))]
         else:
-            response = litellm.ModelResponse(**found["response"])
+            given = arguments.get("input", [])
+            make_key, parts = self.embed_key, [given if isinstance(given, list) else [given]]
+        plain = json.loads(_canonical(parts))
+        clean = self._redaction.apply(plain)
+        keys = [make_key(model, *one) for one in (clean, plain)]  # the latter is that of Reyn
+        known = () if self.mode == "record" else keys
+        found = next((self._entries[True, key] for key in known if (True, key) in self._entries), None)
+        if found is None:
+            response = await self._record(kind, keys[0], _preview(clean[0]), original, arguments)
+        else:
+            self._answered.append(found)
+            if _kind(found) == "exception":
+                raise _exception(found, model, self.fixture_path)
+            response = getattr(litellm, _RESPONSES[kind])(**found["response"])
         return _stream(response) if arguments.get("stream") else response
 
-    async def _embed(self, original: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
-        """Answer a call of `litellm.aembedding`; as `_complete`."""
-        import litellm
-
-        model, given = arguments["model"], arguments.get("input", [])
-        texts = given if isinstance(given, list) else [given]
-        clean = self._redaction.apply(texts)
-        keys = [self.embed_key(model, one) for one in (clean, texts)]
-        if (found := self._found(keys)) is None:
-            preview = ", ".join(map(str, clean))[:_PREVIEW]
-            return await self._record("embedding", keys[0], model, preview, original, arguments)
-        return litellm.EmbeddingResponse(**found["response"])
-
-    def _found(self, keys: Iterable[str]) -> Entry | None:
-        """The recorded call, by its key without secrets or by that of Reyn, which has them."""
-        for key in keys if self.mode != "record" else ():
-            if (entry := self._entries.get((True, key))) is not None:
-                self._answered.append(entry)
-                return entry
-        return None
-
     async def _record(
-        self, kind: str, key: str, model: str, preview: str, original: Callable[..., Any], arguments: dict[str, Any]
+        self, kind: str, key: str, preview: str, original: Callable[..., Any], arguments: dict[str, Any]
     ) -> Any:
         """Make a call that no entry answers, and keep its response."""
+        model = arguments["model"]
         if self.mode == "replay":
             recorded = [str(one.get("prompt_preview")) for one in self._entries.values() if _kind(one) == kind]
             nearest = difflib.get_close_matches(preview, recorded, 1, 0.0)
             head = f"No {kind} of the fixture answers this call of model={model!r}.\nPrompt: {preview!r}"
             lines = [head, *(f"Nearest: {one!r}" for one in nearest), f"To record it: {self._advice}"]
             raise MissingFixture("\n".join(lines), self.fixture_path)
-        response = await original(**arguments)
+        whole = {name: value for name, value in arguments.items() if name not in ("stream", "stream_options")}
+        response = await original(**whole)
         dumped = self._redaction.apply(response.model_dump(mode="json"))
         entry = {"key": key, "kind": kind, "model": model, "prompt_preview": preview, "response": dumped}
         self._pending[True, key] = entry
@@ -301,12 +290,11 @@ def _sha256(text: str) -> str:
 
 
 def _preview(messages: list[Any]) -> str:
-    """The beginning of the last turn of the user, or of the last message if there is none."""
-    turns = [one for one in messages if isinstance(one, dict) and one.get("role") == "user"] or messages
-    content = turns[-1].get("content") if turns and isinstance(turns[-1], dict) else None
-    if isinstance(content, list):
-        content = " ".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
-    return "" if content is None else str(content)[:_PREVIEW]
+    """The beginning of the last turn of the user, or of the texts to embed."""
+    turns = [one for one in messages if isinstance(one, dict) and one.get("role") == "user"]
+    content = turns[-1].get("content") or "" if turns else messages
+    parts = content if isinstance(content, list) else [content]
+    return " ".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in parts)[:_PREVIEW]
 
 
 # Files
