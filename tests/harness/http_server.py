@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import import_module
 from typing import Any
 
 from tests.harness.model_api import ModelApi
@@ -86,8 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
         answer = getattr(self, f"_{name}", None)
         if path.startswith(("/v1/chat", "/v1/responses", "/v1/messages")):
             status, kind, text = self.api.model_api.answer(self.path, json.loads(body))
-            extra = {"retry-after": "7"} if status == 429 else {}
-            self._send(status, kind, text.encode(), **extra)
+            self._send(status, kind, text.encode(), x_request_id="req_1", request_id="req_1", retry_after="7")
         elif "generatecontent" in path.lower():
             self._gemini(path)
         elif path.startswith("/model/"):
@@ -147,14 +145,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _gzip(self, body: bytes) -> None:
         content = gzip.compress(b'{"packed": true}')
         self._send(200, "application/json", content, content_encoding="gzip")
-
-    def _br(self, body: bytes) -> None:
-        brotli = import_module("brotli")  # only where its client is tried
-        self._send(200, "application/json", brotli.compress(b'{"packed": true}'), content_encoding="br")
-
-    def _stall(self, body: bytes) -> None:
-        self.api.next_piece.wait(30)
-        self.close_connection = True
 
     def _split(self, body: bytes) -> None:
         """A streamed completion that says what it was told, in pieces of five letters."""
@@ -218,13 +208,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         self.close_connection = True
-
-    def _digest(self, body: bytes) -> None:
-        if "authorization" not in self.headers:
-            challenge = 'Digest realm="r", nonce="n", qop="auth", algorithm=MD5'
-            self._send(401, "text/plain", b"who?", www_authenticate=challenge)
-        else:
-            self._send(200, "text/plain", b"you")
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""

@@ -1,96 +1,64 @@
-"""A server that answers as the APIs of OpenAI and Anthropic do, for the real clients of both."""
+"""What the APIs of OpenAI and Anthropic answer, for the real clients of both. `http_server` serves it."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 COMPLETION: dict[str, Any] = {
-    "id": "chatcmpl-1",
-    "object": "chat.completion",
-    "created": 1,
-    "model": "large-1",
+    "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "large-1",
     "choices": [
         {
-            "index": 0,
-            "finish_reason": "a_reason_of_tomorrow",
+            "index": 0, "finish_reason": "a_reason_of_tomorrow",
             "message": {"role": "assistant", "content": '{"city": "Oslo"}', "refusal": None, "a_new_field": {"a": [1]}},
         }
     ],
     "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
     "a_new_field": 7,
-}
+}  # fmt: skip
 """With fields and members that the client does not know, and without a field that it requires, as compatible servers
 answer."""
 
 RESPONSE: dict[str, Any] = {
-    "id": "resp_1",
-    "object": "response",
-    "created_at": 1.0,
-    "model": "large-1",
-    "status": "completed",
+    "id": "resp_1", "object": "response", "created_at": 1.0, "model": "large-1", "status": "completed",
     "output": [
         {"type": "reasoning", "id": "rs_1", "summary": []},
         {
-            "type": "message",
-            "id": "msg_1",
-            "status": "completed",
-            "role": "assistant",
+            "type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
             "content": [{"type": "output_text", "text": '{"city": "Oslo"}', "annotations": []}],
         },
     ],
-    "parallel_tool_calls": True,
-    "tool_choice": "auto",
-    "tools": [],
+    "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
     "usage": {
-        "input_tokens": 3,
-        "output_tokens": 2,
-        "total_tokens": 5,
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "input_tokens": 3, "output_tokens": 2, "total_tokens": 5,
+        "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0},
     },
-}
+}  # fmt: skip
 RESPONSE_EVENTS: list[dict[str, Any]] = [
     {"type": "response.created", "sequence_number": 0, "response": {**RESPONSE, "output": [], "usage": None}},
     {
-        "type": "response.output_text.delta",
-        "sequence_number": 1,
-        "item_id": "msg_1",
-        "output_index": 0,
-        "content_index": 0,
-        "delta": "Oslo",
-        "logprobs": [],
+        "type": "response.output_text.delta", "sequence_number": 1, "item_id": "msg_1", "output_index": 0,
+        "content_index": 0, "delta": "Oslo", "logprobs": [],
     },
     {"type": "response.completed", "sequence_number": 2, "response": RESPONSE},
-]
+]  # fmt: skip
 MESSAGE: dict[str, Any] = {
-    "id": "msg_1",
-    "type": "message",
-    "role": "assistant",
-    "model": "large-1",
+    "id": "msg_1", "type": "message", "role": "assistant", "model": "large-1", "stop_reason": "tool_use",
+    "stop_sequence": None,
     "content": [
         {"type": "text", "text": "Let me see."},
         {"type": "tool_use", "id": "toolu_1", "name": "get_order", "input": {"order_id": "W1"}},
     ],
-    "stop_reason": "tool_use",
-    "stop_sequence": None,
     "usage": {"input_tokens": 3, "output_tokens": 2},
-}
+}  # fmt: skip
 STRUCTURED: dict[str, Any] = {"type": "text", "text": '{"city": "Oslo"}'}
+END = {"stop_reason": "end_turn", "stop_sequence": None}
 MESSAGE_EVENTS: list[dict[str, Any]] = [
     {"type": "message_start", "message": {**MESSAGE, "content": [], "stop_reason": None}},
     {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
     {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Oslo"}},
     {"type": "content_block_stop", "index": 0},
-    {
-        "type": "message_delta",
-        "delta": {"stop_reason": "end_turn", "stop_sequence": None},
-        "usage": {"output_tokens": 2},
-    },
+    {"type": "message_delta", "delta": END, "usage": {"output_tokens": 2}},
     {"type": "message_stop"},
 ]
 LIMITED: dict[str, Any] = {
@@ -109,7 +77,7 @@ def completion_chunks() -> list[dict[str, Any]]:
 
 
 class ModelApi:
-    """The server.
+    """A part of the server.
 
     Attributes:
         url: of the root; OpenAI's API is under ``/v1``.
@@ -136,40 +104,3 @@ class ModelApi:
             return 200, "text/event-stream", "".join([*events, "data: [DONE]\n\n"])
         named = RESPONSE_EVENTS if kind == "responses" else MESSAGE_EVENTS
         return 200, "text/event-stream", "".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n" for e in named)
-
-
-@contextmanager
-def model_api() -> Iterator[ModelApi]:
-    """Run a server on loopback."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            status, kind, text = api.answer(self.path, body)
-            content = text.encode()
-            self.send_response(status)
-            for name, value in {
-                "content-type": kind,
-                "content-length": str(len(content)),
-                "x-request-id": "req_1",
-                "request-id": "req_1",
-                "retry-after": "7",
-            }.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        api = ModelApi(f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield api
-        finally:
-            server.shutdown()
-            thread.join()

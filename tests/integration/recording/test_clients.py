@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from agent_cache import AgentCache
 from agent_cache.recording import CassetteError, DivergenceError, cached_llm_call, intercept, record, replay
-from tests.harness.model_api import ModelApi, model_api
+from tests.harness.http_server import http_server
+from tests.harness.model_api import ModelApi
 
 openai = pytest.importorskip("openai")
 anthropic = pytest.importorskip("anthropic")
@@ -36,8 +36,8 @@ T = TypeVar("T")
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[ModelApi]:
-    with model_api() as running:
-        yield running
+    with http_server() as server:
+        yield server.model_api
 
 
 class Clients:
@@ -207,34 +207,19 @@ async def test_a_method_is_known_by_what_is_passed_and_not_by_its_defaults(path,
     """The defaults are another version's tomorrow; what stands for nothing is none of it."""
     nothing = [getattr(openai, name) for name in ("NOT_GIVEN", "omit", "not_given") if hasattr(openai, name)]
     ask = cached_llm_call(name="ask")(clients.aopenai.chat.completions.create)
+
+    @intercept(name="plain")
+    def plain(prompt: str, temperature: Any = anthropic.NOT_GIVEN) -> str:
+        return prompt
+
     with record(path) as recorder:
         await ask(**CHAT)
         await ask(messages=MESSAGES, model="large-1", temperature=nothing[0], timeout=nothing[-1])
-    assert [call.arguments for call in recorder.steps] == [CHAT] * 2
+        plain("a")
+    assert [call.arguments for call in recorder.steps] == [CHAT, CHAT, {"prompt": "a"}]
     with replay(path, strict=True):
         await ask(**CHAT, extra_body=nothing[0])
         await ask(**CHAT)
+        plain("a", anthropic.NOT_GIVEN)
     with pytest.raises(DivergenceError), replay(path):
         await ask(**CHAT, temperature=0.0)
-
-
-@pytest.mark.parametrize("package", [openai, anthropic])
-async def test_what_stands_for_nothing_is_in_no_file(package, path):
-    @intercept(name="plain")
-    def plain(prompt: str, temperature: Any = package.NOT_GIVEN) -> str:
-        return prompt
-
-    @AgentCache("answer", name="tool")
-    async def tool(prompt: Any, temperature: Any = package.NOT_GIVEN) -> Any:
-        return prompt
-
-    async def run(**options: Any) -> None:
-        plain("a", **options)
-        await tool("a", **options)
-        await tool({"prompt": "a"} | options)
-
-    with record(path) as recorder:
-        await run()
-    assert [call.arguments for call in recorder.steps] == [{"prompt": "a"}] * 2 + [{"prompt": {"prompt": "a"}}]
-    with replay(path, strict=True):
-        await run(temperature=package.NOT_GIVEN)

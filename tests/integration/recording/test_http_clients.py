@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache.recording import Cassette, DivergenceError, record, replay
+from agent_cache.recording import Cassette, DivergenceError, cached_llm_call, record, replay
 from tests.harness.http_server import HttpServer
 
 CHAT: dict[str, Any] = {"model": "large-1", "messages": [{"role": "user", "content": "Which city?"}]}
@@ -163,6 +163,7 @@ async def test_an_agent_is_replayed_without_its_model(name: str, server: HttpSer
     with replay(path, strict=True) as player:
         assert await run() == recorded
         assert not player.remaining
+    assert (player.savings.calls, player.savings.input_tokens) == (len(calls), 3 * len(calls))
     assert (len(server.requests), len(server.model_api.requests)) == seen
 
 
@@ -233,34 +234,27 @@ def test_secrets_that_go_over_several_events_are_not_in_the_file(server: HttpSer
     assert replayed.endswith(" end")
 
 
-async def test_a_challenge_and_an_upload_are_repeated(server: HttpServer, path: Path):
-    httpx = pytest.importorskip("httpx")
+def test_a_recorded_function_has_the_tokens_of_all_requests_that_it_makes(server: HttpServer, path: Path):
+    openai = pytest.importorskip("openai")
 
-    async def run() -> list[Any]:
-        async with httpx.AsyncClient(follow_redirects=True) as client:
-            asked = await client.get(f"{server.url}/digest", auth=httpx.DigestAuth("user", "word"))
-            sent = await client.post(f"{server.url}/upload", files={"file": ("a.bin", b"\xff\x00")}, data={"note": "x"})
-            moved = await client.get(f"{server.url}/redirect")
-            await client.get(f"{server.url}/cookie")
-            return [
-                asked.text,
-                sent.status_code,
-                moved.json(),
-                [one.status_code for one in moved.history],
-                *client.cookies,
-            ]
+    @cached_llm_call(name="ask")
+    def ask() -> str:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k") as client:
+            return " ".join(client.chat.completions.create(**CHAT).model for _ in range(2))
 
-    with record(path, http=True):
-        recorded = await run()
-    assert recorded == ["you", 200, {"packed": True}, [302], "sid"]
-    server.close()
-    with replay(path, strict=True):
-        assert await run() == recorded
+    with record(path, http=True) as recorder:
+        ask()
+    [call] = recorder.steps
+    assert (call.name, call.model, call.input_tokens, call.output_tokens) == ("ask", "large-1", 6, 4)
 
 
 def test_a_method_that_was_replaced_above_the_seam_stays(server: HttpServer, path: Path, monkeypatch):
     httpx = pytest.importorskip("httpx")
     asked = []
+    before = httpx.HTTPTransport.handle_request
+    with record(path, http=True), record(path.with_name("inner.jsonl"), http=True):
+        pass
+    assert httpx.HTTPTransport.handle_request is before
     with record(path, http=True):
         ours = httpx.HTTPTransport.handle_request
 

@@ -12,7 +12,7 @@ import pytest
 from agent_cache.errors import CassetteError
 from agent_cache.recording import Cassette, MissingFixture
 from agent_cache.recording.litellm import LLMReplay, _stream, read_fixture, to_cassette
-from tests.harness.model_api import model_api
+from tests.harness.http_server import http_server
 from tests.integration.recording.test_reyn_fixtures import answer, tool, write
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else its import asks the network for prices
@@ -77,7 +77,8 @@ async def test_what_was_recorded_is_answered_without_the_model(path):
 
 
 async def test_a_real_client_is_recorded_and_replayed_after_its_server_has_gone(path):
-    with model_api() as api:
+    with http_server() as server:
+        api = server.model_api
         options = {"api_base": f"{api.url}/v1", "api_key": KEY, "num_retries": 0}
         with LLMReplay(path, "record"):
             live = await litellm.acompletion(model="openai/large-1", messages=HELLO, **options)
@@ -256,6 +257,3 @@ async def test_secrets_are_in_no_line_and_the_call_is_found_with_another_one(pat
     write(path, {"key": raw, "model": MODEL, "prompt_preview": "", "response": answer("of Reyn")})
     with LLMReplay(path):
         assert content(await ask(secret)) == "of Reyn"
-
-
-# Installing

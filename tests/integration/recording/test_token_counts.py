@@ -65,6 +65,12 @@ ANSWERS = {
             "candidatesTokenCount": 20, "thoughtsTokenCount": 30, "totalTokenCount": 1050,
         },
     }),
+    "gemini python": (READ, {
+        "model_version": "m",
+        "usage_metadata": {
+            "prompt_token_count": 1000, "cached_content_token_count": 800, "candidates_token_count": 50,
+        },
+    }),
     "bedrock converse": (CACHED, {
         "model": "m",
         "usage": {
@@ -133,6 +139,10 @@ STREAMS = {
         }},
         {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}},
         {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 50}},
+    ]),
+    "openai responses": (READ, [
+        {"type": "response.created", "response": {"model": "m", "usage": None}},
+        {"type": "response.completed", "response": ANSWERS["openai responses"][1]},
     ]),
     "bedrock converse, as boto3 gives it": (CACHED, [
         {"messageStart": {"role": "assistant"}},
