@@ -115,7 +115,43 @@ def in_tenant(tool):
     return call
 
 
+class RunContext:
+    __module__ = "pydantic_ai.tools"
+
+    def __init__(self, deps):
+        self.deps = deps
+
+
+@AgentCache("mail", name="askers:by_context")
+async def by_context(ctx: RunContext) -> str:
+    return answer("mail")
+
+
+@AgentCacheInvalidator("mail", name="askers:write_by_context")
+async def write_by_context(ctx: RunContext) -> str:
+    return answer("sent")
+
+
+async def box_by_context(ctx):
+    async def run():
+        return answer("box")
+
+    return await BOX.call("read", {}, run, context=ctx)
+
+
+READS = {"read": by_context, "read of a toolbox": box_by_context}
+WRITES = {"write": write_by_context}
+
+
+def of_user(tool, deps):
+    async def call(_):
+        return await tool(RunContext(deps(USER.get())))
+
+    return call
+
+
 WAYS = {
+    **{f"context of a {name}": of_user(tool, lambda user: {"user": user}) for name, tool in (READS | WRITES).items()},
     "vary": by_vary,
     "key": by_key,
     "vary of a stream": chunks,
@@ -143,27 +179,23 @@ def calls_of(path):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("strict", [False, True])
-async def test_each_asker_gets_what_was_recorded_for_it_in_another_order_of_askers(tmp_path, way, strict):
+async def test_each_asker_gets_what_was_recorded_for_it_and_nobody_another_ones(tmp_path, way):
+    """In another order of askers, too. A line has a digest of the asker, and not its name."""
     path = tmp_path / "run.jsonl"
     with record(path):
-        recorded = await agent(WAYS[way], ["ada", "bob"])
+        recorded = await agent(WAYS[way], ["adalovelace", "bob"])
     before = RUNS.copy()
-    with replay(path, strict=strict):
-        replayed = await agent(WAYS[way], ["bob", "ada"])
-    assert recorded[0] != recorded[1]
-    assert replayed == recorded[::-1]
-    assert before == RUNS
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_an_asker_that_was_not_recorded_gets_no_other_ones_answer(tmp_path, way):
-    path = tmp_path / "run.jsonl"
-    with record(path):
-        await agent(WAYS[way], ["ada"])
+    for strict in (False, True):
+        with replay(path, strict=strict):
+            assert await agent(WAYS[way], ["bob", "adalovelace"]) == recorded[::-1]
     with pytest.raises(DivergenceError, match="another asker"), replay(path):
-        await agent(WAYS[way], ["bob"])
-    assert not [user for _, user in RUNS if user == "bob"]
+        await agent(WAYS[way], ["eve"])
+    assert recorded[0] != recorded[1]
+    assert before == RUNS
+    one, other = calls_of(path)
+    assert one["digest"] == other["digest"]
+    assert one["asker"] != other["asker"]
+    assert "lovelace" not in str([{**call, "outcome": None} for call in (one, other)])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -191,18 +223,6 @@ async def test_a_fork_answers_each_asker_from_its_own_lines(tmp_path, way):
         recorded = await agent(WAYS[way], ["ada", "bob"])
     with fork(path, at=None, to=tmp_path / "branch.jsonl"):
         assert await agent(WAYS[way], ["bob", "ada"]) == recorded[::-1]
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_line_has_a_digest_of_the_asker_and_not_its_name(tmp_path, way):
-    path = tmp_path / "run.jsonl"
-    with record(path):
-        await agent(WAYS[way], ["adalovelace", "bob"])
-    one, other = calls_of(path)
-    assert one["digest"] == other["digest"]
-    assert one["asker"] != other["asker"]
-    text = json.dumps([{name: value for name, value in call.items() if name != "outcome"} for call in (one, other)])
-    assert "lovelace" not in text
 
 
 PROGRAM = """
@@ -266,55 +286,11 @@ async def test_an_asker_without_identity_is_refused_by_a_recording(tmp_path):
 # Askers that cannot be told
 
 
-class RunContext:
-    __module__ = "pydantic_ai.tools"
-
-    def __init__(self, deps):
-        self.deps = deps
-
-
 class Hidden:
     """Holds its user where nobody can compare it."""
 
     def __init__(self, user):
         self.user = lambda: user
-
-
-@AgentCache("mail", name="askers:by_context")
-async def by_context(ctx: RunContext) -> str:
-    return answer("mail")
-
-
-@AgentCacheInvalidator("mail", name="askers:write_by_context")
-async def write_by_context(ctx: RunContext) -> str:
-    return answer("sent")
-
-
-async def box_by_context(ctx):
-    async def run():
-        return answer("box")
-
-    return await BOX.call("read", {}, run, context=ctx)
-
-
-READS = {"read": by_context, "read of a toolbox": box_by_context}
-WRITES = {"write": write_by_context}
-
-
-def of_user(tool, deps):
-    async def call(_):
-        return await tool(RunContext(deps(USER.get())))
-
-    return call
-
-
-@pytest.mark.parametrize("way", READS | WRITES)
-async def test_users_in_a_context_have_lines_of_their_own(tmp_path, way):
-    path, call = tmp_path / "run.jsonl", of_user((READS | WRITES)[way], lambda user: {"user": user})
-    with record(path):
-        recorded = await agent(call, ["ada", "bob"])
-    with replay(path):
-        assert await agent(call, ["bob", "ada"]) == recorded[::-1]
 
 
 @pytest.mark.parametrize("way", READS | WRITES)
