@@ -194,11 +194,12 @@ class LLMReplay:
         import litellm
 
         model = arguments["model"]
+        make_key: Callable[..., str] = self.key if kind == "completion" else self.embed_key
         if kind == "completion":
-            make_key, parts = self.key, [arguments.get("messages") or [], *map(arguments.get, ("tools", "tool_choice"))]
+            parts = [arguments.get("messages") or [], *map(arguments.get, ("tools", "tool_choice"))]
         else:
             given = arguments.get("input", [])
-            make_key, parts = self.embed_key, [given if isinstance(given, list) else [given]]
+            parts = [given if isinstance(given, list) else [given]]
         plain = json.loads(_canonical(parts))
         clean = self._redaction.apply(plain)
         keys = [make_key(model, *one) for one in (clean, plain)]  # the latter is that of Reyn
