@@ -36,9 +36,9 @@ MISS = 11
 WRITE = 12
 """In order: the body, `run`, its `Call`, `run_write`, the tag, the `Write` with the paths that it holds; its begin, the
 tool, its end. Begin and end are one function of `Versions` each."""
-RECORDED_READ = 48
-REPLAYED_READ = 45
-JOURNALED_WRITE = 88
+RECORDED_READ = 39
+REPLAYED_READ = 35
+JOURNALED_WRITE = 75
 """Of one whose texts redaction has seen before. A tape adds what identifies a call, its place and its line."""
 FILES_OF_A_MISS = 5
 FILES_OF_A_WRITE = 5

@@ -7,7 +7,7 @@ A hook has these methods, and the ``thread`` that it was installed in:
 
 - ``begin(call)``: a `HookedCall` begins, or the call of a function that is no tool. Returns an object for it that the
   other methods are given, as `recording.functions.ActiveCall`; None to see no more of it.
-- ``answer(active)``, a coroutine, and, for plain functions and generators, ``answer_plainly``: its answer, or `RUN`.
+- ``answer(active, is_plain)``, a coroutine: its answer, or `RUN`. For a plain function it awaits nothing.
 - ``returned(active, value)``, which gives what the caller gets, and ``raised(active, error)``: it was made, and ended.
 - ``escaped(called)``: a tool or function was called in another thread without a context, perhaps by this run.
 """
@@ -81,7 +81,7 @@ async def answered(scope: Scope, call: Any, proceed: Callable[[], Any], *, is_pl
             if active is None:
                 continue
             if active.is_answered:
-                value = hook.answer_plainly(active) if is_plain else await hook.answer(active)
+                value = await hook.answer(active, is_plain=is_plain)
                 if value is not RUN:
                     break
             begun.append((hook, active))

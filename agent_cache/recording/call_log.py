@@ -41,7 +41,8 @@ class CallLog:
 
     def start(self, call: ActiveCall) -> None:
         """Number a call that starts."""
-        call.id, call.after, call.started = self._next_id, self._last_id, self.now()
+        self._last_time = max(self._last_time + 1, int((time.perf_counter() - self._began) * 1e6))  # as in `now`
+        call.id, call.after, call.started = self._next_id, self._last_id, self._last_time
         self._next_id += 1
         self._open[call.id] = call
 

@@ -67,13 +67,6 @@ class Trailer(msgspec.Struct, frozen=True, kw_only=True):
     ended: str = "returned"
 
 
-class TrailerLine(msgspec.Struct, frozen=True):
-    """The last line, with start and duration of each call in microseconds."""
-
-    trailer: Trailer
-    times: list[tuple[int, int]] = []
-
-
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One call and its outcome. The reference of the cassette format says what each field means.
 
@@ -147,8 +140,10 @@ class Intent(OpenCall, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OtherLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of a journal that is no call. Exactly one field is set."""
+    """A line of a journal that is no call, or the trailer, with start and duration of each call in microseconds."""
 
+    trailer: Trailer | None = None
+    times: list[tuple[int, int]] = []
     intent: Intent | None = None
     open: OpenCall | None = None
     checkpoint: msgspec.Raw = msgspec.Raw()
@@ -182,10 +177,11 @@ def digest_of_key(name: str, key: str) -> bytes:
 
 
 def digest_of_asker(parts: Mapping[str, Any]) -> str:
-    """Digest of who asks, from each thing that tells callers apart, by name. Empty without any."""
-    if not parts:
+    """Digest of who asks, from each thing that tells callers apart, by name. Empty if none does."""
+    found = {name: one for name, one in parts.items() if one is not None}
+    if not found:
         return ""
-    return blake2b(encode_sorted(plain_arguments(parts)[0]), digest_size=8, person=b"asker").hexdigest()
+    return blake2b(encode_sorted(plain_arguments(found)[0]), digest_size=8, person=b"asker").hexdigest()
 
 
 def with_asker(digest: bytes, asker: str) -> bytes:
@@ -206,11 +202,10 @@ def is_inside(number: int | None, others: Collection[int], parents: Mapping[int,
 
 _CONFLICT = (b"<<<<<<< ", b"=======", b">>>>>>> ", b"||||||| ")
 _TRAILER = b'{"trailer":'
-_LINES_OF_JOURNALS = (b'{"intent":', b'{"open":', b'{"checkpoint":', b'{"resumed":')
+_OTHERS = (_TRAILER, b'{"intent":', b'{"open":', b'{"checkpoint":', b'{"resumed":')
 
 _header_decoder = msgspec.json.Decoder(Header)
 _call_decoder = msgspec.json.Decoder(RecordedCall)
-_trailer_decoder = msgspec.json.Decoder(TrailerLine)
 _other_decoder = msgspec.json.Decoder(OtherLine)
 _set = msgspec.structs.force_setattr  # of calls that were just decoded, and that nobody else has
 
@@ -252,17 +247,19 @@ def read_lines(path: Path, text: bytes) -> Content | None:
     if not is_torn:
         lines.append(last)
     found = Content(header, [], None, [], is_torn)
-    end: TrailerLine | None = None
+    end: OtherLine | None = None
     ids = set[int]()
     for number, line in enumerate(map(bytes.strip, lines[1:]), 2):
         if not line:
             continue
         if end is not None:
             raise CassetteError("a line follows the trailer", path, number)
-        if line.startswith(_TRAILER):
-            end = _decoded(path, number, line, _trailer_decoder)
-        elif line.startswith(_LINES_OF_JOURNALS):
-            found.others.append((number, _decoded(path, number, line, _other_decoder)))
+        if line.startswith(_OTHERS):
+            other: OtherLine = _decoded(path, number, line, _other_decoder)
+            if other.trailer is None:
+                found.others.append((number, other))
+            else:
+                end = other
         else:
             call: RecordedCall = _decoded(path, number, line, _call_decoder)
             if call.id in ids:
@@ -298,8 +295,6 @@ def _read_header(path: Path, text: bytes) -> Header | None:
         text = encode({**{name: data[name] for name in ("recorded_at", "redact", "http") if name in data}, "log": True})
     elif isinstance(data, dict) and "agent_cache_cassette" in data:
         check_version(path, data["agent_cache_cassette"], VERSION)
-    elif text.startswith(b'{"agent_cache_cassette"'):
-        raise CassetteError("breaks off in its header; record it again", path, 1)
     elif not text or text[:1] == b"{":
         return None
     elif not text.startswith(_CONFLICT):

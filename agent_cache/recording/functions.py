@@ -60,20 +60,20 @@ class RecordedFunction:
         self.is_read = False
         self.extract_model = extract_model
         self.extract_tokens = extract_tokens
-        self.module: str = getattr(function, "__module__", None) or ""
         self.parameters = _parameters_of(function, name, skip_args) if parameters is None else parameters
         self.form = _form_of(function)
         path = getattr(function, "__qualname__", "")
         self.names = frozenset({name, name.rpartition(":")[2], path, path.rpartition(".")[2]}) - {""}
         self.has_extractors = extract_model is not None or extract_tokens is not None
-        self._cache_key = cache_key
+        self.cache_key = cache_key
         self._key = key
         self._vary = vary
         # Whether anything may tell apart who calls it, beside a tenant.
         self.has_askers = vary is not None or (self.parameters is not None and self.parameters.may_say_who_asks)
         every = () if self.parameters is None or isinstance(self.parameters, JsonArguments) else self.parameters.all
-        self._recorded_names = tuple(one.name for one in every if one.in_key and not one.is_receiver)
+        self._left_out = {one.name for one in every if not one.in_key or one.is_receiver}
         self._defaults = {one.name: one.default for one in every if one.is_sentinel or one.default is None}
+        self.records_all = not self._left_out and not self._defaults
 
     @cached_property
     def schema(self) -> PlainSchema:
@@ -96,22 +96,20 @@ class RecordedFunction:
 
         One that is its default is left out if that is None or a sentinel: clients get more of these in later versions.
         """
-        if self.parameters is None or isinstance(self.parameters, JsonArguments):
+        if self.records_all:
             return arguments
-        if not self._defaults and len(self._recorded_names) == len(arguments):
-            return arguments
-        found = {name: arguments[name] for name in self._recorded_names if name in arguments}
-        for name, default in self._defaults.items():
-            if name in found and found[name] is default:
-                del found[name]
-        return found
+        return {
+            name: value
+            for name, value in arguments.items()
+            if name not in self._left_out and not (name in self._defaults and value is self._defaults[name])
+        }
 
     def key_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         """The key that ``cache_key=`` makes of a call; None if there is none, or it raises, which is logged."""
-        if self._cache_key is None:
+        if self.cache_key is None:
             return None
         try:
-            key = self._cache_key(*args, **kwargs)
+            key = self.cache_key(*args, **kwargs)
             return utf8_text(key) if isinstance(key, str) else _text_of(key)
         except Exception as error:  # noqa: BLE001 - the user's function; the arguments identify the call then
             _LOG.warning("cache_key of %s raised %r; the arguments were used", self.name, error)
@@ -224,13 +222,23 @@ def _name_of(function: Any) -> str:
 
 
 class FunctionCall:
-    """One call of a wrapped function in a scope with hooks. `TypeError` if the function does not take the arguments."""
+    """One call of a wrapped function in a scope with hooks, or a request, whose arguments have names already.
+
+    `TypeError` if the function does not take the arguments.
+    """
 
     operation = None
 
-    def __init__(self, function: RecordedFunction, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        function: RecordedFunction,
+        scope: Scope,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] = {},
+        named: Mapping[str, Any] | None = None,
+    ) -> None:
         self.function, self.scope, self.args, self.kwargs = function, scope, args, kwargs
-        self.arguments = function.bind(args, kwargs)
+        self.arguments = function.bind(args, kwargs) if named is None else named
 
 
 class ActiveCall:
@@ -242,6 +250,7 @@ class ActiveCall:
         matched: what calls are compared by: digest and asker. recorded, index: the recorded call in its place.
         is_answered: whether it does not run.
         tool_call, passed: of a tool, the call that hooks have received; of a function, its arguments.
+        is_sync_tool: whether it is a call of a cached tool that is no `async def`, so that nothing may be awaited.
     """
 
     given: dict[str, Any] | None = None
@@ -252,10 +261,9 @@ class ActiveCall:
     index: int | None = None
     id = after = lane = forked = started = 0
     tool_call: HookedCall | None = None
-    passed: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     chunks: list[Any] | None = None
     exchange: Any = None
-    is_answered = is_plain_stream = is_awaited = False
+    is_answered = is_plain_stream = is_awaited = is_sync_tool = False
 
     def __init__(
         self,
@@ -264,8 +272,8 @@ class ActiveCall:
         arguments: dict[str, Any],
         key: str | None,
         digest: bytes,
-        asker: str = "",
-        call: HookedCall | FunctionCall | None = None,
+        asker: str,
+        call: HookedCall | FunctionCall,
     ) -> None:
         self.owner, self.function, self.arguments, self.key = owner, function, arguments, key
         self.asker, self.digest = asker, digest
@@ -277,10 +285,9 @@ class ActiveCall:
         self.parent = outer
         self.counts: dict[bytes, int] = {}
         self.usage = Usage() if function.kind == "llm" else None
-        if type(call) is HookedCall:
-            self.tool_call, self.passed = call, ((), call.arguments)
-        elif call is not None:
-            self.passed = call.args, call.kwargs
+        self.passed: tuple[tuple[Any, ...], Mapping[str, Any]] = call.args, call.kwargs
+        if call.operation is not None:
+            self.tool_call, self.passed, self.is_sync_tool = call, ((), call.arguments), call.operation.is_sync
 
     @property
     def schema(self) -> PlainSchema:
@@ -304,11 +311,6 @@ class ActiveCall:
             return not self.tool_call.operation.is_read
         kind, name = self.function.kind, self.function.name
         return kind == "write" or (kind == "http" and RecordedCall(id=0, kind=kind, name=name, outcome={}).is_write)
-
-    @property
-    def is_sync_tool(self) -> bool:
-        """Whether it is a call of a cached tool that is no `async def`, so that nothing may be awaited."""
-        return self.tool_call is not None and self.tool_call.operation.is_sync
 
     def stream_outcome(self, end: dict[str, Any], redaction: Redaction) -> dict[str, Any]:
         """The outcome of a stream: its chunks, redacted as one text, and how it ended."""

@@ -11,6 +11,7 @@ import asyncio
 import threading
 import types
 import weakref
+from asyncio.events import _get_running_loop
 from bisect import bisect_left, insort
 from collections.abc import Generator, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -63,7 +64,8 @@ class Lanes:
 
     def current(self) -> Lane:
         """The lane of the running task, or, outside of tasks, of the running thread in its context."""
-        task = _running_task()
+        loop = _get_running_loop()
+        task = None if loop is None else asyncio.current_task(loop)
         found = None
         for lane in _LANES.get():
             found = lane if lane.lanes is self else found

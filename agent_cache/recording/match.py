@@ -43,7 +43,7 @@ class Matcher:
         self.outline = cassette.outline
         self._redaction = redaction
         self._rules = redaction.without_hook()
-        self._index_of: dict[bytes, int] = {}
+        self.index_of: dict[bytes, int] = {}
         self.parents = self.outline.enclosing()
         self._children: dict[int, list[int]] = {}
         self._adopted: set[str] = set()
@@ -61,22 +61,14 @@ class Matcher:
                 number = counts.get((enclosing, digest), 0)
                 counts[enclosing, digest] = number + 1
                 places[index] = place = place_of(enclosing, digest, number)
-                self._index_of[place] = index
+                self.index_of[place] = index
 
-    def find(self, place: bytes) -> int | None:
-        """Index of the call in this place, or None."""
-        return self._index_of.get(place)
-
-    def cover(self, index: int) -> None:
-        """Mark a call, and all that it encloses, as played or made again."""
-        for each in (index, *self.inside(index)):
-            self.cover_alone(each)
-
-    def cover_alone(self, index: int) -> None:
-        """Mark a call as made again, which makes the calls that it encloses again, too."""
-        if not self.is_covered[index]:
-            self.is_covered[index] = 1
-            self.remaining -= 1
+    def cover(self, *indices: int) -> None:
+        """Mark calls as played, or made again."""
+        for index in indices:
+            if not self.is_covered[index]:
+                self.is_covered[index] = 1
+                self.remaining -= 1
 
     def has_made_all_before(self, rank: int) -> bool:
         """Whether all calls that had ended before this position were made, or are enclosed by one that was."""
@@ -143,7 +135,7 @@ class Matcher:
                 if digest is not None:
                     occurrence = counts.get(digest, 0)
                     counts[digest] = occurrence + 1
-                    self._index_of.setdefault(place_of(ROOT_PLACE, digest, occurrence), index)
+                    self.index_of.setdefault(place_of(ROOT_PLACE, digest, occurrence), index)
 
     def _foreign_digest(self, function: RecordedFunction, call: RecordedCall) -> bytes | None:
         args, kwargs = call.arguments.get("args", []), call.arguments.get("kwargs", {})
@@ -216,7 +208,7 @@ def missing(
     """The error for a call without a recorded answer: the nearest recorded call or -1, its text and its class."""
     enclosing = ROOT_PLACE if call.parent is None else call.parent.place
     shown = described(call.function.name, call.arguments)
-    last = matcher.find(place_of(enclosing, call.matched, call.occurrence - 1))
+    last = matcher.index_of.get(place_of(enclosing, call.matched, call.occurrence - 1))
     if not rule and last is not None:
         text = f"{shown} was recorded {call.occurrence} times, and was called once more. {ADVICE}"
         return last, text, ReplayExhausted

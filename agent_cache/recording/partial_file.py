@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from agent_cache.errors import CassetteError
-from agent_cache.recording.file import Header, TrailerLine, partial_of
+from agent_cache.recording.file import partial_of
 
 try:
     import fcntl
@@ -163,14 +163,14 @@ def _taken(path: Path) -> CassetteError:
 
 def _without_times(line: bytes) -> Any:
     """What a line says, other than when and how long a run was."""
+    if not line.startswith((b'{"trailer":', b'{"agent_cache_cassette"')):
+        return line
     try:
-        if line.startswith(b'{"trailer":'):
-            return msgspec.structs.replace(msgspec.json.decode(line, type=TrailerLine).trailer, duration_ms=0.0)
-        if line.startswith(b'{"agent_cache_cassette"'):
-            return msgspec.structs.replace(msgspec.json.decode(line, type=Header), recorded_at=None)
+        data = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
-    return line
+        return line
+    data.get("trailer", {}).pop("duration_ms", None)
+    return {name: one for name, one in data.items() if name not in ("recorded_at", "times")}
 
 
 def lock_file(descriptor: int, path: Path) -> bool:

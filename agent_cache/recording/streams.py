@@ -7,10 +7,10 @@ which passes everything else to the object. A stream that is closed early is rec
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import closing, contextmanager
 from types import AsyncGeneratorType, GeneratorType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 from agent_cache.engine.hooks import CURRENT_CALL, leave_call
 from agent_cache.errors import ReplayExhausted
@@ -21,15 +21,13 @@ from agent_cache.recording.match import call_data
 from agent_cache.recording.outcomes import schema_of, value_outcome
 from agent_cache.recording.redaction import Redaction
 
-OnEnd: TypeAlias = Callable[[ActiveCall, dict[str, Any], list[Any] | None], None]
-OnReplayed: TypeAlias = Callable[[ActiveCall, list[Any], BaseException | None], None]
-
-_NO_STREAMS = frozenset({dict, list, tuple, set, str, bytes, int, float, bool, type(None)})
+NO_STREAMS = frozenset({dict, list, tuple, set, str, bytes, int, float, bool, type(None)})
+"""Classes of values that are known at once to be no streams."""
 
 
 def is_stream(value: Any) -> bool:
     """Whether a value is a generator, another iterator, or something iterable that can be closed: an SDK's stream."""
-    return type(value) not in _NO_STREAMS and (_is_async_stream(value) or _is_plain_stream(value))
+    return type(value) not in NO_STREAMS and (_is_async_stream(value) or _is_plain_stream(value))
 
 
 def _is_plain_stream(value: Any) -> bool:
@@ -51,72 +49,22 @@ def failure_outcome(error: BaseException, redaction: Redaction) -> dict[str, Any
     return {"cancelled": True} if is_cancellation(error) else error_outcome(error, redaction)
 
 
-# Recording
-
-
-def recorded_stream(
-    call: ActiveCall, stream: Any, redaction: Redaction, on_end: OnEnd
-) -> _PlainStream | _AwaitedStream:
-    """The stream that the caller gets in place of one that is recorded.
-
-    An object that can be read in both ways, as LiteLLM's, is read as its function is called: with ``await`` or without.
-    """
-    is_awaited = call.is_awaited or call.function.form == "async"
-    call.is_plain_stream = not _is_async_stream(stream) or (_is_plain_stream(stream) and not is_awaited)
-    log = _StreamLog(call, redaction, on_end)
-    return _PlainStream(stream, log) if call.is_plain_stream else _AwaitedStream(stream, log)
-
-
-class _StreamLog:
-    """Writes the chunks of one running stream to its call, and reports its end once."""
-
-    def __init__(self, call: ActiveCall, redaction: Redaction, on_end: OnEnd) -> None:
-        self.call = call
-        self._redaction = redaction
-        self._on_end: OnEnd | None = on_end
-        self._chunks: list[Any] | None = [] if call.function.has_extractors else None
-        self._outcomes = call.chunks = []
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """A step of the stream: what it calls is inside of the recorded call, and what it raises ends that."""
-        token = CURRENT_CALL.set(self.call)
-        try:
-            yield
-        except (StopIteration, StopAsyncIteration) as stop:
-            self.end(value_outcome(getattr(stop, "value", None), schema_of(Any), self._redaction))
-            raise
-        except BaseException as error:
-            self.end(failure_outcome(error, self._redaction))
-            raise
-        finally:
-            leave_call(token)
-
-    def add(self, chunk: Any) -> Any:
-        """Record a chunk."""
-        call = self.call
-        if call.usage is not None:
-            call.usage.add(chunk)
-        self._outcomes.append(value_outcome(chunk, call.function.chunk_schema, self._redaction, is_chunk=True))
-        if self._chunks is not None:
-            self._chunks.append(chunk)
-        return chunk
-
-    def end(self, outcome: dict[str, Any]) -> None:
-        """Record how it ended; only the first end counts."""
-        on_end, self._on_end = self._on_end, None
-        if on_end is not None:
-            on_end(self.call, outcome, self._chunks)
+# What the caller gets
 
 
 class _Stream:
-    """What the caller of a stream gets. It passes everything but the chunks to the stream object."""
+    """The stream that the caller gets. It passes everything but the chunks to the stream object.
 
-    def __init__(self, stream: Any, log: _StreamLog | None = None) -> None:
-        self._stream = stream
-        self._log = log  # none of a stream that is replayed
+    With a tape each chunk is written to the call, and how the stream ended, once. Without, it is replayed.
+    """
+
+    def __init__(self, stream: Any, call: ActiveCall, tape: Any = None) -> None:
+        self._stream, self._call, self._tape = stream, call, tape
         self._chunks: Any = None
         self._is_closed = False
+        if tape is not None:
+            call.chunks = []
+        self._extracted: list[Any] | None = [] if call.function.has_extractors else None
 
     def __getattr__(self, name: str) -> Any:
         if not isinstance(self._stream, GeneratorType | AsyncGeneratorType):
@@ -126,17 +74,43 @@ class _Stream:
         raise AttributeError(f"a recorded or replayed stream of chunks has no attribute {name!r}")
 
     def __del__(self) -> None:
-        self._ended()  # who has left it does not read on
+        self._end({"closed": True})  # who has left it does not read on
 
-    def _step(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._log is None else self._log.step()
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """A step of the stream: what it calls is inside of the recorded call, and what it raises ends that."""
+        tape = self._tape
+        if tape is None:
+            yield
+            return
+        token = CURRENT_CALL.set(self._call)
+        try:
+            yield
+        except (StopIteration, StopAsyncIteration) as stop:
+            self._end(value_outcome(getattr(stop, "value", None), schema_of(Any), tape.redaction))
+            raise
+        except BaseException as error:
+            self._end(failure_outcome(error, tape.redaction))
+            raise
+        finally:
+            leave_call(token)
 
     def _add(self, chunk: Any) -> Any:
-        return chunk if self._log is None else self._log.add(chunk)
+        """Record a chunk."""
+        call, tape = self._call, self._tape
+        if tape is not None and call.chunks is not None:
+            if call.usage is not None:
+                call.usage.add(chunk)
+            call.chunks.append(value_outcome(chunk, call.function.chunk_schema, tape.redaction, is_chunk=True))
+            if self._extracted is not None:
+                self._extracted.append(chunk)
+        return chunk
 
-    def _ended(self) -> None:
-        if self._log is not None:
-            self._log.end({"closed": True})
+    def _end(self, outcome: dict[str, Any]) -> None:
+        """Record how it ended; only the first end counts."""
+        tape, self._tape = self._tape, None
+        if tape is not None:
+            tape.stream_ended(self._call, outcome, self._extracted)
 
     def _closing(self, *names: str) -> Any:
         """Close the stream object, once. Returns what may have to be awaited."""
@@ -162,7 +136,7 @@ class _PlainStream(_Stream):
         try:
             self._closing("close")
         finally:
-            self._ended()
+            self._end({"closed": True})
 
     def __enter__(self) -> Self:
         return self
@@ -189,7 +163,7 @@ class _AwaitedStream(_Stream):
             if inspect.isawaitable(closed := self._closing("aclose", "close")):
                 await closed
         finally:
-            self._ended()
+            self._end({"closed": True})
 
     close = aclose
 
@@ -200,19 +174,29 @@ class _AwaitedStream(_Stream):
         await self.aclose()
 
 
+def recorded_stream(call: ActiveCall, stream: Any, tape: Any) -> _Stream:
+    """The stream that the caller gets in place of one that is recorded.
+
+    An object that can be read in both ways, as LiteLLM's, is read as its function is called: with ``await`` or without.
+    """
+    is_awaited = call.is_awaited or call.function.form == "async"
+    call.is_plain_stream = not _is_async_stream(stream) or (_is_plain_stream(stream) and not is_awaited)
+    return (_PlainStream if call.is_plain_stream else _AwaitedStream)(stream, call, tape)
+
+
 # Replay
 
 
-def replayed_stream(call: ActiveCall, tape: Any, on_end: OnReplayed) -> _Stream:
-    """A recorded stream, to be read again. `on_end` is given its chunks, and what has ended it otherwise."""
+def replayed_stream(call: ActiveCall, tape: Any) -> _Stream:
+    """A recorded stream, to be read again."""
     assert call.recorded is not None
     stream = call.recorded.outcome["stream"]
     if stream.get("plain"):
-        return _PlainStream(_replay(call, stream, tape, on_end))
-    return _AwaitedStream(_replay_awaited(call, stream, tape, on_end))
+        return _PlainStream(_replay(call, stream, tape), call)
+    return _AwaitedStream(_replay_awaited(call, stream, tape), call)
 
 
-def _replay(call: ActiveCall, stream: dict[str, Any], tape: Any, on_end: OnReplayed) -> Generator[Any, Any, Any]:
+def _replay(call: ActiveCall, stream: dict[str, Any], tape: Any) -> Generator[Any, Any, Any]:
     chunks: list[Any] = []
     try:
         for chunk in stream["chunks"]:
@@ -220,17 +204,15 @@ def _replay(call: ActiveCall, stream: dict[str, Any], tape: Any, on_end: OnRepla
             yield chunks[-1]
         returned = _replayed_end(call, stream, tape)
     except BaseException as error:
-        on_end(call, chunks, error)
+        tape.stream_answered(call, chunks, error)
         raise
-    on_end(call, chunks, None)
+    tape.stream_answered(call, chunks, None)
     return returned
 
 
-async def _replay_awaited(
-    call: ActiveCall, stream: dict[str, Any], tape: Any, on_end: OnReplayed
-) -> AsyncGenerator[Any, Any]:
+async def _replay_awaited(call: ActiveCall, stream: dict[str, Any], tape: Any) -> AsyncGenerator[Any, Any]:
     """The same for chunks that are awaited. Other tasks run between two chunks."""
-    with closing(_replay(call, stream, tape, on_end)) as chunks:
+    with closing(_replay(call, stream, tape)) as chunks:
         for left in range(len(stream["chunks"]), -1, -1):
             await checkpoint()
             if not left and "cancelled" in stream["end"]:

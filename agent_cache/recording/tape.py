@@ -47,10 +47,16 @@ from agent_cache.recording.file import (
 from agent_cache.recording.functions import ActiveCall, FunctionCall, RecordedFunction, function_of
 from agent_cache.recording.lanes import Lanes, Turns, checkpoint, wait_for_cancellation
 from agent_cache.recording.match import ADVICE, ROOT_PLACE, Matcher, by_nobody, call_data, described, missing, place_of
-from agent_cache.recording.outcomes import check_outcome, encode, problems_of, read_value, value_outcome
+from agent_cache.recording.outcomes import check_outcome, encode, exact_json, problems_of, read_value, value_outcome
 from agent_cache.recording.prices import Savings, model_calls, savings_of
 from agent_cache.recording.redaction import Redaction, redact_key
-from agent_cache.recording.streams import failure_outcome, is_stream, recorded_stream, replayed_stream
+from agent_cache.recording.streams import (
+    NO_STREAMS,
+    failure_outcome,
+    is_stream,
+    recorded_stream,
+    replayed_stream,
+)
 from agent_cache.values.compare import utf8_text
 
 _LOG = logging.getLogger("agent_cache")
@@ -111,7 +117,6 @@ class Tape:
         self._counts: dict[bytes, int] = {}  # of calls that no recorded call encloses, by digest
         self._new_calls = 0
         self._functions: dict[str, RecordedFunction] = {}  # the first of each name
-        self._failure: CassetteError | None = None  # of a call that cannot be recorded
         self._problems: set[str] = set()
         self._last: dict[tuple[int, int, int], int] = {}  # call, by parent, lane of the run and of the recording
         self._turns = Turns()
@@ -177,42 +182,20 @@ class Tape:
 
     def begin(self, call: HookedCall | FunctionCall) -> ActiveCall:
         """Find the recorded call that answers a call, or number it as a new one."""
-        if call.operation is not None:
-            return self._begin(call.operation.recorded or function_of(call.operation), call.arguments, call)
-        return self._begin(call.function, call.arguments, call, call.function.key_of(call.args, call.kwargs))
-
-    def begin_exchange(self, endpoint: RecordedFunction, arguments: Mapping[str, Any]) -> ActiveCall:
-        """The same for a request."""
-        try:
-            return self._begin(endpoint, arguments)
-        finally:
-            self._functions.pop(endpoint.name, None)  # a run may ask for any number of URLs
-
-    def _begin(
-        self,
-        function: RecordedFunction,
-        arguments: Mapping[str, Any],
-        made: HookedCall | FunctionCall | None = None,
-        key: str | None = None,
-    ) -> ActiveCall:
-        """Begin a call. `key` is what ``cache_key=`` made."""
+        if isinstance(call, FunctionCall):
+            function = call.function
+        else:
+            function = call.operation.recorded or function_of(call.operation)
         if self._functions.get(function.name) is not function:
             self._check_name(function)
-        tenant = PLACE.get().scope.tenant if made is None else made.scope.tenant
-        asker = self._asker(function, made, tenant) if function.has_askers or tenant is not None else ""
-        identifying = function.recorded_arguments(arguments)
-        try:
-            data, raw = plain_arguments(identifying, is_identity=key is None)
-        except UncacheableArgumentsError as error:
-            key = function.tool_key(arguments, warns=True)
-            if key is None and not self._needs_no_identity(function):
-                raise self._unidentified(
-                    function,
-                    f"a call with another argument would be the same: {error.reason}. Pass values instead, leave the "
-                    "argument out by skip_args=, or name what tells calls apart by cache_key=, or by key= of "
-                    "AgentCache",
-                ) from error.__cause__
-            data, raw = plain_arguments(identifying, is_identity=False)
+        asker = self._asker(function, call) if function.has_askers or call.scope.tenant is not None else ""
+        arguments = call.arguments if function.records_all else function.recorded_arguments(call.arguments)
+        key = None if function.cache_key is None else function.key_of(call.args, call.kwargs)
+        exact = exact_json(arguments)
+        if exact is not None and b'"$' not in exact[0]:  # a dict that looks like a tag is written as one
+            raw, data = exact
+        else:
+            raw, data, key = self._written(function, call, arguments, key)
         given, given_key = data, key
         if self.redaction.may_change(raw):
             data = self.redaction.apply(data)
@@ -224,25 +207,58 @@ class Tape:
         if key is not None:
             key = redact_key(key, given, data, self.redaction)
         digest = digest_of(function.name, data) if key is None else digest_of_key(function.name, key)
-        call = ActiveCall(self, function, data, key, digest, asker, made)
+        active = ActiveCall(self, function, data, key, digest, asker, call)
         if (data is not given and data != given) or key != given_key:
-            call.given, call.given_key = given, given_key
+            active.given, active.given_key = given, given_key
         with self._lock:
             if self._has_lanes:
                 lane = self.lanes.current()
-                call.lane, call.forked = lane.number, lane.forked
+                active.lane, active.forked = lane.number, lane.forked
             if self.answers is not None:
-                self._look_up(call, self._place(call, self.answers), self.answers)
-                call.is_answered = call.recorded is not None
+                self._look_up(active, self._place(active, self.answers), self.answers)
+                active.is_answered = active.recorded is not None
             if self.file is not None and not self.file.is_closed:
-                self.file.start(call)
-        return call
+                self.file.start(active)
+        return active
 
-    def _asker(self, function: RecordedFunction, call: HookedCall | FunctionCall | None, tenant: Any) -> str:
-        """Digest of what tells apart who makes a call."""
+    def begin_exchange(self, endpoint: RecordedFunction, arguments: Mapping[str, Any]) -> ActiveCall:
+        """The same for a request."""
         try:
-            return digest_of_asker(_askers(function, call, tenant))
+            return Tape.begin(self, FunctionCall(endpoint, PLACE.get().scope, named=arguments))
+        finally:
+            self._functions.pop(endpoint.name, None)  # a run may ask for any number of URLs
+
+    def _written(
+        self, function: RecordedFunction, call: HookedCall | FunctionCall, arguments: Mapping[str, Any], key: str | None
+    ) -> tuple[bytes, dict[str, Any], str | None]:
+        """Arguments that are no JSON as plain data, and the key without which they would identify nothing."""
+        try:
+            data, raw = plain_arguments(arguments, is_identity=key is None)
+        except UncacheableArgumentsError as error:
+            key = function.tool_key(call.arguments, warns=True)
+            if key is None and not self._needs_no_identity(function):
+                raise self._unidentified(
+                    function,
+                    f"a call with another argument would be the same: {error.reason}. Pass values instead, leave the "
+                    "argument out by skip_args=, or name what tells calls apart by cache_key=, or by key= of "
+                    "AgentCache",
+                ) from error.__cause__
+            data, raw = plain_arguments(arguments, is_identity=False)
+        return raw, data, key
+
+    def _asker(self, function: RecordedFunction, call: HookedCall | FunctionCall) -> str:
+        """Digest of what tells apart who makes a call."""
+        found: dict[str, Any] = {"tenant": call.scope.tenant}
+        try:
+            if call.operation is None:
+                found["asker"] = function.asker_of(call.args, call.kwargs)
+            else:
+                found["key"] = function.tool_key(call.arguments)
+                found["asker"] = call.operation.asker_of(call.arguments)
+            return digest_of_asker(found)
         except UnknownAsker:
+            if found["tenant"] is not None:
+                return digest_of_asker(found)
             return "" if self._needs_no_identity(function) else UNKNOWN_ASKER
         except UncacheableArgumentsError as error:
             if self._needs_no_identity(function):
@@ -253,24 +269,18 @@ class Tape:
             ) from error.__cause__
 
     def _check_name(self, function: RecordedFunction) -> None:
-        if (first := self._functions.setdefault(function.name, function)) is function:
+        """Compare a function with the first one of its name that the run has called."""
+        first = self._functions.setdefault(function.name, function)
+        if first is function:
             _ = function.parts  # as they are before its first call
-            return
-        if first.is_same(function):
-            return
-        text = (
-            f"there are two functions of the name {function.name}, and a call of one is a call of the other; give "
-            "them names by name="
-        )
-        if first.binds_others(function) and not self._needs_no_identity(function):
-            raise self._failed(CassetteError(text, self.path or ""))
-        if self.is_strict and self.answers is not None:
-            raise self.latch(CassetteError(text, self.path or ""))
-        if self.is_strict:
-            self._problems.add(text)
-        if function.name not in _shared_names:
-            _shared_names.add(function.name)
-            _LOG.warning("recording: %s", text)
+        elif not first.is_same(function):
+            text = (
+                f"there are two functions of the name {function.name}, and a call of one is a call of the other; give "
+                "them names by name="
+            )
+            if self.is_strict or (first.binds_others(function) and not self._needs_no_identity(function)):
+                raise self.latch(CassetteError(text, self.path or ""))
+            _warn_once(_shared_names, function.name, f"recording: {text}")
 
     def _needs_no_identity(self, function: RecordedFunction) -> bool:
         """Whether a call of this function just runs, or is only observed."""
@@ -280,16 +290,8 @@ class Tape:
 
     def _unidentified(self, function: RecordedFunction, reason: str) -> CassetteError:
         """The error for a call that may be another one."""
-        error = CassetteError(f"a call of {function.name} cannot be recorded, because {reason}", self.path or "")
-        self._failure = self._failure or error
-        return error
-
-    def _failed(self, error: CassetteError) -> CassetteError:
-        """Keep an error of what must not be made, to raise it again at the end."""
-        if self.answers is not None:
-            return self.latch(error)
-        self._failure = self._failure or error
-        return error
+        text = f"a call of {function.name} cannot be recorded, because {reason}"
+        return self.latch(CassetteError(text, self.path or ""))
 
     # Which recorded call it is
 
@@ -298,22 +300,21 @@ class Tape:
         parent = call.parent
         counts, enclosing = (self._counts, ROOT_PLACE) if parent is None else (parent.counts, parent.place)
         call.occurrence = counts.get(call.matched, 0)
+        counts[call.matched] = call.occurrence + 1
         call.place = place_of(enclosing, call.matched, call.occurrence)
         if answers.has_foreign:
             answers.adopt(call.function)
-        index = answers.find(call.place)
-        counts[call.matched] = call.occurrence + 1
-        return index
+        return answers.index_of.get(call.place)
 
     def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
         policy = self._policy_of(call.function) if self._policy else "stub"
         if policy == "forbid":
             raise self.missed(call, answers, f"{call.function.name} was called, and the policy forbids it")
-        if call.asker == UNKNOWN_ASKER and policy == "stub" and self._answers_calls:
+        is_answering = policy == "stub" and self._answers_calls
+        if is_answering and call.asker == UNKNOWN_ASKER:
             if self.file is None or (index is not None and not call.function.is_read):
                 raise self.missed(call, answers, by_nobody(call))
-            index = None
-        if index is not None and policy == "stub" and self._answers_calls:
+        elif is_answering and index is not None:
             self.take(call, index, answers)
         elif index is not None:
             self.pass_by(call, index, answers)
@@ -337,14 +338,14 @@ class Tape:
             raise self.broken(index, f"has a malformed outcome: {error}") from error
         if self.is_strict:
             self._check_order(call, index, answers)
-        answers.cover(index)
+        answers.cover(index, *answers.inside(index))
         self._answered.add(index)
         self.cursor += 1
 
     def pass_by(self, call: ActiveCall, index: int, answers: Matcher) -> None:
         """Note a call that runs although it was recorded."""
         call.index = index
-        answers.cover_alone(index)
+        answers.cover(index)
 
     def _check_order(self, call: ActiveCall, index: int, answers: Matcher) -> None:
         """Calls of one task come in the order in which one task had made them.
@@ -368,46 +369,38 @@ class Tape:
 
     # The answer to a call
 
-    async def answer(self, call: ActiveCall) -> Any:
-        """The recorded outcome of a call. Other tasks run before, as they did when it was recorded."""
-        recorded = call.recorded
-        if recorded is None or call.is_sync_tool:
-            return self.answer_plainly(call)
+    async def answer(self, call: ActiveCall, *, is_plain: bool) -> Any:
+        """The recorded outcome of a call. Other tasks run before, as they did when it was recorded.
+
+        Of a plain function or a generator nothing may be awaited here.
+        """
+        recorded, answers, form = call.recorded, self.answers, call.function.form
+        assert recorded is not None
+        assert answers is not None
         outcome = recorded.outcome
+        if is_plain and outcome.get("awaited"):
+            return self.answer(call, is_plain=False)
+        is_plain |= call.is_sync_tool
         try:
-            if recorded.source != "hit":
-                await self.turn(call)  # which notices a cancellation, too
+            if not is_plain and recorded.source != "hit":  # a cancellation is noticed here, too
+                await (self.turn(call) if answers.is_concurrent else checkpoint())
             if "stream" in outcome:
-                return replayed_stream(call, self, self._stream_answered)
+                return replayed_stream(call, self)
+            if is_plain and "stream" in form:
+                text = f"{recorded.name} returned a value when it was recorded, and is a stream now: record it again"
+                raise self.broken(call.index, text)
             if "cancelled" in outcome or "unfinished" in outcome:
-                try:
-                    await self.wait_until_cancelled(call)
-                except asyncio.CancelledError as cancellation:
-                    show_in_sessions(call, None, cancellation)
-                    raise
+                if is_plain:
+                    raise self.broken(call.index, f"{recorded.name} had not ended when the recording did")
+                await self.wait_until_cancelled(call)
             return self._give(call, outcome)
+        except asyncio.CancelledError as cancellation:
+            if "cancelled" in outcome or "unfinished" in outcome:
+                show_in_sessions(call, None, cancellation)
+            raise
         finally:
             if "stream" not in outcome:
                 self.answered(call)
-
-    def answer_plainly(self, call: ActiveCall) -> Any:
-        """The same in a plain function, and for a stream."""
-        recorded = call.recorded
-        assert recorded is not None
-        outcome = recorded.outcome
-        if outcome.get("awaited"):
-            return self.answer(call)
-        if "stream" in outcome:
-            return replayed_stream(call, self, self._stream_answered)
-        if "stream" in call.function.form:
-            text = f"{recorded.name} returned a value when it was recorded, and is a stream now: record it again"
-            raise self.broken(call.index, text)
-        try:
-            if "cancelled" in outcome or "unfinished" in outcome:
-                raise self.broken(call.index, f"{recorded.name} had not ended when the recording did")
-            return self._give(call, outcome)
-        finally:
-            self.answered(call)
 
     def _give(self, call: ActiveCall, outcome: dict[str, Any]) -> Any:
         if "error" in outcome:
@@ -456,8 +449,8 @@ class Tape:
         )
         raise self.diverged(-1 if call.index is None else call.index, call_data(call), f"{text}\n{ADVICE}")
 
-    def _stream_answered(self, call: ActiveCall, chunks: list[Any], error: BaseException | None) -> None:
-        """A stream that its consumer leaves ends in the sessions as if it were cancelled."""
+    def stream_answered(self, call: ActiveCall, chunks: list[Any], error: BaseException | None) -> None:
+        """A stream has ended. One that its consumer leaves ends in the sessions as if it were cancelled."""
         self.answered(call)
         if isinstance(error, GeneratorExit):
             error = asyncio.CancelledError()
@@ -473,21 +466,28 @@ class Tape:
 
     def returned(self, call: ActiveCall, value: Any) -> Any:
         """A call has returned this. Returns what the caller gets: a stream is recorded while it is read."""
-        if is_stream(value):
-            return recorded_stream(call, value, self.redaction, self._stream_ended)
+        if type(value) not in NO_STREAMS and is_stream(value):
+            return recorded_stream(call, value, self)
         if self.file is not None:
             if call.usage is not None:
                 call.usage.add(value)
                 call.usage.complete(call, value)
-            self._write(call, value_outcome(value, call.schema, self.redaction))
+            exact = exact_json(value)
+            if exact is not None and not self.redaction.may_change(exact[0]):
+                self._write(call, {"value": msgspec.Raw(exact[0])})
+            else:
+                self._write(call, value_outcome(value, call.schema, self.redaction))
         return value
 
     def raised(self, call: ActiveCall, error: BaseException) -> None:
         """A call has raised this."""
+        if call.is_sync_tool and isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+            error = error.__cause__  # as the tool raised it, which the engine's coroutine cannot
         if self.file is not None:
             self._write(call, failure_outcome(error, self.redaction))
 
-    def _stream_ended(self, call: ActiveCall, end: dict[str, Any], chunks: list[Any] | None) -> None:
+    def stream_ended(self, call: ActiveCall, end: dict[str, Any], chunks: list[Any] | None) -> None:
+        """A stream that was recorded has ended. `chunks` are what extractors read, if there are any."""
         if self.file is not None:
             if call.usage is not None:
                 call.usage.complete(call, chunks or [])
@@ -535,10 +535,8 @@ class Tape:
             if policy == "forbid" or not may_run:
                 text = f"{function.name} was called in thread {thread}, and would have run: {NO_CONTEXT}"
                 raise self.latch(CassetteError(text, self.answers.cassette.path))
-        if function.name not in _escaped:
-            _escaped.add(function.name)
-            text = "%s ran in thread %s, outside of the recording or replay that goes on: %s"
-            _LOG.warning(text, function.name, thread, NO_CONTEXT)
+        text = f"{function.name} ran in thread {thread}, outside of the recording or replay that goes on: {NO_CONTEXT}"
+        _warn_once(_escaped, function.name, text)
 
     def refuse_connection(self, address: str) -> None:
         """Refuse a connection that is no request of a known client."""
@@ -546,7 +544,7 @@ class Tape:
             f"a connection to {address} was opened, which is neither recorded nor replayed; record a function that "
             "does so, or name the host in Http(ignore=...)"
         )
-        raise self._failed(CassetteError(text, self.path or ""))
+        raise self.latch(CassetteError(text, self.path or ""))
 
     # Errors
 
@@ -606,10 +604,10 @@ class Tape:
                         raise
         if error is not None:
             return
-        if self._failure is not None:
-            raise self._failure.with_traceback(None)
-        if answers is not None and self._answers_calls:
+        if answers is not None:
             self.check_finished(answers)
+        if self.error is not None:
+            raise self.error.with_traceback(None)
         if self.is_strict and self._problems:
             raise CassetteError(
                 f"has calls that cannot be replayed: {'. '.join(sorted(self._problems))}", self.path or ""
@@ -617,9 +615,7 @@ class Tape:
 
     def check_finished(self, answers: Matcher) -> None:
         """Check a replay at its end."""
-        if self.error is not None:
-            raise self.error.with_traceback(None)
-        if self.is_strict and answers.remaining:
+        if self.error is None and self.is_strict and self._answers_calls and answers.remaining:
             index = next(answers.left_over())
             call = answers.shown(index)
             text = (
@@ -633,24 +629,13 @@ _escaped: set[str] = set()
 _shared_names: set[str] = set()
 
 
+def _warn_once(warned: set[str], name: str, text: str) -> None:
+    if name not in warned:
+        warned.add(name)
+        _LOG.warning("%s", text)
+
+
 # Cached tools on a tape
-
-
-def _askers(function: RecordedFunction, call: HookedCall | FunctionCall | None, tenant: Any) -> dict[str, Any]:
-    """What tells apart who makes a call, by name."""
-    found: dict[str, Any] = {"tenant": tenant, "asker": None, "key": None}
-    try:
-        if call is None:
-            pass  # a request
-        elif call.operation is None:
-            found["asker"] = function.asker_of(call.args, call.kwargs)
-        else:
-            found["key"] = function.tool_key(call.arguments)
-            found["asker"] = call.operation.asker_of(call.arguments)
-    except UnknownAsker:
-        if tenant is None:
-            raise
-    return {name: one for name, one in found.items() if one is not None}
 
 
 def _redacted_tags(call: ActiveCall, written: Call, outcome: dict[str, Any], redaction: Redaction) -> list[str]:

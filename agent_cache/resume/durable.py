@@ -302,10 +302,10 @@ class _JournalTape(Tape):
         """Write that a write begins. Returns whether it is in doubt."""
         log = self.file
         with self._lock:
-            if log.is_over and not log.is_sealed:
+            is_over, is_doubted = log.is_over, call.place in self._doubts
+            if is_over and not log.is_sealed:
                 raise log.ended()
-            is_doubted = call.place in self._doubts
-            if not is_doubted and not log.is_over and call.id not in log.known:
+            if not is_doubted and not is_over and call.id not in log.known:
                 if self._left:
                     self._check_new(call)
                 log.begin_write(call, self._intent(call))
@@ -346,28 +346,20 @@ class _JournalTape(Tape):
 
     # Writes in doubt: `_decide` says by the policy what one returns, or `NotDone` if it is made again
 
-    async def answer(self, call: ActiveCall) -> Any:
+    async def answer(self, call: ActiveCall, *, is_plain: bool) -> Any:
         """The outcome of a call, by the journal, or by what is done with a write in doubt."""
         if call.recorded is not None:
-            return await super().answer(call)
-        if call.is_sync_tool:
-            return self.answer_plainly(call)
+            return await super().answer(call, is_plain=is_plain)
+        is_plain |= call.is_sync_tool
         value = self._decide(call)
         if inspect.isawaitable(value):
+            if is_plain:
+                getattr(value, "close", str)()
+                self._in_doubt(call, "is not asynchronous, and its check function is")
             awaited, value = value, NotDone
             with self._checking(call):
                 value = await awaited
-        return self._settled(call, value)
-
-    def answer_plainly(self, call: ActiveCall) -> Any:
-        """The same in a plain function, and for a stream."""
-        if call.recorded is not None:
-            return super().answer_plainly(call)
-        value = self._decide(call)
-        if inspect.isawaitable(value):
-            getattr(value, "close", str)()
-            self._in_doubt(call, "is not asynchronous, and its check function is")
-        if "stream" in call.function.form and value is not NotDone:
+        if is_plain and "stream" in call.function.form and value is not NotDone:
             self._in_doubt(call, "is a stream, which can only raise or be made again")
         return self._settled(call, value)
 
@@ -504,7 +496,7 @@ class _JournalTape(Tape):
         with self._lock:
             problem: CassetteError | None = None
             if error is None:
-                problem = self._failure or self.error or (None if is_paused else self._undone())
+                problem = self.error or (None if is_paused else self._undone())
             if error is None and problem is None and not is_paused:
                 self.file.seal()
             self.file.discard()
@@ -675,7 +667,8 @@ class _JournalLog(CallLog):
             if call is not None and call.id in self.known:
                 reason += f", and {call.function.name} is in doubt then: it has ended, and its outcome is lost"
             raise self._tape.latch(JournalError(reason, self.path)) from error
-        self.known.update(one.id for one in announced)
+        if announced:
+            self.known.update(one.id for one in announced)
 
 
 def _opened(call: ActiveCall) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from datetime import datetime
 
 import pytest
 
+from agent_cache import AgentCache
 from agent_cache.errors import CassetteError, RecordedError
-from agent_cache.recording import intercept, record, register, replay
+from agent_cache.recording import Cassette, intercept, record, register, replay
 
 
 class Refused(Exception):
@@ -80,6 +81,25 @@ async def test_a_builtin_exception_comes_back_as_itself(error, path, caplog):
         name: repr(value) for name, value in vars(error).items()
     }
     assert not caplog.records
+
+
+def test_a_plain_tool_may_raise_stop_iteration(path):
+    """Which the coroutine of the engine that runs it cannot."""
+    made = iter([3])
+
+    @AgentCache("number", ttl=60)
+    def take(at: int) -> int:
+        return next(made)
+
+    with record(path):
+        assert take(1) == 3
+        with pytest.raises(StopIteration):
+            take(2)
+    with replay(path, strict=True):
+        assert take(1) == 3
+        with pytest.raises(StopIteration):
+            take(2)
+    assert Cassette.load(path)[1].outcome["error"]["type"] == "builtins:StopIteration"
 
 
 async def test_an_exception_of_the_tools_own_module_comes_back_with_its_attributes(path):

@@ -170,7 +170,7 @@ BROKEN = {
     "empty": (b"", "is empty", 0),
     "yaml": (b"interactions:\n- request: {}\n", "no cassette", 1),
     "json that is something else": (b'{"a": 1}', "no cassette of agent-cache or agentcassette", 1),
-    "a header that breaks off": (b'{"agent_cache_cassette":2,"rec', "breaks off", 1),
+    "a header that breaks off": (b'{"agent_cache_cassette":2,"rec', "truncated", 1),
     "a newer version": (b'{"agent_cache_cassette":3,"shiny":true}\n', "version 3", 1),
     "a conflict in the header": (b"<<<<<<< HEAD\n" + HEADER, "merge conflict", 1),
     "a conflict": (HEADER + CALL + b"<<<<<<< HEAD\n" + CALL + b"=======\n>>>>>>> theirs\n", "merge conflict", 3),
