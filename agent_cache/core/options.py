@@ -228,7 +228,7 @@ class RemotePolicy(Value):
         grace: for a read: seconds, or a `timedelta`, beyond its ttl that a result may be served while one process
             loads it again. Not across a write: a write drops what it touches at any age.
         consistency: for a read: ``"bounded"`` serves local copies for as long as the tier's `max_staleness` allows;
-            ``"strong"`` asks for the versions at every hit, in one round trip, and keeps no local copy. It covers the
+            ``"strong"`` asks the tier at every call, keeps no local copy, and joins no running load. It covers the
             writes that reached the tier: give their tools ``on_unreachable="refuse"``.
         on_unreachable: for a write while the tier cannot be reached: ``"run"`` it and send its invalidation as soon as
             possible, or ``"refuse"`` it with `RemoteTierError` before its side effect.

@@ -309,14 +309,14 @@ async def load(call: Call, *, flight: Flight | None = None, may_serve_stored: bo
                     if call.is_fresh:
                         flight.give_up()
                         is_joinable = True
-                    elif not (flight.agrees_with(call.asked) if call.asked else flight.may_be_joined()):
+                    elif not flight.may_be_joined():
                         flight.detach()  # this call leads, and later ones join it
                         is_joinable = True
                     elif not (loop is THREADS and running_loop() is not None) and (
                         under is None or not flight.would_wait_for(under)
                     ):
                         waiter = flight.join()
-                elif loop is THREADS and may_serve_stored and not (call.is_fresh or call.asked):
+                elif loop is THREADS and may_serve_stored and not call.is_fresh:
                     found = store.lookup(call.key)  # a stale one is not freed under the lock
                     if found is not None and not store.is_stale(call.key, found):
                         stored = found

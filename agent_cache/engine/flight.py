@@ -153,21 +153,12 @@ class Flight:
         )
 
     def may_be_joined(self) -> bool:
-        """Whether a reader that starts now may have its value."""
-        if not self.is_open or (self.tickets and not all(ticket.is_joinable() for ticket in self.tickets)):
+        """Whether a reader that starts now may have its value. A strong one asks the tier itself."""
+        if not self.is_open or not all(ticket.is_joinable() for ticket in self.tickets):
+            return False
+        if self.store.tool.policy.remote.is_strong:
             return False
         return (self.inherited is None or self.inherited.is_trusted()) and self.is_current()
-
-    def agrees_with(self, asked: tuple[tuple[Tier, Ticket], ...]) -> bool:
-        """Whether a reader that asked the tiers itself saw the versions that this load began with."""
-        # What it has inherited may be older than the versions that it began with.
-        return (
-            self.is_open
-            and len(self.tickets) == len(asked)
-            and self.inherited is None
-            and all(mine.agrees_with(theirs) for (_, mine), theirs in zip(asked, self.tickets, strict=True))
-            and self.is_current()
-        )
 
     @property
     def versions(self) -> Mapping[Tier, Versions | None]:

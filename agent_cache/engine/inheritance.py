@@ -49,7 +49,6 @@ class Inherits(NamedTuple):
         leases: the trust in the tiers that it depends on, each with these tiers.
         source: knows its versions in the tiers; None without tiers.
         is_copy: whether it is a local copy, which may be as old as the tiers are trusted.
-        is_strong: whether it keeps no local copy. Only its versions tell then whether a write is running.
         is_doubted: whether a tier knows of a write that has overlapped it: who has read it is not stored.
     """
 
@@ -61,7 +60,6 @@ class Inherits(NamedTuple):
     leases: Mapping[Lease, tuple[Tier, ...]] = NO_LEASES
     source: Source | None = None
     is_copy: bool = False
-    is_strong: bool = False
     is_doubted: bool = False
 
 
@@ -79,8 +77,8 @@ class Inherited:
     """
 
     __slots__ = (
-        "_copies", "_is_folded", "_most_entries", "_sources", "_strong", "entries", "expires", "hits", "is_cached",
-        "is_doubted", "leases", "owners", "tags", "tenants",
+        "_copies", "_is_folded", "_most_entries", "_sources", "entries", "expires", "hits", "is_cached", "is_doubted",
+        "leases", "owners", "tags", "tenants",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -95,7 +93,6 @@ class Inherited:
         self._copies: dict[Lease, None] = {}
         self._is_folded = False
         self._most_entries = _MAX_TAGS
-        self._strong: list[Source] = []
 
     def add(self, read: Inherits, hit: Entry | None = None) -> list[Tag | EntryTag]:
         """Add a read, which this entry has answered. Returns the tags that are new."""
@@ -109,8 +106,6 @@ class Inherited:
         self.leases.update(read.leases)
         if read.is_copy:
             self._copies.update(dict.fromkeys(read.leases))
-        if read.is_strong and read.source is not None and len(self._strong) < _MAX_SOURCES:
-            self._strong.append(read.source)
         if read.source is None or self._sources is None or len(self._sources) >= _MAX_SOURCES:
             self._sources = None
         else:
@@ -152,10 +147,6 @@ class Inherited:
     def belongs_to(self, owner: object | None, tenant: Hashable | None) -> bool:
         """Whether an answer that depends on these reads may be stored for this session and this tenant."""
         return self.owners <= {owner} and self.tenants <= {tenant}
-
-    def is_undisturbed(self) -> bool:
-        """Whether no write was running on a read that keeps no local copy."""
-        return len(self._strong) < _MAX_SOURCES and all(None not in source.versions.values() for source in self._strong)
 
     def lease_beside(self, lease: Lease | None) -> Lease | None:
         """One lease for all tiers behind the reads, and those behind the load."""

@@ -40,7 +40,7 @@ from agent_cache.engine.state import (
     warn_once,
     write_now,
 )
-from agent_cache.engine.tiers import check_versions, lease_in, request_of
+from agent_cache.engine.tiers import lease_in, request_of
 from agent_cache.engine.ttls import TTLS, Evidence
 from agent_cache.engine.write import WRITING, Fill, Outside, Write
 from agent_cache.errors import ConfigurationError
@@ -235,9 +235,7 @@ class ReadOperation(Operation[ReadPolicy]):
         elif policy.remote.shares_loads:
             warn_once('flight="fleet" has no effect without a remote tier', self.name)
         work: Proceed = load
-        if tiers and policy.remote.is_strong:
-            work = partial(check_versions, work)  # it keeps no local copy that could be served expired
-        elif policy.kept_for:
+        if policy.kept_for and not (tiers and policy.remote.is_strong):  # which keeps no copy
             work = partial(serve_expired, work)
         setup = Setup(configuration, observed(self, work, configuration), observed(self, run_uncached, configuration))
         setup.reload, setup.bare = work, run_uncached

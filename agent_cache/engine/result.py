@@ -264,7 +264,6 @@ def _may_depend_on(call: Call, entry: Entry, inherited: Inherited) -> bool:
     may_store = (
         is_own
         and not inherited.is_doubted
-        and inherited.is_undisturbed()
         and (inherited.is_cached or call.operation.declared.ttl is not None)
         and entry.expires > CLOCK.now()
     )
@@ -319,9 +318,7 @@ def read_of(call: Call, flight: Flight, *, failed: bool = False) -> Inherits:
     source = flight if flight.tickets else None
     entry = flight.result if flight.stored_tags is not None and not failed else None
     read = _inherits(call.local, tags, entry, source, is_cached=flight.is_cached and not failed)
-    if call.operation.policy.remote.is_strong:
-        read = read._replace(is_strong=True)
-    elif not failed and flight.tickets and not all(ticket.is_clean() for ticket in flight.tickets):
+    if not failed and any(ticket.is_doubted() for ticket in flight.tickets):
         read = read._replace(is_doubted=True)
     return read if flight.inherited is None else flight.inherited.beside(read)
 

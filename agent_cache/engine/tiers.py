@@ -13,19 +13,17 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import PLAIN
 from agent_cache.core.lease import CombinedLease, Lease
 from agent_cache.core.store import NEVER
 from agent_cache.core.tags import root_of
-from agent_cache.core.versions import VERSIONS, entry_tag
+from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.blocking import call_in_background, in_background, running_loop
-from agent_cache.engine.inheritance import Inherits
-from agent_cache.engine.operation import Proceed
 from agent_cache.engine.result import count_unstored, early_expiry, insert_if_valid, protected_copy
 from agent_cache.engine.scope import TENANT, Call
 from agent_cache.engine.stale import refresh
@@ -34,11 +32,11 @@ from agent_cache.engine.ttls import follow
 from agent_cache.values.canonical import MISSING, is_large, make_room
 
 if TYPE_CHECKING:
-    from agent_cache.remote.protocol import Found, Request, Touched, Versions
+    from agent_cache.remote.protocol import Found, Request, Touched
     from agent_cache.remote.versioned import Ticket, Tier
 
 __all__ = [
-    "ask_tiers", "check_versions", "lease_in", "offer_result", "request_of", "take_tickets", "unsubscribe_all",
+    "ask_tiers", "lease_in", "offer_result", "request_of", "take_tickets", "unsubscribe_all",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -47,66 +45,16 @@ T = TypeVar("T")
 # The steps of a call
 
 
-class _Answered(NamedTuple):
-    """The flight of a call that a tier has answered before single flight: nothing was stored. To a load that has made
-    the call, the versions of the answer.
-    """
-
-    versions: Mapping[Tier, Versions | None]
-    result: None = None
-    stored_tags: None = None
-
-
-async def check_versions(proceed: Proceed, call: Call) -> Any:
-    """Ask the farthest tier before anything is shared, for a tool with strong consistency.
-
-    A running load of others is joined only if it began with the versions seen here: see `Ticket.agrees_with`. A nearer
-    tier is not asked, as it would be no better than a local copy.
-    """
-    tiers, within = call.operation.tiers(), call.within
-    if not tiers:  # configured away by another thread since
-        return await proceed(call)
-    (tier,) = tiers
-    tags = (*call.known_tags(), entry_tag(call.operation.number, call.key))
-    if within is not None:  # before the lookup: a write during it must concern the load
-        within.begin_read(call, tags)
-    found, ticket = await _ask(tier, (), call)
-    call.asked = ((tier, ticket),)
-    if found is None or call.is_fresh:
-        return await proceed(call)
-    answered: Any = _Answered({tier: ticket.versions})
-    if within is not None:
-        lease = call.local.setup.lease
-        read = Inherits(
-            (*found.tags, tags[-1]),
-            tenants=call.tenants,
-            expires=NEVER if found.ttl is None else CLOCK.now() + found.ttl,
-            leases={} if lease is None else {lease: (tier,)},
-            source=answered,
-            is_strong=True,
-        )
-        within.inherit(read, call=call)
-    call.source, call.cost, call.flight = "hit", found.cost, answered
-    if found.is_to_refresh:
-        refresh(call)
-    return found.value
-
-
 async def ask_tiers(call: Call) -> Any:
     """Answer a load from the nearest tier that has the value, and keep a local copy of it. Returns the value, or
     `MISSING` if the tool must run.
     """
     flight, tiers = call.flight, call.operation.tiers()  # another thread may have configured others
-    policy, checked = call.operation.policy, call.asked
+    policy = call.operation.policy
     # A thread whose event loop stands still meanwhile waits for no other process.
     shares = policy.remote.shares_loads and not call.is_fresh and not (call.operation.is_sync and running_loop())
-    if checked:  # by `check_versions`
-        call.asked, tiers = (), (checked[0][0],)
     for farther, tier in enumerate(tiers, 1):
-        if checked and not shares:
-            found, ticket = None, checked[0][1]
-        else:
-            found, ticket = await _ask(tier, tiers[farther:], call, lead=shares and farther == len(tiers))
+        found, ticket = await _ask(tier, tiers[farther:], call, lead=shares and farther == len(tiers))
         call.asked += ((tier, ticket),)
         flight.tickets += (ticket,)
         if found is None or call.is_fresh:

@@ -133,17 +133,17 @@ class Ticket:
             return False
         return not self.tier.feed.is_touched(self.known, self.since)
 
+    def is_doubted(self) -> bool:
+        """Whether what has read the value may not be stored: a write may overlap it."""
+        return self.versions is None if self.request.strong else not self.is_clean()
+
     def is_joinable(self) -> bool:
         """Whether a reader that starts now may share the load that this ticket was taken for."""
-        if self.request.strong or self.is_held() or self.tier.feed.is_touched(self.known, self.since):
+        if self.is_held() or self.tier.feed.is_touched(self.known, self.since):
             return False
         bound: float = self.tier.max_staleness
         is_young = CLOCK.now() < self.asked + bound and boottime() < self.started + bound
         return is_young or bool(self.seen and self.tier.trust.is_valid())
-
-    def agrees_with(self, other: Ticket) -> bool:
-        """Whether both saw the same versions and no running write: readers with strong consistency share loads then."""
-        return bool(self.seen) and self.is_idle() and self.seen == other.seen
 
     def is_idle(self) -> bool:
         """Whether nothing was being written."""
