@@ -31,15 +31,15 @@ _COMMANDS: Final = (
 )  # fmt: skip
 """What a tier sends, itself or in a script."""
 _LITTLE_SPACE: Final = 1 << 26
-_STYLES: Final = {"fine": "green", "note": "cyan", "finding": "red"}
+_STYLES: Final = {"fine": "green", "finding": "red"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """The result of a check: the facts, and what to do, if anything. A note cannot be judged from here."""
+    """The result of a check: the facts, and what to do, if anything."""
 
     name: str
-    verdict: Literal["fine", "finding", "note"]
+    verdict: Literal["fine", "finding"]
     says: str
     do: str | None = None
 
@@ -98,7 +98,7 @@ async def _of_server(options: argparse.Namespace, namespace: str) -> AsyncIterat
             yield _Result("role", "finding", "a replica, or still loading its data", do)
             return
         yield _memory(info)
-        yield await _replication(client, info, is_cluster=is_cluster)
+        yield _replication(info, is_cluster=is_cluster)
         try:
             yield await _rights(client, namespace, key)
             yield await _latency(client, options.tier_timeout)
@@ -131,25 +131,17 @@ def _memory(info: dict[str, Any]) -> _Result:
     return _result("memory", not limit or policy != "volatile-ttl", says, do)
 
 
-async def _replication(client: Any, info: dict[str, Any], *, is_cluster: bool) -> _Result:
-    """A primary that is cut off from its replicas must stop answering."""
-    from redis.exceptions import ResponseError
-
-    replicas, settings = info.get("connected_slaves", 0), {}
-    with suppress(ResponseError):  # it is not allowed
-        settings = await client.config_get("min-replicas-*")
-    least = int(settings.get("min-replicas-to-write", 0)) or int("min_slaves_good_slaves" in info)
-    says = f"{replicas} replicas, min-replicas-to-write {least or 'is 0 or not known'}"
-    if least:
-        is_cut_off = info.get("min_slaves_good_slaves", replicas) < least
-        return _result("replication", is_cut_off, says, "bring the replicas back: writes are refused now")
-    if is_cluster or not replicas:
-        return _Result("replication", "fine", f"{replicas} replicas")
+def _replication(info: dict[str, Any], *, is_cluster: bool) -> _Result:
+    """A primary that is cut off from its replicas must stop answering. INFO counts those that are not, if it does."""
+    replicas, good = info.get("connected_slaves", 0), info.get("min_slaves_good_slaves")
+    if good is not None:
+        do = "bring the replicas back: writes are refused now"
+        return _result("replication", not good, f"{replicas} replicas, {good} of them reached", do)
     do = (
         "set min-replicas-to-write 1 and min-replicas-max-lag 2 on every node: otherwise a primary that is cut off "
         "from them goes on answering readers on its side, for as long as nobody demotes it"
     )
-    return _Result("replication", "finding" if settings else "note", says, do)
+    return _result("replication", replicas and not is_cluster, f"{replicas} replicas", do)
 
 
 async def _rights(client: Any, namespace: str, key: str) -> _Result:

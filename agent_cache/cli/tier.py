@@ -15,18 +15,19 @@ import os
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 from agent_cache.cli.output import Printer, escaped, print_json, shortened, size_text
 from agent_cache.core.tags import parse_tag
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import WriteIntent, path_of_url
 from agent_cache.remote.backend import checked_namespace
-from agent_cache.remote.cells import Cells
-from agent_cache.remote.listing import Entry, entries_of
+from agent_cache.remote.cells import Cells, root_of_cell
+from agent_cache.remote.listing import entries_of
 
 __all__ = ["add_options", "run"]
 
@@ -73,9 +74,6 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
         help_text = "everything under the namespace, or in the file; needs --yes"
         parser.add_argument("--all", action="store_true", help=help_text)
         parser.add_argument("--yes", action="store_true", help="confirms --all")
-    if command in ("keys", "clear"):
-        help_text = "a tag whose id contains a colon"
-        parser.add_argument("--entity", nargs=2, action="append", default=[], metavar=("ROOT", "ID"), help=help_text)
 
 
 def _tags_of(options: argparse.Namespace) -> list[str]:
@@ -84,11 +82,11 @@ def _tags_of(options: argparse.Namespace) -> list[str]:
     Raises:
         ConfigurationError: if one is not valid. A URL is not repeated.
     """
-    if any("://" in root for root in [*options.tags, *(root for root, _ in options.entity)]):
+    if any("://" in tag for tag in options.tags):
         raise ConfigurationError(
-            "a tag has no :// in it; did you mean --url URL? An id with a colon in it is given by --entity ROOT ID"
+            "a tag has no :// in it; did you mean --url URL? A colon in an id is written %3A: page:https%3A//host"
         )
-    return [parse_tag(tag) for tag in [*options.tags, *options.entity]]
+    return [parse_tag(tuple(map(unquote, tag.split(":")))) for tag in options.tags]
 
 
 def path_of(url: str) -> str | None:
@@ -168,26 +166,30 @@ async def _stats(options: argparse.Namespace) -> int:
     totals: Counter[str] = Counter(entries=0, bytes=0, unreadable=0)
     roots: defaultdict[str, Counter[str]] = defaultdict(lambda: Counter(entries=0, bytes=0, current=0))
     async with _opened(options) as (_, document, tier):
-        async for entry in entries_of(tier):
-            totals.update(entries=1, bytes=entry.size, unreadable=entry.head is None)
-            for root in entry.roots:
-                roots[root].update(entries=1, bytes=entry.size, current=entry.is_current)
+        async for entry, cells in entries_of(tier, {}):
+            totals.update(entries=1, bytes=entry["bytes"], unreadable=not cells)
+            for root in {root_of_cell(cell) for cell in cells} - {""}:
+                roots[root].update(entries=1, bytes=entry["bytes"], current=entry["is_current"])
     if options.json:
         print_json({**document, **totals, "roots": dict(sorted(roots.items()))})
         return 0
-    printer = Printer()
     largest = sorted(roots.items(), key=lambda each: (-each[1]["bytes"], each[0]))
     rows = [
         (shortened(name, _LONGEST_NAME), f"{of['entries']:,}", size_text(of["bytes"]), f"{of['current']:,}")
         for name, of in largest
     ]
-    if rows:
-        printer.table(("root", "entries", "bytes", "current"), rows)
-        printer.line()
     unreadable = f"; {totals['unreadable']:,} of another version or damaged" if totals["unreadable"] else ""
-    entries = _entries_text(totals["entries"])
-    printer.line(f"{entries} in {options.namespace!r}, {size_text(totals['bytes'])}{unreadable}")
+    last = f"{_entries_text(totals['entries'])} in {options.namespace!r}, {size_text(totals['bytes'])}{unreadable}"
+    _print_table(("root", "entries", "bytes", "current"), rows, last)
     return 0
+
+
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]], last: str, *, left: int = 1) -> None:
+    printer = Printer()
+    if rows:
+        printer.table(head, rows, left=left)
+        printer.line()
+    printer.line(last)
 
 
 def _entries_text(count: int) -> str:
@@ -201,16 +203,15 @@ async def _keys(options: argparse.Namespace) -> int:
     """Print entries: digests, tools, tags, sizes and ages."""
     tags, is_cut = _tags_of(options), False
     listed: list[dict[str, Any]] = []
-    cells = Cells(options.namespace)
-    written = cells.written(tags)
-    named = {cells.read(tag)[-1]: ":".join(tag.split(":")[:2]) for tag in tags if ":" in tag}
-    async with _opened(options) as (_, document, tier), aclosing(entries_of(tier)) as found:
-        async for entry in found:
-            if tags and (entry.head is None or written.isdisjoint(entry.head.versions)):
-                continue
-            if is_cut := len(listed) == options.limit:
-                break
-            listed.append(_entry_document(entry, named))
+    names = Cells(options.namespace)
+    written = names.written(tags)
+    named = {names.read(tag)[-1]: ":".join(tag.split(":")[:2]) for tag in tags if ":" in tag}
+    async with _opened(options) as (_, document, tier), aclosing(entries_of(tier, named)) as found:
+        async for entry, cells in found:
+            if not tags or not written.isdisjoint(cells):
+                if is_cut := len(listed) == options.limit:
+                    break
+                listed.append(entry)
     if options.json:
         print_json({**document, "entries": listed, "is_cut": is_cut})
         return 0
@@ -220,35 +221,14 @@ async def _keys(options: argparse.Namespace) -> int:
             shortened(each["tool"], _LONGEST_NAME),
             shortened(", ".join(each["tags"]), _LONGEST_NAME),
             size_text(each["bytes"]),
-            "-" if each["age"] is None else f"{each['age']:.0f} s",
-            "-" if each["expires_in"] is None else f"{each['expires_in']:.0f} s",
+            *["-" if each[name] is None else f"{each[name]:.0f} s" for name in ("age", "expires_in")],
             "yes" if each["is_current"] else "no",
         )
         for each in listed
     ]
-    printer = Printer()
-    if rows:
-        printer.table(("digest", "tool", "depends on", "bytes", "age", "expires in", "current"), rows, left=3)
-        printer.line()
-    printer.line(f"{_entries_text(len(rows))}{f', and more: --limit {options.limit}' if is_cut else ''}")
+    last = f"{_entries_text(len(rows))}{f', and more: --limit {options.limit}' if is_cut else ''}"
+    _print_table(("digest", "tool", "depends on", "bytes", "age", "expires in", "current"), rows, last, left=3)
     return 0
-
-
-def _entry_document(entry: Entry, named: Mapping[str, str]) -> dict[str, Any]:
-    """Facts of an entry. The id of an entity is a digest, ``order:#3fa9c1d2e4b5``, unless the command line names it."""
-    head = entry.head
-    return {
-        "digest": entry.digest,
-        "tool": "" if head is None else head.tool,
-        "tags": entry.tags(named),
-        "bytes": entry.size,
-        "age": None if entry.age is None else round(entry.age, 3),
-        "ttl": None if head is None else head.ttl,
-        "grace": None if head is None else head.grace,
-        "cost": None if head is None else round(head.cost, 6),
-        "expires_in": None if entry.left is None else round(entry.left, 3),
-        "is_current": entry.is_current,
-    }
 
 
 # clear

@@ -22,11 +22,10 @@ from agent_cache.engine.state import TOOLS, clear_everything, forget_warnings
 from agent_cache.engine.tiers import unsubscribe_all
 from agent_cache.engine.ttls import TTLS
 from agent_cache.metrics import METRICS
-from agent_cache.remote.protocol import Found, Listener, Request, WriteIntent
 from agent_cache.session.session import WATCHERS
 
 if TYPE_CHECKING:
-    from agent_cache.remote.versioned import Ticket, Tier
+    from agent_cache.remote.versioned import Tier
 
     _Forwarded = Tier
 else:
@@ -97,11 +96,20 @@ class FakeClock:
             CLOCK.set(self._former)
 
 
-def _nothing() -> None:
-    pass
-
-
 Order = Literal["lookup", "store", "discard", "begin", "renew", "commit", "aclose"]
+
+
+def _with_faults(order: Order) -> Any:
+    async def method(self: FaultyTier, *arguments: Any, **options: Any) -> Any:
+        self.orders.append(order)
+        fault = self._faults[order].popleft() if self._faults[order] else None
+        if isinstance(fault, BaseException):
+            raise fault
+        if fault is not None:
+            await fault.wait()
+        return await getattr(self.tier, order)(*arguments, **options)
+
+    return method
 
 
 class FaultyTier(_Forwarded):
@@ -114,6 +122,10 @@ class FaultyTier(_Forwarded):
 
     Example: ``tier.fail("lookup", OSError("gone"))``, ``tier.hang("commit", until=event)``.
     """
+
+    lookup, store, discard = _with_faults("lookup"), _with_faults("store"), _with_faults("discard")
+    begin, renew, commit = _with_faults("begin"), _with_faults("renew"), _with_faults("commit")
+    aclose = _with_faults("aclose")
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
@@ -128,55 +140,5 @@ class FaultyTier(_Forwarded):
         """Let the next call of a method wait for an event before it goes through."""
         self._faults[order].append(until)
 
-    async def _inject_fault(self, order: Order) -> None:
-        self.orders.append(order)
-        faults = self._faults[order]
-        if faults:
-            fault = faults.popleft()
-            if isinstance(fault, BaseException):
-                raise fault
-            await fault.wait()
-
-    async def lookup(self, request: Request, *, lead: bool = False) -> tuple[Found | None, Ticket]:
-        """As `Tier.lookup`, or a fault."""
-        await self._inject_fault("lookup")
-        return await self.tier.lookup(request, lead=lead)
-
-    async def store(
-        self, ticket: Ticket, value: Any, tags: tuple[str, ...], cost: float, *, age: float, **options: Any
-    ) -> None:
-        """As `Tier.store`, or a fault."""
-        await self._inject_fault("store")
-        await self.tier.store(ticket, value, tags, cost, age=age, **options)
-
-    async def discard(self, request: Request) -> bool:
-        """As `Tier.discard`, or a fault."""
-        await self._inject_fault("discard")
-        return await self.tier.discard(request)
-
-    async def begin(self, write: WriteIntent) -> None:
-        """As `Tier.begin`, or a fault."""
-        await self._inject_fault("begin")
-        await self.tier.begin(write)
-
-    async def renew(self, write: WriteIntent) -> None:
-        """As `Tier.renew`, or a fault."""
-        await self._inject_fault("renew")
-        await self.tier.renew(write)
-
-    async def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> None:
-        """As `Tier.commit`, or a fault."""
-        await self._inject_fault("commit")
-        await self.tier.commit(write, tags, failed=failed, hold=hold)
-
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """As `Tier.subscribe`."""
-        return self.tier.subscribe(listener)
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tier, name)
-
-    async def aclose(self) -> None:
-        """As `Tier.aclose`, or a fault."""
-        await self._inject_fault("aclose")
-        await self.tier.aclose()

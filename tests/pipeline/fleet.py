@@ -45,7 +45,7 @@ class WatchedTier(FaultyTier):
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         self.listeners += 1
-        return super().subscribe(listener)
+        return self.memory.subscribe(listener)
 
 
 class Process:
