@@ -136,16 +136,6 @@ def checked_middleware(given: Any, what: str) -> Sequence[Callable[[Any, Any], A
     return given
 
 
-def refresh_window(cost: float, life: float) -> float:
-    """Seconds before the end of a result's life in which one process of a fleet loads it again: four times the `cost`
-    of its load, of 10 ms or more, and at most a fifth of its `life`.
-
-    Each process lets its local copy expire at a random moment of it, as in "XFetch" (Vattani et al.: Optimal
-    Probabilistic Cache Stampede Prevention, VLDB 2015), and the first one to ask the tier claims the load.
-    """
-    return min(4.0 * max(cost, 0.01), life / 5)
-
-
 # The policies
 
 

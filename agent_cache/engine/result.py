@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
-from agent_cache.core.options import refresh_window
 from agent_cache.core.store import NEVER, Entry, Store, UnsharedEntry, entry_size
 from agent_cache.core.tags import Tag
 from agent_cache.core.versions import VERSIONS, EntryTag, entry_tag
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from random import Random
 
 __all__ = [
-    "ServedEntry", "count_unstored", "early_expiry", "inherit_entry", "inherit_uncached", "insert_if_valid", "jitter",
+    "ServedEntry", "count_unstored", "inherit_entry", "inherit_uncached", "insert_if_valid", "jitter",
     "protected_copy", "read_of", "store_result",
 ]  # fmt: skip
 
@@ -82,8 +81,6 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
     for ticket in flight.tickets:
         if ticket.lasts is not None:  # the tier may miss some writes, so it bounds the life of the entry
             expires = min(expires, call.started + ticket.lasts)
-    if flight.tickets and may_live and expires != NEVER:
-        expires = early_expiry(call, expires)
     if flight.inherited is not None:
         expires = min(expires, flight.inherited.expires)
     stored: Entry | None
@@ -109,18 +106,6 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
     if call.is_fresh or (policy.kept_for and not is_failure):
         with VERSIONS.lock:  # older than the value that is not to be stored; assigned, so that it is freed afterwards
             _former = flight.store.discard(call.key)
-
-
-def early_expiry(call: Call, expires: float) -> float:
-    """When the local copy of a value expires: a little earlier than the value itself, at random, if its tier has one
-    process reload it then. In the last part of its life it expires with the value: it is about to be reloaded.
-    """
-    window = refresh_window(call.cost, expires - call.started)
-    if expires - CLOCK.now() > window:
-        for each in call.flight.tickets:
-            if each.tier.reloads_early:
-                return expires - window * jitter().random()
-    return expires
 
 
 def _result_tags(call: Call, value: object) -> tuple[Tag, ...] | None:

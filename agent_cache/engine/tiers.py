@@ -24,7 +24,7 @@ from agent_cache.core.store import NEVER
 from agent_cache.core.tags import root_of
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.blocking import call_in_background, in_background, running_loop
-from agent_cache.engine.result import count_unstored, early_expiry, insert_if_valid, protected_copy
+from agent_cache.engine.result import count_unstored, insert_if_valid, protected_copy
 from agent_cache.engine.scope import TENANT, Call
 from agent_cache.engine.stale import refresh
 from agent_cache.engine.state import TOOLS, clear_tools, warn_once, write_now
@@ -123,7 +123,7 @@ def _store_found(call: Call, found: Found) -> Any:
     if tags != flight.tags:
         with VERSIONS.lock:
             call.operation.extend(tags)  # those that were inherited where the value was loaded
-    stored = protected_copy(call, found.value, NEVER if found.ttl is None else early_expiry(call, now + found.ttl))
+    stored = protected_copy(call, found.value, NEVER if found.ttl is None else now + found.ttl)
     if found.ttl is not None and found.ttl <= 0:  # in its grace period
         flight.is_cached = True
     elif stored is None:

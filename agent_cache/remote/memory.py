@@ -191,7 +191,6 @@ class MemoryTier(VersionedTier):
     """
 
     never_waits = True
-    reloads_early = False  # what a test finds does not depend on chance
 
     def __init__(
         self,

@@ -71,7 +71,7 @@ class Found:
         age: seconds since its load started.
         cost: seconds its load took.
         ttl: seconds it may still live; None for ever. Zero or less only within its grace period.
-        is_to_refresh: it is within its grace period, or about to expire, and this process is the one that reloads it.
+        is_to_refresh: it is within its grace period, and this process is the one that reloads it.
     """
 
     value: Any

@@ -142,34 +142,24 @@ local function state(cell)
   if busy then
     for _, held in ipairs(redis.call('HVALS', P .. 'h:' .. cell)) do mode = math.max(mode, tonumber(held)) end
   end
-  return version, mode
+  return {version, mode}
 end
-local head, parts = {store, string.format('%.6f', now)}, {}
-local function answer(part)
-  head[#head + 1] = part and #part or -1
-  parts[#parts + 1] = part or ''
-end
+local answers = {}
 for _, asked in ipairs(cjson.decode(ARGV[1])) do
-  local value, wanted, known, more = false, {}, {}, {}
-  for _, cell in ipairs(asked[1]) do
-    wanted[cell] = true
-    known[#known + 1], known[#known + 2] = state(cell)
-  end
+  local states, value = {}, false
+  for _, cell in ipairs(asked[1]) do states[cell] = state(cell) end
   if asked[2] then
     value = redis.call('GET', P .. 'v:' .. asked[2])
-    local head = value and string.match(value, '^([^\\n]*)\\n')
-    local is_read, opened = pcall(cjson.decode, head or '')
-    if is_read and type(opened) == 'table' and type(opened[1]) == 'table' then
-      for cell in pairs(opened[1]) do
-        if cell ~= '#' and not wanted[cell] then more[#more + 1] = {cell, state(cell)} end
+    local is_read, head = pcall(cjson.decode, value and string.match(value, '^([^\\n]*)\\n') or '')
+    if is_read and type(head) == 'table' and type(head[1]) == 'table' then
+      for cell in pairs(head[1]) do
+        if type(cell) == 'string' and cell ~= '#' then states[cell] = states[cell] or state(cell) end
       end
     end
   end
-  answer(table.concat(known, ' '))
-  answer(#more > 0 and cjson.encode(more))
-  answer(value)
+  answers[#answers + 1] = {cjson.encode(states), value}
 end
-return table.concat(head, ' ') .. '\\n' .. table.concat(parts)
+return {store, string.format('%.6f', now), answers}
 """
 
 _BEGIN: Final = """
@@ -235,10 +225,6 @@ def scripts_of(cell_ttl: int, shift: float = 0.0) -> dict[str, tuple[str, str]]:
 
 
 _encode: Final = msgspec.json.Encoder().encode
-
-
-def _list(cells: SomeCells) -> bytes:
-    return _encode(list(cells)) if cells else b"{}"  # an empty array of JSON and an empty object are one in Lua
 
 
 class _Loop:
@@ -449,7 +435,7 @@ class RedisBackend:
         self.batches += 1
         try:
             questions = _encode([(cells, address or False) for cells, address, _ in asked])
-            head, _, body = (await self._run("read", questions)).partition(b"\n")  # one text is parsed faster than many
+            store, now, answers = await self._run("read", questions)
         except BaseException as error:
             failure = error if isinstance(error, ConnectionError) else Refused(f"its lookup has ended: {error!r}")
             for _, _, future in asked:
@@ -458,15 +444,9 @@ class RedisBackend:
             if not isinstance(error, Exception):
                 raise
             return
-        store, now, *sizes = head.split(b" ")
-        parts: list[Any] = []
-        start = 0
-        for size in map(int, sizes):
-            parts.append(body[start : start + size] if size >= 0 else None)
-            start += max(0, size)
-        for number, (cells, _, future) in enumerate(asked):
+        for (_, _, future), answer in zip(asked, answers, strict=True):
             if not future.done():
-                future.set_result(_reading(store.decode(), float(now), cells, *parts[3 * number : 3 * number + 3]))
+                future.set_result(_reading(store.decode(), float(now), *answer))
 
     async def put(self, address: Cell, head: bytes, payload: bytes, *, keep: float | None) -> None:
         if self.failure is not None:
@@ -477,11 +457,11 @@ class RedisBackend:
     async def begin(
         self, writer: str, held: SomeCells, armed: SomeCells, lease: float, message: bytes, *, renew: bool = False
     ) -> int:
-        options = _list(held), _list(armed), repr(lease), message, "renew" if renew else ""
+        options = _encode(list(held)), _encode(list(armed)), repr(lease), message, "renew" if renew else ""
         return int((await self._run("begin", writer, *options))[1])
 
     async def commit(self, writer: str, moved: SomeCells, hold: float, message: bytes) -> int:
-        values = writer, _list(moved), repr(hold), message
+        values = writer, _encode(list(moved)), repr(hold), message
         try:
             return int((await self._run("commit", *values))[1])
         except _Rejected:
@@ -567,18 +547,9 @@ class RedisBackend:
 _INHERITED: list[_Loop] = []
 
 
-def _reading(
-    store: str, now: float, cells: list[Cell], known: bytes, more: bytes | None, value: bytes | None
-) -> Reading:
-    words = known.decode().split(" ")
-    states: dict[Cell, State] = {
-        cell: (version, int(mode)) for cell, version, mode in zip(cells, words[::2], words[1::2], strict=bool(cells))
-    }
-    try:
-        states.update({cell: (version, mode) for cell, version, mode in msgspec.json.decode(more or b"[]")})
-    except (msgspec.DecodeError, UnicodeDecodeError):  # its head, which names them, is damaged
-        value = None
-    states[STORE] = store, IDLE
+def _reading(store: str, now: float, known: bytes, value: bytes | None) -> Reading:
+    found = msgspec.json.decode(known.decode("utf-8", "replace"), type=dict[str, tuple[str, int]])
+    states: dict[Cell, State] = {**found, STORE: (store, IDLE)}
     raw_head, _, payload = (value or b"").partition(b"\n")
     head = open_head(raw_head) if raw_head else None
     if head is not None and not head.versions.keys() <= states.keys():

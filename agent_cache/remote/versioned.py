@@ -28,7 +28,7 @@ import msgspec
 
 from agent_cache.clock import CLOCK, boottime
 from agent_cache.core.lease import Lease, Term
-from agent_cache.core.options import count, refresh_window, seconds
+from agent_cache.core.options import count, seconds
 from agent_cache.core.tags import root_of
 from agent_cache.core.versions import VERSIONS
 from agent_cache.errors import ConfigurationError, RemoteTierError
@@ -50,7 +50,6 @@ from agent_cache.remote.codecs import Codec, MessagePackCodec, Undecodable, Unen
 from agent_cache.remote.feed import LOST, Feed, Log, Message
 from agent_cache.remote.keeper import Keeper
 from agent_cache.remote.protocol import Found, Listener, Request, Versions, WriteIntent
-from agent_cache.values.canonical import make_room
 
 __all__ = ["UNUSABLE", "Ticket", "Tier", "VersionedTier"]
 
@@ -59,8 +58,6 @@ _MOST_CELLS: Final = 1_024
 _MOST_LATE: Final = 256
 """Entities that one result may name before it depends on their whole roots instead."""
 _MOST_PENDING: Final = 1_000
-_MOST_ASKED_FOR: Final = 4_096
-"""Values of which it is remembered that their early reload was claimed, by this process or another."""
 _SHORTEST_PAUSE: Final = 0.005
 _LONGEST_PAUSE: Final = 0.1
 _MOST_LOADERS: Final = 2
@@ -96,7 +93,7 @@ class Ticket:
     """
 
     __slots__ = (
-        "ahead", "asked", "claim", "known", "may_refresh", "place", "request", "seen", "since", "started", "tier",
+        "ahead", "asked", "claim", "known", "place", "request", "seen", "since", "started", "tier",
         "versions",
     )  # fmt: skip
 
@@ -114,7 +111,6 @@ class Ticket:
         self.since = tier.feed.versions.now
         self.versions: Versions | None = None
         self.claim: tuple[str, str] | None = None
-        self.may_refresh = True
 
     @property
     def lasts(self) -> float | None:
@@ -183,8 +179,6 @@ class VersionedTier:
         ConfigurationError: if any of this cannot work.
     """
 
-    reloads_early = True
-    """Whether values are reloaded before they end, or within their grace, by one process."""
     never_waits = False
     """Whether no operation of the backend waits for anything but itself."""
     copies_outlive_values = False
@@ -228,7 +222,6 @@ class VersionedTier:
         self.counts = dict.fromkeys(names, 0)
         self.pending: dict[str, _Pending] = {}
         self.is_closed = False
-        self._asked_for: dict[str, None] = {}
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or sent: make one in each process")
@@ -314,9 +307,7 @@ class VersionedTier:
         self.log.once("a value cannot be read", f"{request.tool}: {reason}")
 
     async def _aged(self, ticket: Ticket, head: Head, now: float, found: Found) -> Found | None:
-        """Add age and remaining ttl. Within its grace, and shortly before its ttl ends, a value is served while one
-        process loads it again.
-        """
+        """Add age and remaining ttl. Within its grace a value is served while one process loads it again."""
         request, age = ticket.request, now - head.loaded + (CLOCK.now() - ticket.asked)
         if age < -1.0:  # a clock was set back, so how old it is nobody knows
             return None
@@ -325,15 +316,10 @@ class VersionedTier:
         if lasts is None:
             return found
         found.ttl = left = lasts - found.age
-        if left <= 0 and (left + min(head.grace, request.grace) <= 0 or not self.reloads_early):
-            return None
-        if not self.reloads_early or not ticket.may_refresh:
-            return found
-        name = f"refresh {ticket.place.address} {head.loaded}"
-        if left <= 0 or (left <= refresh_window(head.cost, lasts) and name not in self._asked_for):
-            make_room(self._asked_for, _MOST_ASKED_FOR)
-            self._asked_for[name] = None
-            me = os.urandom(8).hex()
+        if left <= 0:
+            if left + min(head.grace, request.grace) <= 0:
+                return None
+            name, me = f"refresh {ticket.place.address} {head.loaded}", os.urandom(8).hex()
             found.is_to_refresh = await self.backend.claim(name, me, self.lease) == me
         return found
 
@@ -452,9 +438,7 @@ class VersionedTier:
 
     async def discard(self, request: Request) -> bool:
         """Drop one answer, so that a load that is running does not bring it back. Returns whether there was one."""
-        ticket = Ticket(self, request)
-        ticket.may_refresh = False
-        found, _ = await self._look_up(ticket)
+        found, _ = await self._look_up(Ticket(self, request))
         await self.commit(WriteIntent(os.urandom(16).hex(), (), entries=(request,)), (), failed=False, hold=0.0)
         return found is not None
 
