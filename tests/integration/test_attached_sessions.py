@@ -18,13 +18,10 @@ from agent_cache import (
     AgentLoopDetectedError,
     ConfigurationError,
     LoopPolicy,
-    bypass,
 )
 from agent_cache.engine.scope import PLACE
 from agent_cache.recording import record, replay
 from agent_cache.resume import Journal
-from tests.harness import library
-from tests.harness.gates import Gate
 from tests.harness.threads import in_threads
 from tests.integration.test_session import Runs
 
@@ -53,30 +50,6 @@ async def test_requests_that_attach_share_the_cache_and_the_trace_of_one_session
         assert await elsewhere(request) == 1
         assert await runs.read() == 1
     assert tools_of(session) == [("read", "miss"), ("read", "hit"), ("read", "hit")]
-
-
-async def test_many_are_inside_at_once_and_leaving_ends_nothing():
-    runs, gate = Runs("session"), Gate()
-    session = AgentCacheSession(loop_detection=False)
-
-    async def request(number: int) -> Any:
-        async with session.attach():
-            await runs.read(number % 2)
-            await gate(number)
-            return await runs.read(number % 2)
-
-    async with session:
-        tasks = [asyncio.create_task(elsewhere(lambda n=number: request(n))) for number in range(6)]
-        while len(gate.calls) < 6:
-            await asyncio.sleep(0)
-        for held in (*gate.calls[::-2], *gate.calls[::2]):
-            held.returns(None)
-            await asyncio.sleep(0)
-        answers = await asyncio.gather(*tasks)
-    assert [answers[0], answers[2], answers[4]] == [answers[0]] * 3
-    assert runs.count == 2
-    assert len(session.get_execution_trace()) == 12
-    assert library.nothing_in_flight()
 
 
 def test_threads_without_an_event_loop_join_a_session_by_synchronous_tools():
@@ -166,18 +139,6 @@ async def test_the_tenant_is_that_of_the_session():
             await elsewhere(request)
 
 
-async def test_bypass_applies_inside_of_a_block_and_the_session_inside_of_it():
-    runs = Runs()
-    async with AgentCacheSession() as session:
-        assert await runs.read() == 1
-        with bypass(), session.attach():
-            assert await runs.read() == 2
-        with session.attach(), bypass():
-            assert await runs.read() == 3
-        with session.attach():
-            assert await runs.read() == 1
-
-
 # -- Its end -------------------------------------------------------------------------------------------------
 
 
@@ -256,26 +217,6 @@ async def test_calls_of_a_block_are_recorded_with_the_session(tmp_path: Path):
             assert await run() == answers
     assert runs.count == 2
     assert len(session.get_execution_trace()) == 3
-
-
-async def test_a_recording_around_the_block_alone_has_its_calls(tmp_path: Path):
-    runs = Runs()
-
-    async def request(path: Path) -> Any:
-        with record(path) as recorder, session.attach():
-            await runs.read()
-        return [step.name for step in recorder.steps]
-
-    async with AgentCacheSession() as session:
-        await runs.read(1)
-        assert await elsewhere(lambda: request(tmp_path / "a.jsonl")) == ["read"]
-        await runs.read(2)
-        with record(tmp_path / "b.jsonl") as recorder, session.attach():
-            assert await elsewhere(lambda: request(tmp_path / "c.jsonl")) == ["read"]
-            await runs.read(3)
-            with session.attach():
-                await runs.read(4)
-    assert len(recorder.steps) == 2
 
 
 async def test_a_write_of_a_block_is_in_the_journal_of_the_session(tmp_path: Path):

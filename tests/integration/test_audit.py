@@ -13,7 +13,6 @@ from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     AgentCacheSession,
-    LoopHints,
     Read,
     StaleHit,
     Toolbox,
@@ -25,7 +24,7 @@ from agent_cache.remote.protocol import WriteIntent
 from agent_cache.resume import Journal
 from agent_cache.testing import SAMPLING, FaultyTier, MemoryServer, MemoryTier
 from tests.harness import library
-from tests.harness.gates import idle, started
+from tests.harness.gates import idle
 from tests.harness.threads import until
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -63,21 +62,6 @@ class Shop:
 @pytest.fixture
 def shop() -> Shop:
     return Shop(audit=1.0)
-
-
-def slow_price(shop: Shop) -> tuple[Any, list[str], asyncio.Event]:
-    """A tool whose second run, which is the audit, waits; the items of its runs; and what ends the wait."""
-    gate = asyncio.Event()
-    runs: list[str] = []
-
-    @AgentCache("price:{item}", name="slow_price", audit=1.0)
-    async def price(item: str) -> Any:
-        runs.append(item)
-        if len(runs) == 2:
-            await gate.wait()
-        return shop.prices[item]
-
-    return price, runs, gate
 
 
 def counts() -> tuple[int, int]:
@@ -161,45 +145,6 @@ async def test_a_write_without_the_tag_is_found_and_its_stale_answer_dropped(
     assert ":7" not in said
     if tool == "get_now":
         assert shop.threads[1].startswith("agent_cache audits")
-
-
-async def test_a_write_that_runs_explains_a_difference_before_its_result_names_the_tag(shop: Shop):
-    """Until then nothing is dropped, since the whole root may be meant, and nothing is stored either."""
-    gate = asyncio.Event()
-
-    @AgentCacheInvalidator("price:{result}", name="late_save")
-    async def late_save() -> str:
-        shop.prices["7"] = 2
-        await gate.wait()
-        return "7"
-
-    await shop.get("7")
-    task = await started(late_save())
-    assert await shop.get("7") == 1
-    await idle()
-    assert (shop.runs, counts()) == (["7", "7"], (0, 0))
-    gate.set()
-    await task
-    assert await shop.get("7") == 2
-
-
-async def test_what_outcome_key_names_is_compared(caplog: pytest.LogCaptureFixture):
-    hints = LoopHints(outcome_key=lambda result: result["price"])
-    shop = Shop(audit=1.0, loop=hints)
-    for at, (price, found) in enumerate([(1, 0), (2, 1)]):
-        shop.prices["7"] = {"price": 1, "at": at}
-        shop.get.clear()
-        await shop.get("7")
-        shop.prices["7"] = {"price": price, "at": at + 10}
-        await shop.get("7")
-        await idle()
-        assert counts() == (at + 1, found)
-    shop.prices["7"] = {"at": 3}
-    await shop.get.fresh("7")
-    await shop.get("7")
-    await idle()
-    assert counts() == (2, 1)
-    assert "KeyError" in caplog.text
 
 
 @pytest.mark.parametrize("failure", ["raises", "is rejected"])

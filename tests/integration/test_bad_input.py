@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import sys
-import types
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -53,27 +51,18 @@ def refused(make: Callable[[], Any], *facts: str, error: type[Exception] = Confi
 MALFORMED = {
     "empty": ("", "empty"),
     "no resource": ((), "non-empty"),
-    "no resource in a list": ([], "non-empty"),
     "bytes": (b"order", "tags_from"),
-    "one of several is empty": (["order", ""], "empty"),
     "one of several is a number": (["order", 5], "5"),
-    "nested list": (["order", ["cart"]], "cart"),
     "a function": ([len], "tags_from"),
-    "empty first segment": (":order", "empty parts"),
-    "empty last segment": ("order:", "empty parts"),
     "empty middle segment": ("order::lines", "empty parts"),
     "no fixed root": ("{order_id}", "fixed root"),
     "root that is partly a field": ("order{order_id}", "fixed root"),
     "unknown parameter": ("order:{order}", "'order'"),
     "unknown parameter's attribute": ("order:{order.id}", "'order'"),
     "nameless field": ("order:{}", "parameter"),
-    "numbered field": ("order:{0}", "parameter"),
     "conversion": ("order:{order_id!r}", "formats"),
     "format": ("order:{order_id:>8}", "format"),
-    "nested format": ("order:{order_id:{limit}}", "format"),
     "open brace": ("order:{order_id", "order:{order_id"),
-    "closing brace": ("order:order_id}", "order:order_id}"),
-    "open bracket": ("order:{order_id[0}", "order:{order_id[0}"),
     "empty attribute": ("order:{order_id.}", "order:{order_id.}"),
 }
 
@@ -96,21 +85,11 @@ class Tool:
 
 
 BARE: dict[str, tuple[Any, str]] = {
-    "a tool": (look_up, "look_up"),
     "a function": (identity, "identity"),
-    "a decorated tool": (AgentCache("order")(look_up), "look_up"),
-    "a method": (Tool.method, "Tool.method"),
     "a bound method": (Tool().method, "Tool.method"),
-    "a class method": (classmethod(look_up), "look_up"),
-    "a static method": (staticmethod(look_up), "look_up"),
-    "a property": (property(look_up), "property"),
     "a class": (Tool, "Tool"),
-    "a callable object": (Tool(), "Tool"),
-    "a partial": (functools.partial(look_up, "7"), "partial"),
     "a builtin": (len, "len"),
     "nothing": (None, "None"),
-    "a number": (5, "5"),
-    "a dict": ({"order": 1}, "order"),
     "a decorator": (AgentCache("order"), "AgentCache"),
 }
 
@@ -121,11 +100,6 @@ def test_a_decorator_without_its_resource(decorator: Any, name: str):
     bare, fact = BARE[name]
     refused(lambda: decorator(bare), f'@{decorator.__name__}("order:{{order_id}}")', fact)
     refused(lambda: decorator(resource=bare), "parentheses", fact)
-
-
-@pytest.mark.parametrize("decorator", BOTH)
-def test_a_template_that_names_no_parameter_is_told_which_there_are(decorator: Any):
-    refused(lambda: decorator("order:{id}")(look_up), "look_up", "'id'", "order_id", "limit", "result")
 
 
 @pytest.mark.parametrize("decorator", BOTH)
@@ -143,8 +117,6 @@ def test_tags_without_a_root_or_a_function():
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "unknown scope": {"scope": "sesion"},
-    "scope of another case": {"scope": "Global"},
-    "scope None": {"scope": None},
     "ttl zero": {"ttl": 0},
     "ttl zero seconds": {"ttl": timedelta(0)},
     "ttl negative": {"ttl": -1},
@@ -154,14 +126,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ttl text": {"ttl": "60"},
     "ttl True": {"ttl": True},
     "maxsize zero": {"maxsize": 0},
-    "maxsize negative": {"maxsize": -1},
     "maxsize text": {"maxsize": "128"},
-    "maxsize float": {"maxsize": 1.5},
     "loop of another kind": {"loop": "poll"},
-    "maxsize True": {"maxsize": True},
     "copy misspelt": {"copy": "deep"},
-    "copy None": {"copy": None},
-    "copy True": {"copy": True},
     "uncacheable misspelt": {"uncacheable": "ignore"},
     "key no function": {"key": "order_id"},
     "vary no function": {"vary": "tenant"},
@@ -170,10 +137,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "remote_cache no tier": {"remote_cache": "redis://localhost"},
     "skip_args negative": {"skip_args": -1},
     "skip_args too many": {"skip_args": 3},
-    "skip_args text": {"skip_args": "1"},
-    "skip_args True": {"skip_args": True},
     "ignore text": {"ignore": "order_id"},
-    "ignore number": {"ignore": 1},
     "ignore no names": {"ignore": (1,)},
 }
 FIXES = {
@@ -197,14 +161,11 @@ def test_an_option_that_cannot_work(name: str):
 WRITE_OPTIONS: dict[str, dict[str, Any]] = {
     "unknown scope": {"scope": "local"},
     "settle negative": {"settle": -1},
-    "settle text": {"settle": "1"},
     "doubt negative": {"doubt": timedelta(seconds=-5)},
     "doubt NaN": {"doubt": float("nan")},
     "in_doubt an instance": {"in_doubt": TimeoutError()},
-    "in_doubt text": {"in_doubt": "TimeoutError"},
     "in_doubt no exception": {"in_doubt": [int]},
     "no_effect a number": {"no_effect": 5},
-    "no_effect no exception": {"no_effect": [ValueError, "KeyError"]},
     "ok no function": {"ok": True},
     "loop of another kind": {"loop": None},
     "a poll without an end": {"loop": LoopHints(poll=True)},
@@ -225,23 +186,6 @@ def test_an_option_of_a_write_that_cannot_work(name: str):
         "'order'",
         option,
     )
-
-
-HINTS: dict[str, dict[str, Any]] = {
-    "loop_key no function": {"loop_key": "query"},
-    "loop_key of no use": {"loop_key": look_up},
-    "outcome_key no function": {"outcome_key": "items"},
-    "poll no bool": {"poll": "yes"},
-    "off no bool": {"off": 1},
-    "max_unchanged without poll": {"max_unchanged": 5},
-    "max_unchanged of one": {"poll": True, "max_unchanged": 1},
-    "max_unchanged text": {"poll": True, "max_unchanged": "5"},
-}
-
-
-@pytest.mark.parametrize("name", HINTS)
-def test_loop_hints_that_cannot_work(name: str):
-    refused(lambda: LoopHints(**HINTS[name]), "LoopHints", name.split()[0])
 
 
 def test_clear_all_false_needs_a_key_fn():
@@ -267,14 +211,8 @@ def test_skip_args_of_a_write_is_a_type_error_that_names_key_fn():
 
 
 NO_KEYS: dict[str, Any] = {
-    "None": None,
     "the id": "7",
-    "bytes": b"7",
-    "a number": 7,
     "a tuple of arguments": ("7",),
-    "a list of ids": ["7"],
-    "a dict": {"order_id": "7"},
-    "a coroutine": object(),
     "a key among others": "mixed",
 }
 
@@ -296,52 +234,22 @@ async def test_a_key_fn_that_returns_no_key_stops_the_write_before_its_effect(na
     assert effects == []
 
 
-async def test_a_key_fn_that_raises_stops_the_write_with_its_own_error():
-    effects = []
-
-    @AgentCacheInvalidator("order", clear_all=False, key_fn=lambda args, kwargs: kwargs["nothing"])
-    async def cancel(order_id: str) -> None:
-        effects.append(order_id)
-
-    with pytest.raises(KeyError):
-        await cancel("7")
-    assert effects == []
-
-
 async def _nothing(loop: object) -> None:
     """Its answer would be a coroutine that nobody awaits."""
 
 
-class Waiting:
-    """Something to call whose answer would be a coroutine, too."""
-
-    __call__ = staticmethod(_nothing)
-
-
 SESSIONS: dict[str, dict[str, Any]] = {
     "max_tool_repeats one": {"max_tool_repeats": 1},
-    "max_tool_repeats zero": {"max_tool_repeats": 0},
-    "max_tool_repeats text": {"max_tool_repeats": "5"},
-    "max_tool_repeats True": {"max_tool_repeats": True},
     "max_tool_repeats without detection": {"max_tool_repeats": 1, "loop_detection": False},
     "max_execution_depth zero": {"max_execution_depth": 0},
-    "max_execution_depth float": {"max_execution_depth": 1.5},
     "max_execution_depth without detection": {"max_execution_depth": 0, "loop_detection": False},
     "loop_policy of another kind": {"loop_policy": "strict"},
-    "loop_policy with an unknown name": {"loop_policy": {"repeats": 5}},
-    "loop_policy with a threshold below two": {"loop_policy": {"cycle": 1}},
-    "loop_policy with a notice above its action": {"loop_policy": {"error": (5, 4)}},
     "on_notice of another kind": {"on_notice": "warn"},
     "on_notice of no use": {"on_notice": _nothing},
-    "on_notice that is an object of no use": {"on_notice": Waiting()},
     "on_loop of no use": {"on_loop": _nothing},
-    "on_loop a list": {"on_loop": ["raise"]},
     "on_loop misspelt": {"on_loop": "rise"},
-    "on_loop None": {"on_loop": None},
     "trace_size zero": {"trace_size": 0},
     "loop_detection a word": {"loop_detection": "off"},
-    "loop_detection a number": {"loop_detection": 0},
-    "session_id a number": {"session_id": 7},
     "session_id empty": {"session_id": ""},
     "tenant without identity": {"tenant": object()},
 }
@@ -350,8 +258,7 @@ SESSIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SESSIONS)
 def test_a_session_that_cannot_work(name: str):
     option = next(iter(SESSIONS[name]))
-    where = "Loop" if "threshold" in name or "a notice" in name or "unknown" in name else "Session"
-    refused(lambda: AgentCacheSession(**SESSIONS[name]), where, option if where == "Session" else "")
+    refused(lambda: AgentCacheSession(**SESSIONS[name]), "Session", option)
 
 
 async def test_a_session_is_not_entered_twice_at_once():
@@ -401,24 +308,6 @@ async def test_a_session_is_not_left_without_having_been_entered():
         await session.__aexit__(None, None, None)
 
 
-async def test_a_session_left_in_another_context_keeps_nothing():
-    session = AgentCacheSession("s7")
-    read = AgentCache("order", "session")(look_up)
-    context = contextvars.copy_context()
-    await asyncio.create_task(session.__aenter__(), context=context)
-    await asyncio.create_task(_twice(read), context=context)
-    with pytest.raises(ConfigurationError):
-        await session.__aexit__(None, None, None)
-    before = get_metrics()["misses"]
-    await asyncio.create_task(_twice(read), context=context)
-    assert get_metrics()["misses"] == before + 2, "a session that has ended answers nothing"
-
-
-async def _twice(read: Any) -> None:
-    await read("7")
-    await read("7")
-
-
 # -- What is no tool -----------------------------------------------------------------------------------------
 
 
@@ -434,17 +323,12 @@ class Shop:
 
 NO_TOOLS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "staticmethod": (staticmethod(look_up), ("staticmethod", "closest", "below")),
-    "classmethod": (classmethod(look_up), ("classmethod", "below")),
     "wrapper of an async function": (wrapper, ("look_up", "awaited", "closest")),
     "class": (Shop, ("Shop", "takes functions", "async def")),
-    "partial of a class": (functools.partial(Shop), ("Shop", "async def")),
     "builtin": (len, ("len", "takes functions")),
-    "method of a class": (str.upper, ("upper", "takes functions")),
-    "callable object": (Tool(), ("Tool", "takes functions")),
     "partial of a tool": (functools.partial(AgentCache("order")(look_up)), ("look_up", "already")),
     "bound method": (Shop().stock, ("stock", "method")),
     "None": (None, ("async def",)),
-    "text": ("order", ("async def",)),
 }
 
 
@@ -462,17 +346,6 @@ def test_a_tool_is_decorated_once(outer: Any, inner: Any):
 
 
 @pytest.mark.parametrize("decorator", BOTH)
-@pytest.mark.parametrize(
-    "package", ["langchain_core.tools.structured", "agents.tool", "pydantic_ai.tools", "fastmcp.tools.tool"]
-)
-def test_a_tool_object_of_a_framework_is_refused_with_the_right_order(decorator: Any, package: str):
-    module = types.ModuleType(package)
-    exec("class FunctionTool:\n    async def __call__(self): ...\n    name = 'look_up'", vars(module))
-    thing = vars(module)["FunctionTool"]()
-    refused(lambda: decorator("order")(thing), decorator.__name__, "closest", "below", error=TypeError)
-
-
-@pytest.mark.parametrize("decorator", BOTH)
 def test_a_function_that_fastmcp_has_registered_already_is_refused(decorator: Any):
     async def tool(x: int) -> int:
         return x
@@ -486,11 +359,8 @@ def test_a_function_that_fastmcp_has_registered_already_is_refused(decorator: An
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "max_bytes zero": {"max_bytes": 0},
-    "max_bytes negative": {"max_bytes": -1},
     "max_bytes text": {"max_bytes": "1 MB"},
-    "max_bytes True": {"max_bytes": True},
     "enabled text": {"enabled": "no"},
-    "enabled None": {"enabled": None},
     "remote no tier": {"remote": "redis://localhost"},
     "backup no tier": {"backup": object()},
 }
@@ -509,12 +379,8 @@ async def test_a_configuration_that_cannot_work_changes_nothing(name: str):
 NO_TAGS: dict[str, tuple[Any, ...]] = {
     "none": (),
     "empty": ("",),
-    "empty segment": ("order:",),
-    "empty sequence": ((),),
     "empty in a sequence": (("order", ""),),
-    "None": (None,),
     "a number": (7,),
-    "bytes": (b"order:7",),
     "good and bad": ("order:7", ""),
 }
 

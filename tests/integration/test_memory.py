@@ -9,12 +9,9 @@ import linecache
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agent_cache import (
     AgentCache,
@@ -25,8 +22,8 @@ from agent_cache import (
     invalidate,
     metrics,
 )
-from agent_cache.core.store import NEVER, Entry, Sizes, Store
-from agent_cache.core.versions import VERSIONS, Versions
+from agent_cache.core.store import Store
+from agent_cache.core.versions import VERSIONS
 from agent_cache.engine import state
 from agent_cache.metrics import Metrics
 from agent_cache.testing import FakeClock
@@ -276,57 +273,3 @@ async def test_keys_and_tags_count():
         for number in range(1_000):
             await answer(f"{number:05}" + "x" * 10_000)
     assert 40 <= len(store_of(answer)) <= 100
-
-
-STORES = st.integers(0, 100)
-
-
-class SizesModel(RuleBasedStateMachine):
-    """The sum and the largest store, against a look at all of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes = Sizes()
-        self.stores: list[Store] = []
-
-    @rule()
-    def make(self) -> None:
-        store = Store(3, SimpleNamespace(number=0, is_named=False), versions=Versions())
-        store.sizes = self.sizes
-        self.stores.append(store)
-
-    @precondition(lambda self: self.stores)
-    @rule(number=STORES, key=st.integers(0, 4), size=st.integers(1, 9))
-    def insert(self, number: int, key: int, size: int) -> None:
-        self.stores[number % len(self.stores)].insert(key, Entry(None, NEVER, 0.0, size=size), 0.0)
-
-    @precondition(lambda self: self.stores)
-    @rule(number=STORES, key=st.integers(0, 4))
-    def discard(self, number: int, key: int) -> None:
-        self.stores[number % len(self.stores)].discard(key)
-
-    @precondition(lambda self: self.stores)
-    @rule(number=STORES)
-    def drop_all(self, number: int) -> None:
-        self.stores[number % len(self.stores)].drop_all()
-
-    @precondition(lambda self: self.stores)
-    @rule(number=STORES)
-    def forget(self, number: int) -> None:
-        self.stores.pop(number % len(self.stores))
-
-    @precondition(lambda self: self.stores)
-    @rule()
-    def evict(self) -> None:
-        largest = self.sizes.largest()
-        assert bool(largest) == any(store.bytes for store in self.stores)
-        if largest:
-            largest.evict()
-
-    @invariant()
-    def sums_are_right(self) -> None:
-        assert self.sizes.total == sum(store.bytes for store in self.stores)
-
-
-class TestSizes(SizesModel.TestCase):
-    settings = settings(max_examples=30)

@@ -164,21 +164,6 @@ async def test_a_cancelled_call_is_counted_and_is_no_error(counts: Any):
         counted(metrics, calls=2, misses=1, invalidations=1, writes=1)
 
 
-async def test_calls_that_never_took_part(counts: Any):
-    @AgentCache("order", name="get")
-    async def get(id: Any) -> Any:
-        return id
-
-    async def body() -> None:
-        await get(object())
-        await get([object()])
-
-    for metrics in await counts(body):
-        counted(metrics, calls=2, uncached=2)
-        assert metrics["hit_rate"] == 0.0
-        agree(metrics)
-
-
 def failing(arguments: Any, result: Any) -> Any:
     raise LookupError
 

@@ -127,15 +127,6 @@ async def test_tags_of_the_result_are_known_after_it(orders: Orders):
     assert tags == [("orders", "order:7"), ("orders", "order:7", "user:ann"), ("order:7",), ("order:7",)]
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-async def test_an_error_of_the_tool_is_seen_and_reaches_its_caller(seen: Seen, orders: Orders, tool: str):
-    with pytest.raises(LookupError) as caught:
-        await orders.call(tool, "bad")
-    assert caught.value.__context__ is caught.value.__cause__ is None
-    assert seen.ends == [("LookupError", "miss" if tool.startswith("get") else "write")]
-    assert seen.calls[0].is_read_only == tool.startswith("get")
-
-
 async def test_the_first_one_is_the_outermost(orders: Orders):
     one = Seen("one")
     two = Seen("two")

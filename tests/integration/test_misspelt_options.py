@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,14 +99,6 @@ def test_an_error_of_the_users_own_code_stays_what_it_is():
     with pytest.raises(TypeError, match="somebody's") as caught:
         Toolbox(Rules(get=Read("order")), namespace="shop")
     assert not isinstance(caught.value, ConfigurationError)
-
-
-@pytest.mark.parametrize("made", [AgentCache, AgentCacheInvalidator, AgentCacheSession, configure, Toolbox, LoopHints])
-def test_tools_that_read_signatures_find_the_options(made: Any):
-    parameters = inspect.signature(made).parameters
-    assert "kwargs" not in parameters
-    assert parameters
-    assert all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in parameters.values())
 
 
 @pytest.mark.parametrize("decorator", [AgentCache, AgentCacheInvalidator])

@@ -213,17 +213,6 @@ async def test_arguments_that_are_changed_afterwards_change_no_answer(clock: lib
     assert get_metrics()["misses"] == 2
 
 
-async def test_what_is_immutable_is_one_object_for_all(clock: library.Clock):
-    value = ("a", 1, (2.0, frozenset({"x"})))
-
-    @AgentCache("r")
-    async def tool() -> Any:
-        return value
-
-    assert await tool() is value
-    assert await tool() is value
-
-
 @pytest.fixture(scope="module")
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop = asyncio.new_event_loop()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from agent_cache import (
     invalidate_sync,
     writing,
 )
-from agent_cache.recording import Cassette, record, replay
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -58,25 +55,6 @@ def test_a_decorated_def_is_a_def_with_its_own_signature():
     assert get_parcel.__doc__ == "A parcel."
     assert get_parcel("7") == get_parcel(parcel_id="7", full=False) == {"id": "7", "runs": 1, "full": False}
     assert RUNS == ["7"]
-
-
-def test_every_way_to_answer_is_one_call():
-    runs: list[int] = []
-
-    @AgentCache("parcel:{n}", name="either")
-    def either(n: int) -> int:
-        runs.append(n)
-        return n
-
-    answers = [either(1), either(1), either.fresh(1), either.contains(1), either.invalidate(1), either(n=1)]
-    assert answers == [1, 1, 1, True, True, 1]
-    assert runs == [1, 1, 1]
-
-
-def test_a_partial_is_decorated_by_what_it_calls():
-    parcel = AgentCache("parcel:{parcel_id}")(functools.partial(get_parcel.__wrapped__, full=True))
-    assert parcel("7")["full"]
-    assert parcel.__agent_cache__.name == f"{__name__}:get_parcel"
 
 
 def test_a_def_that_returns_a_coroutine_is_refused_when_it_is_called():
@@ -136,30 +114,3 @@ def test_a_session_is_entered_by_a_plain_with():
 
 
 # Recordings
-
-
-def work() -> list[Any]:
-    answers: list[Any] = [get_parcel("7"), get_parcel("7"), send_parcel("7"), get_parcel("7", full=True)]
-    try:
-        get_parcel("lost")
-    except LookupError as error:
-        answers.append(str(error))
-    return answers
-
-
-def test_a_recorded_run_is_replayed_without_its_tools(tmp_path: Path):
-    path = tmp_path / "run.jsonl"
-    with record(path), AgentCacheSession() as first:
-        recorded = work()
-    runs = len(RUNS)
-    get_parcel.clear()
-    with replay(path) as again, AgentCacheSession() as second:
-        assert work() == recorded
-    assert len(RUNS) == runs
-    assert not again.remaining
-    assert [one.source for one in second.get_execution_trace()] == [one.source for one in first.get_execution_trace()]
-    assert [step.name.rpartition(":")[2] for step in Cassette.load(path).steps][:3] == [
-        "get_parcel",
-        "get_parcel",
-        "send_parcel",
-    ]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import enum
 import functools
-import io
 import itertools
 import logging
 import threading
@@ -85,24 +83,9 @@ class Deps:
     client: Client = field(default_factory=Client)
 
 
-@dataclass
-class Account:
-    number: int
-
-
-@dataclass(slots=True)
-class Nested:
-    account: Account
-
-
 class Pair(NamedTuple):
     name: str
     client: Client
-
-
-class Role(enum.Enum):
-    CLERK = 1
-    CUSTOMER = 2
 
 
 class Plain:
@@ -156,31 +139,22 @@ class Anonymous:
 
 DEPS: dict[str, Callable[[str], Any]] = {
     "a text": str,
-    "a number": len,
     "a dict": lambda name: {"user": name, "client": Client()},
     "a dict of dicts": lambda name: {"session": {"user": {"id": name}}},
     "a dataclass": Deps,
-    "a nested dataclass": lambda name: Nested(Account(len(name))),
     "a named tuple": lambda name: Pair("eu", types.SimpleNamespace(owner=Plain(name))),
     "a tuple": lambda name: (name, "eu"),
-    "a member of an enum": lambda name: Role.CLERK if name == "ada" else Role.CUSTOMER,
-    "a uuid": lambda name: uuid.uuid5(uuid.NAMESPACE_DNS, name),
     "a list of roles": lambda name: {"roles": ["reader", name]},
-    "a set": lambda name: {"roles": {"reader", name}},
     "a plain object": Plain,
     "an object with slots": Slots,
     "a user in a plain object": lambda name: {"auth": types.SimpleNamespace(user=Plain(name))},
     "a user beside a client in a plain object": lambda name: Anyone(user=name, client=Client()),
     "a text of a class of one's own": Name,
     "a secret": lambda name: Anonymous(Secret(name)),
-    "bytes": lambda name: {"key": name.encode()},
-    "a path": lambda name: Path("/home") / name,
-    "a plain object beside a constant": lambda name: {"lang": "en", "desk": Plain(name)},
     "objects of other classes in a list": lambda name: {"people": [type(name, (Plain,), {})("7")]},
     "plain objects in a list": lambda name: {"lang": "en", "people": [Plain(name)]},
     "a user who is referred to by what she has": lambda name: {"lang": "en", "user": Member(name)},
     "a user of another package's class": lambda name: {"lang": "en", "user": of_package("Principal", _raw={"s": name})},
-    "an object of another class": lambda name: {"user": type(name, (Plain,), {})("7")},
     "a request of another package": lambda name: {
         "lang": "en",
         "http": of_package("WebRequest", headers={"Authorization": name, "TraceParent": uuid.uuid4()}, stream=Client()),
@@ -279,7 +253,8 @@ async def test_each_context_says_who_asks(name: str):
     assert get_metrics()["uncached"] == 0
 
 
-async def test_a_large_state_is_data_and_no_user():
+@pytest.mark.parametrize("what", ["a large state", "steps"])
+async def test_the_data_and_the_steps_of_a_graph_tell_nobody_apart(what: str):
     runs = itertools.count()
 
     @AgentCache("ticket")
@@ -287,30 +262,18 @@ async def test_a_large_state_is_data_and_no_user():
         return next(runs)
 
     for step in range(3):
-        assert await read(ToolRuntime(state={"documents": {str(one): {"n": step} for one in range(20_000)}})) == 0
-    assert get_metrics()["uncached"] == 0
-
-
-async def test_steps_and_other_state_of_a_graph_tell_nobody_apart():
-    runs = itertools.count()
-
-    @AgentCache("ticket")
-    async def read(runtime: ToolRuntime) -> int:
-        return next(runs)
-
-    for step in range(3):
-        state = {"messages": [object()] * step, "remaining_steps": step, "draft": str(step)}
+        state: dict[str, Any] = {"messages": [object()] * step, "remaining_steps": step, "draft": str(step)}
+        if what == "a large state":
+            state = {"documents": {str(one): {"n": step} for one in range(20_000)}}
         assert await read(ToolRuntime(state=state, checkpoint_ns=str(step))) == 0
+    assert get_metrics()["uncached"] == 0
 
 
 # What cannot be told
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-async def test_a_context_that_cannot_say_who_asks_makes_its_calls_uncached(
-    shape: str, caplog: pytest.LogCaptureFixture
-):
-    read = reads_of(shape)
+async def test_a_context_that_cannot_say_who_asks_makes_its_calls_uncached(caplog: pytest.LogCaptureFixture):
+    read = reads_of("async")
     with caplog.at_level(logging.WARNING):
         assert [await read(RunContext(Client())) for _ in range(3)] == [0, 1, 2]
     assert get_metrics()["uncached"] == 3
@@ -329,13 +292,9 @@ class Absent:
 
 OPAQUE: dict[str, Callable[[], Any]] = {
     "a client alone": Client,
-    "a dataclass of clients": lambda: Pair.__new__(Pair, Client(), Client()),
     "a client with settings": lambda: Anyone(headers={}, timeout=5.0, pool=Client()),
     "a function": lambda: lambda: "ada",
     "an object without attributes": object,
-    "a generator": lambda: iter(range(3)),
-    "an exception": lambda: ValueError("ada"),
-    "a partial function": lambda: functools.partial(print, "ada"),
     "what computes all that it has": Absent,
     "a client beside a constant": lambda: {"lang": "en", "x": Client()},
     "an object that may hold a client": lambda: {"lang": "en", "x": Anyone(name="ada", lock=threading.Lock())},
@@ -349,8 +308,6 @@ def nested(depth: int) -> Any:
 
 UNREADABLE: dict[str, tuple[str, Callable[[], Any]]] = {
     "a function in a field named for someone": ("deps.user", lambda: {"user": lambda: "ada"}),
-    "a client in one": ("deps.session.owner", lambda: {"session": {"owner": Client()}}),
-    "an object of C in one": ("deps.principal", lambda: {"principal": object()}),
     "what computes all that it has in one": ("deps.auth", lambda: {"auth": Absent()}),
     "what is nested too deep": ("reading its context", lambda: {"inner": nested(2_000)}),
 }
@@ -372,10 +329,7 @@ async def test_one_user_that_cannot_be_compared_keeps_all_from_being_shared(
 
 INFRASTRUCTURE: dict[str, Callable[[], Any]] = {
     "a logger": lambda: logging.getLogger("x"),
-    "a lock": threading.Lock,
-    "a file": io.StringIO,
     "a function": lambda: print,
-    "a module": lambda: logging,
     "a client of one's own": Client,
     "a client of another package": lambda: of_package(
         "HttpClient", headers={"x": uuid.uuid4()}, _pool=threading.Lock()
@@ -421,19 +375,7 @@ async def test_what_a_subclass_adds_to_a_context_counts_where_it_is_named_for_so
     assert [await read(WrapperOfUser(context, user)) for user in ("ada", "bob", "ada")] == [0, 1, 0]
 
 
-async def test_what_one_context_says_settles_nothing_about_another():
-    runs = itertools.count()
-
-    @AgentCache("ticket")
-    async def read(one: RunContext, two: RunContext) -> int:
-        return next(runs)
-
-    for deps in (None, {"region": "eu"}, {"user": "agent"}):
-        assert await read(RunContext(Client()), RunContext(deps)) != await read(RunContext(Client()), RunContext(deps))
-    assert get_metrics()["uncached"] == 6
-
-
-IDS = ["run_id", "request_id", "thread_id", "step", "langgraph_step"]
+IDS = ["run_id", "langgraph_step"]
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -480,9 +422,8 @@ async def test_a_session_with_a_tenant_says_who_asks_where_the_context_does_not(
 # Options
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-async def test_shared_gives_all_users_the_same_answer(shape: str):
-    read = reads_of(shape, shared=True)
+async def test_shared_gives_all_users_the_same_answer():
+    read = reads_of("async", shared=True)
     assert [await read(RunContext(deps)) for deps in (Deps("ada"), Deps("bob"), Client(), None)] == [0] * 4
 
 
@@ -509,22 +450,6 @@ async def test_what_ignore_names_says_nothing_and_what_is_skipped_by_number_does
 async def test_a_key_of_ones_own_does_not_join_users():
     read = reads_of("async", key=lambda ctx, number: number)
     assert [await read(RunContext(Deps(user))) for user in ("ada", "bob", "ada")] == [0, 1, 0]
-
-
-async def test_the_attributes_of_a_tool_take_the_context_as_a_call_does():
-    runs = itertools.count()
-
-    @AgentCache("ticket")
-    async def read(ctx: RunContext, number: int) -> int:
-        return next(runs)
-
-    ada, bob = RunContext(Deps("ada")), RunContext(Deps("bob"))
-    assert await read(ada, 7) == 0
-    assert read.contains(RunContext(Deps("ada")), 7)
-    assert not read.contains(bob, 7)
-    assert read.cache_key(ada, 7) == read.cache_key(RunContext(Deps("ada")), number=7) != read.cache_key(bob, 7)
-    assert not await read.invalidate(bob, 7)
-    assert await read.invalidate(ada, 7)
 
 
 async def test_a_write_drops_the_answers_of_all_users():
@@ -585,33 +510,25 @@ async def test_a_toolbox_keeps_two_users_apart(door: str):
     assert [await call(RunContext(Deps(user)), vary="x") for user in ("ada", "bob", "ada")] == [3, 4, 3]
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_a_toolbox_takes_any_object_that_says_who_asks(door: str):
-    call = getattr(Desk(Read("ticket")), door)
+async def test_a_toolbox_takes_any_object_that_says_who_asks():
+    call = Desk(Read("ticket")).call
     contexts = [{"user": "ada"}, {"user": "bob"}, Deps("ada"), ("ada",), "ada", "bob"]
     assert [await call(context) for context in contexts * 2] == [0, 1, 2, 3, 4, 5] * 2
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_a_rule_can_share_answers_or_say_what_counts(door: str):
-    shared = getattr(Desk(Read("ticket", shared=True)), door)
-    assert [await shared(RunContext(deps)) for deps in (Deps("ada"), Deps("bob"), Client())] == [0] * 3
-    varied = getattr(Desk(Read("ticket", vary=lambda: "all")), door)
-    assert [await varied(RunContext(deps)) for deps in (Deps("ada"), Deps("bob"), Client())] == [0] * 3
-    keyed = getattr(Desk(Read("ticket", key=lambda **given: 1)), door)
+async def test_a_rule_can_share_answers_or_say_what_counts():
+    for rule in (Read("ticket", shared=True), Read("ticket", vary=lambda: "all")):
+        call = Desk(rule).call
+        assert [await call(RunContext(deps)) for deps in (Deps("ada"), Deps("bob"), Client())] == [0] * 3
+    keyed = Desk(Read("ticket", key=lambda **given: 1)).call
     assert [await keyed(RunContext(Deps(user))) for user in ("ada", "bob", "ada")] == [0, 1, 0]
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_a_toolbox_runs_uncached_what_nobody_can_tell_and_explain_lists_it(
-    door: str, caplog: pytest.LogCaptureFixture
-):
+async def test_a_toolbox_runs_uncached_what_nobody_can_tell_and_explain_lists_it(caplog: pytest.LogCaptureFixture):
     desk = Desk(Read("ticket"))
     with caplog.at_level(logging.WARNING):
-        assert [await getattr(desk, door)(RunContext(Client())) for _ in range(3)] == [0, 1, 2]
-    (warning,) = caplog.messages
-    assert "vary=" in warning
-    assert "shared=True" in warning
+        assert [await desk.call(RunContext(Client())) for _ in range(3)] == [0, 1, 2]
+    assert "vary=" in caplog.messages[0]
     (problem,) = desk.box.explain([ToolInfo("my_tickets", takes_context=True)]).problems
     assert "my_tickets" in problem
     assert "shared=True" in problem
@@ -637,17 +554,8 @@ async def test_a_vary_that_returns_a_coroutine_is_refused(make: str):
 RULES = """
 namespace = "files"
 vary = ["env:HOME"]
-[tools.my_tickets]
-kind = "read"
-tags = ["ticket"]
-[tools.our_tickets]
-kind = "read"
-tags = ["ticket"]
-shared = true
-[tools.close]
-kind = "write"
-tags = ["ticket"]
-shared = true
+tools.my_tickets = { kind = "read", tags = ["ticket"] }
+tools.our_tickets = { kind = "read", tags = ["ticket"], shared = true }
 """
 
 

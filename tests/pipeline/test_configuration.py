@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from agent_cache import (
-    AgentCacheInvalidator,
     ConfigurationError,
     configure,
     invalidate,
     writing,
 )
 from agent_cache.config import CURRENT
-from agent_cache.engine import write
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.contract.workbench import writing as writing_in
 from tests.pipeline.fleet import Process, Truth, WatchedTier
@@ -87,13 +85,6 @@ def test_blocks_that_threads_make_at_once_leave_nothing_behind(values: tuple[int
         with blocks[number]:
             assert in_force() == {"max_bytes": values[number], "enabled": False}
     assert in_force() == {"max_bytes": 9}
-
-
-def test_many_plain_calls_are_kept_as_one():
-    for number in range(1, 100):
-        configure(max_bytes=number)
-    assert len(CURRENT.base) <= 2
-    assert in_force() == {"max_bytes": 99}
 
 
 def test_a_block_is_entered_once_at_a_time_and_may_be_left_twice():
@@ -206,22 +197,3 @@ async def test_a_tier_that_nothing_uses_any_more_is_freed(use: str, truth: Truth
 
 
 # What is stored while the tiers change
-
-
-async def test_a_tier_that_is_configured_while_a_write_looks_for_tiers_is_told(
-    here: WatchedTier, monkeypatch: pytest.MonkeyPatch
-):
-    @AgentCacheInvalidator("looked_for:{id}")
-    async def set_order(id: str) -> None: ...
-
-    look = write.tiers_under
-
-    def tiers_under(*args: Any, **options: Any) -> Any:
-        found = look(*args, **options)
-        configure(remote=here)
-        return found
-
-    with monkeypatch.context() as patch:
-        patch.setattr(write, "tiers_under", tiers_under)
-        await set_order("7")
-    assert here.orders == ["commit"], "it was there at the end"

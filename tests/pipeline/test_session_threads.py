@@ -16,7 +16,7 @@ import agent_cache.session
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, LoopPolicy
 from agent_cache.engine.read import ReadOperation
 from agent_cache.session import loop_detector
-from tests.harness.preemption import Thread, stopped_everywhere
+from tests.harness.preemption import stopped_everywhere
 from tests.harness.slow import slow
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -128,23 +128,6 @@ def test_no_answer_changes_wherever_one_thread_is_stopped_by_another(every: int)
     shared.leave()
 
 
-@pytest.mark.usefixtures("small")
-@at_lines
-def test_what_a_loop_has_blocked_is_let_go_while_another_thread_does_the_same(every: int):
-    """Every call of these threads is in a loop, or ends one."""
-    tools = Tools()
-    shared = Shared(loop_policy=LoopPolicy(max_execution_depth=None), on_loop="notice")
-
-    async def looping() -> None:
-        for n in (0, 1, 0, 1, next(tools.numbers)):
-            await tools.get.fresh(n)
-
-    inside = shared.inside(looping)
-    for where in stopped_everywhere(inside, inside, before=lambda: None, files=SESSION, every=every):
-        assert shared.session.get_metrics()["callback_errors"] == 0, where
-    shared.leave()
-
-
 @at_lines
 def test_a_budget_of_one_tool_counts_every_call_of_every_thread(every: int):
     tools = Tools()
@@ -169,29 +152,6 @@ def test_a_budget_of_one_tool_counts_every_call_of_every_thread(every: int):
         with pytest.raises(AgentLoopDetectedError, match="max_tool_calls"):
             asyncio.run(shared.inside(lambda: tools.get(0))())
         assert shared.session.get_metrics()["tools"]["get"]["calls"] == 6, where
-
-
-def test_a_fan_out_is_one_round_while_a_task_of_another_thread_is_in_the_middle_of_a_step():
-    """The tasks of a loop are told apart by that loop, and not by the one that has made the call before."""
-    tools, shared = Tools(), Shared()
-    blocked = Thread(shared.inside(lambda: _calls_and_stops(tools, blocked)))
-    blocked.start()
-    assert blocked.stands_still.wait(30)
-
-    async def fan_out() -> list[Any]:
-        return await asyncio.gather(*(tools.get(0) for _ in range(20)))
-
-    assert asyncio.run(shared.inside(fan_out)()) == [["answer", 0]] * 20
-    blocked.end()
-    shared.leave()
-    assert shared.session.get_metrics()["loop_detections"] == 0
-
-
-async def _calls_and_stops(tools: Tools, thread: Thread) -> None:
-    await tools.get(0)
-    await tools.get(0)
-    thread.stands_still.set()
-    assert thread.may_go_on.wait(30)
 
 
 @at_lines

@@ -158,11 +158,6 @@ class Audits(RuleBasedStateMachine):
             self.broken.append(f"{cached} -> {fresh} of {key} was counted, and is explained: {between}")
         if self.get.contains(key):
             self.broken.append(f"{hit} was reported and is still there")
-        # What an inner answer has missed may be older than the load of the outer one.
-        if not (self.is_nested or self.outside or ("plant", (f"thign:{key}",)) in hit.writes):
-            self.broken.append(f"the write without the tag is not among {hit.writes}")
-
-    outside = False  # whether something has changed the store without any write
 
     # The moves
 
@@ -268,7 +263,6 @@ class Audits(RuleBasedStateMachine):
         self.scheduler.loop.now += seconds
 
     def change_it_from_outside(self) -> None:
-        self.outside = True
         self.world.change(self.choose("key", KEYS), has_tag=False)
 
     # What holds

@@ -56,13 +56,6 @@ def test_what_vary_returns_counts_in_their_place():
         asker_of(tool, ctx=RunContext(None), number=7)
 
 
-def test_a_tool_without_anything_has_no_asker():
-    @AgentCache("r")
-    async def tool(number: int) -> None: ...
-
-    assert asker_of(tool, number=7) is None
-
-
 async def test_of_a_tool_known_by_name_the_callers_vary_and_context_count():
     for rule in (Read("r"), Write("r")):
         box, seen = Toolbox({"tool": rule}, namespace="desk"), []
@@ -87,12 +80,6 @@ async def test_of_a_tool_known_by_name_the_callers_vary_and_context_count():
 def test_the_digest_of_equal_fields_is_the_same_in_every_process():
     contexts = [Injected("context", RunContext(Deps("ada")))]
     assert asker_in(contexts) == "d9d078747d7ab734192bfb2d79dff256"
-
-
-def test_of_the_state_of_a_graph_only_who_is_named_counts():
-    states = [{"user_name": user, "draft": draft} for user, draft in (("ada", 1), ("ada", 2), ("bob", 2))]
-    ada, again, bob = [asker_in([Injected("state", state)]) for state in states]
-    assert ada == again != bob
 
 
 def get_access_token() -> str:

@@ -9,16 +9,14 @@ import enum
 import functools
 import gc
 import io
-import sys
 import threading
 import time
 import types
-import uuid
-from collections import defaultdict, deque, namedtuple
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -32,7 +30,6 @@ from agent_cache.core.parameters import receiver_part
 from agent_cache.values import canonical as serials
 from agent_cache.values.canonical import canonical
 from tests.harness import library
-from tests.harness.batches import in_batches
 from tests.harness.searches import searched
 from tests.harness.slow import slow
 from tests.harness.structure import (
@@ -40,7 +37,6 @@ from tests.harness.structure import (
     WHEN,
     Access,
     Colour,
-    Couple,
     Level,
     Pair,
     Place,
@@ -82,17 +78,6 @@ def _no_aliases() -> None:
 # -- Values that look alike and are not the same -------------------------------------------------------------
 
 
-def two_classes_of_one_name() -> tuple[Any, Any]:
-    def make() -> type:
-        @dataclasses.dataclass(frozen=True)
-        class Point:
-            x: int = 1
-
-        return Point
-
-    return make()(), make()()
-
-
 def two_functions_of_one_name() -> tuple[Any, Any]:
     made = []
     for name in ("one", "other"):
@@ -128,11 +113,6 @@ class Octets(bytes):
     pass
 
 
-@dataclasses.dataclass
-class Bag(dict):
-    x: int
-
-
 class Hidden:
     __slots__ = ("hidden",)
 
@@ -141,10 +121,6 @@ class Hidden:
 class Partly(Hidden):
     __slots__ = ("x",)
     x: int
-
-
-class Open(namedtuple("Open", "x")):
-    pass
 
 
 class Plain:
@@ -177,73 +153,43 @@ class Unlisted(enum.Enum):
         return member
 
 
-class Slotted:
-    __slots__ = ("x",)
-
-    def __init__(self, x: int) -> None:
-        self.x = x
-
-
 def with_attributes(value: Any, **attributes: Any) -> Any:
     for name, attribute in attributes.items():
         setattr(value, name, attribute)
     return value
 
 
-def filled(value: Any, **items: Any) -> Any:
-    value.update(items)
-    return value
-
-
 BERLIN = ZoneInfo("Europe/Berlin")
-_one_id = uuid.UUID(int=1)
 
 DIFFERENT: dict[str, tuple[Any, Any]] = {
-    "1 and True": (1, True),
     "1 and 1.0": (1, 1.0),
-    "0 and False": (0, False),
     "0.0 and -0.0": (0.0, -0.0),
-    "'True' and True": ("True", True),
-    "empty text and None": ("", None),
     "bytes and text": (b"x", "x"),
-    "text and one-character list": ("x", ["x"]),
     "list and tuple": ([1], (1,)),
-    "dict and pairs": ({"a": 1}, (("a", 1),)),
-    "set and list": ({1}, [1]),
     "set and frozenset": ({1}, frozenset({1})),
     "dict keys of two types": ({1: "a"}, {True: "a"}),
     "None as a key and as a value": ({None: 1}, {1: None}),
     "absent and None": ({"a": None}, {}),
     "enum member and value": (Colour.RED, 1),
-    "two members": (Colour.RED, Colour.GREEN),
     "IntEnum and int": (Level.LOW, 1),
     "StrEnum and str": (Word.LOW, "low"),
     "flags": (Access.READ, Access.READ | Access.WRITE),
     "NamedTuple and tuple": (Pair(1, 2), (1, 2)),
-    "two NamedTuples": (Pair(1, 2), Couple(1, 2)),
     "dataclass and dict": (Point(), {"x": 1, "y": 2}),
     "two dataclasses": (Point(), Place()),
     "field that does not compare": (Unequal(1), Unequal(2)),
-    "dataclass that is a dict": (filled(Bag(1), k=1), filled(Bag(1), k=2)),
     "undeclared attribute": (with_attributes(Point(), z=1), with_attributes(Point(), z=2)),
     "undeclared slot": (with_attributes(Partly(1), hidden=1), with_attributes(Partly(1), hidden=2)),
-    "two classes": (Point, Place),
     "two lambdas": (lambda: 1, lambda: 1),
     "naive and aware": (WHEN, WHEN.replace(tzinfo=UTC)),
     "one instant in two zones": (WHEN.replace(tzinfo=UTC), WHEN.replace(tzinfo=BERLIN)),
     "folds": (WHEN.replace(tzinfo=BERLIN), WHEN.replace(tzinfo=BERLIN, fold=1)),
     "date and midnight": (date(2026, 1, 1), WHEN.replace(month=1, day=1, hour=0, minute=0)),
-    "Decimal and float": (Decimal("1.5"), 1.5),
-    "Decimal and int": (Decimal(1), 1),
     "Decimals of two scales": (Decimal("1.0"), Decimal("1.00")),
     "dataclass that is a datetime": (Moment(2025), Moment(2026)),
     "members that no Enum lists": (Unlisted("a"), Unlisted("b")),
-    "UUID and text": (_one_id, str(_one_id)),
-    "Path and text": (Path("a"), "a"),
-    "paths of two systems": (PurePosixPath("a"), PureWindowsPath("a")),
     "subclass of str": (Text("x"), "x"),
     "subclass of int": (Whole(1), 1),
-    "instances": (Plain(1), Plain(1)),
     "canonical bytes and what they stand for": (canonical([1]), [1]),
     "canonical True": (b"T", True),
     "large integers": (10**5000, 10**5000 + 1),
@@ -261,32 +207,6 @@ NESTINGS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@in_batches("name", DIFFERENT)
-def test_different_values_have_different_parts(name: str):
-    for nesting, nest in NESTINGS.items():
-        one, other = map(nest, DIFFERENT[name])
-        try:
-            first, second = key_part(one), key_part(other)
-        except UncacheableArgumentsError:
-            continue
-        assert (type(first), first) != (type(second), second), nesting
-
-
-@in_batches("name", DIFFERENT)
-def test_what_was_keyed_before_does_not_make_two_values_one(name: str):
-    """Containers are recognised by an image; whichever of the two comes first must not stand for the other."""
-    for nesting, nest in NESTINGS.items():
-        one, other = map(nest, DIFFERENT[name])
-        found = set()
-        for number, order in enumerate(((one, other), (other, one))):
-            for value in order:
-                try:
-                    found.add((number, key_part([f"{nesting} {number}", value])))
-                except UncacheableArgumentsError:
-                    found.add((number, object()))
-        assert len(found) == 4, nesting
-
-
 @pytest.mark.parametrize("hint", ["none", "str", *slow("int", "bool")])
 async def test_different_arguments_are_different_calls(clock: library.Clock, hint: str):
     probe = Probe(HINTS[hint])
@@ -302,9 +222,6 @@ async def test_different_arguments_are_different_calls(clock: library.Clock, hin
 # -- Values that are the same --------------------------------------------------------------------------------
 
 SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
-    "text": lambda: ("ab", str(b"ab", "ascii")),
-    "integer": lambda: (10**20, 10**10 * 10**10),
-    "float": lambda: (0.1, float("0.1")),
     "NaN": lambda: (float("nan"), float("nan")),
     "list": lambda: ([1, [2]], [1, [2]]),
     "dict order": lambda: ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
@@ -313,8 +230,6 @@ SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
     "set of mixed types": lambda: ({1, "1", None, (1,)}, {(1,), None, "1", 1}),
     "frozenset in a tuple": lambda: ((frozenset("ab"),), (frozenset("ba"),)),
     "shared and repeated parts": lambda: ((lambda part: [part, part])(["x"]), [["x"], ["x"]]),
-    "bytes": lambda: (b"ab", bytes([97, 98])),
-    "enum": lambda: (Colour.RED, Colour(1)),
     "flag": lambda: (Access.READ | Access.WRITE, Access(3)),
     "dataclass": lambda: (Point(1, [2]), Point(1, [2])),
     "dataclass with a cached property": lambda: ((lambda it: (it.area, it)[1])(Measured(2)), Measured(2)),
@@ -324,11 +239,8 @@ SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
         WHEN.replace(tzinfo=timezone(timedelta(hours=1))),
         WHEN.replace(tzinfo=timezone(timedelta(minutes=60))),
     ),
-    "Decimal": lambda: (Decimal("1.10"), Decimal("1.10")),
-    "UUID": lambda: (uuid.UUID(int=7), uuid.UUID(int=7)),
     "Path": lambda: (Path("a/b"), Path("a") / "b"),
     "a function": lambda: (two_functions_of_one_name, two_functions_of_one_name),
-    "a class": lambda: (Point, Point),
 }
 
 
@@ -342,14 +254,6 @@ async def test_equal_arguments_are_one_call(clock: library.Clock, hint: str):
             if not await probe.shares(one, other) or probe.tool.cache_key(one) != probe.tool.cache_key(other):
                 apart.append(f"{name}, {nesting}")
     assert apart == []
-
-
-def test_a_key_is_hashable_and_compares_with_what_is_no_key():
-    tool = Probe().tool
-    key = tool.cache_key({"token": ["hunter2"]})
-    assert hash(key) == hash(tool.cache_key({"token": ["hunter2"]}))
-    assert key != "key"
-    assert "hunter2" not in repr(key), "a key must not show its arguments"
 
 
 async def test_every_spelling_of_a_call_is_one_call(clock: library.Clock):
@@ -419,26 +323,19 @@ def successor(make: Callable[[], Any], keep: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "part"),
     [
-        pytest.param(lambda: lambda: 1, id="lambda"),
-        pytest.param(lambda: type("Local", (), {}), id="class"),
+        pytest.param(lambda: lambda: 1, key_part, id="lambda"),
+        pytest.param(lambda: type("Local", (), {}), key_part, id="class"),
+        pytest.param(lambda: Plain(1), receiver_part, id="receiver"),
     ],
 )
-def test_an_object_at_the_address_of_another_has_a_key_of_its_own(make: Callable[[], Any]):
+def test_an_object_at_the_address_of_another_has_a_key_of_its_own(make: Callable[[], Any], part: Any):
     keep = [make()]
-    former = key_part(keep[0])
+    former = part(keep[0])
     other = successor(make, keep)
-    assert key_part(other) != former
-    assert key_part([other]) != former
-
-
-def test_an_instance_at_the_address_of_another_is_another_receiver():
-    keep = [Plain(1)]
-    former = receiver_part(keep[0])
-    other = successor(lambda: Plain(1), keep)
-    assert receiver_part(other) != former
-    assert receiver_part(other) == receiver_part(other)
+    assert part(other) != former
+    assert part(other) == part(other)
 
 
 async def test_methods_of_two_instances_share_nothing_and_one_instance_hits(clock: library.Clock):
@@ -507,12 +404,6 @@ class Expired:
         return object.__getattribute__(self, name)
 
 
-class Lazy(Open):
-    @property
-    def __dict__(self) -> Any:  # type: ignore[override]
-        raise LookupError("not loaded")
-
-
 def cyclic_list() -> Any:
     value: list[Any] = [1]
     value.append(value)
@@ -522,12 +413,6 @@ def cyclic_list() -> Any:
 def twice_cyclic_list() -> Any:
     value: list[Any] = []
     value += [value, value]
-    return value
-
-
-def cyclic_dict() -> Any:
-    value: dict[str, Any] = {}
-    value["a"] = {"b": value}
     return value
 
 
@@ -557,40 +442,25 @@ STRANGE: dict[str, Callable[[], Any]] = {
     "zone without a name": zone_without_a_name,
     "object": object,
     "instance": lambda: Plain(1),
-    "slotted instance": lambda: Slotted(1),
-    "str subclass": lambda: Text("x"),
     "dict subclass": lambda: defaultdict(int, a=1),
-    "bytearray": lambda: bytearray(b"x"),
-    "deque": lambda: deque([1]),
     "namespace": lambda: types.SimpleNamespace(a=1),
-    "complex": lambda: 1j,
-    "range": lambda: range(3),
     "generator": lambda: (x for x in [1]),
     "bound method": lambda: Plain(1).__init__,
     "partial": lambda: functools.partial(print),
-    "builtin": lambda: print,
     "lock": threading.Lock,
-    "module": lambda: sys,
-    "exception": lambda: ValueError("a"),
-    "hint": lambda: list[int],
     "unreadable dataclass": Expired,
-    "unreadable NamedTuple": lambda: Lazy(1),
     "cyclic list": cyclic_list,
     "twice cyclic list": twice_cyclic_list,
-    "cyclic dict": cyclic_dict,
     "cyclic dataclass": cyclic_dataclass,
     "list 99 deep": lambda: nested(99, lambda value: [value]),
     "list 5,000 deep": lambda: nested(5_000, lambda value: [value]),
     "list 200,000 deep": lambda: nested(200_000, lambda value: [value]),
-    "dataclass 5,000 deep": lambda: nested(5_000, Point),
     "list of 300,000": lambda: list(range(300_000)),
-    "dict of 150,000": lambda: dict.fromkeys(range(150_000)),
-    "text of a million": lambda: "x" * 1_000_000,
     "list of 2**64 parts": lambda: doubled(64),  # the last one is tried by the gate, too
 }
 
 
-LARGE = ("list of 300,000", "dict of 150,000", "list 200,000 deep")
+LARGE = ("list of 300,000", "list 200,000 deep")
 
 
 @pytest.mark.parametrize("name", [*(name for name in STRANGE if name not in LARGE), *slow(*LARGE)])
@@ -609,46 +479,6 @@ async def test_strange_arguments_are_keyed_or_run_uncached_and_never_crash(clock
         uncached = after["uncached"] - before["uncached"]
         assert (uncached, probe.runs - runs) in {(0, 1), (2, 2)}
         assert (answers[0] == answers[1]) is (uncached == 0)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "object",
-        "instance",
-        "zone without a name",
-        "unreadable dataclass",
-        "cyclic list",
-        "list 5,000 deep",
-        "generator",
-    ],
-)
-async def test_strictness_refuses_what_has_no_identity_before_the_tool_runs(clock: library.Clock, name: str):
-    probe = Probe(uncacheable="raise")
-    value = STRANGE[name]()
-    with pytest.raises(UncacheableArgumentsError) as caught:
-        await probe.tool(value)
-    assert probe.runs == 0
-    assert caught.value.tool == probe.tool.__agent_cache__.name
-    assert caught.value.tool in str(caught.value)
-    assert isinstance(caught.value, TypeError)
-
-
-async def test_forgetting_a_call_without_identity_finds_nothing(clock: library.Clock):
-    assert await Probe().tool.invalidate(object()) is False
-
-
-def test_a_mutated_container_is_another_value_though_it_was_recognised_before():
-    value: dict[str, Any] = {"a": [1]}
-    first = key_part(value)
-    assert key_part(value) == first
-    value["a"].append(2)
-    second = key_part(value)
-    assert second != first
-    value["a"][1] = True
-    assert key_part(value) not in {first, second}
-    value["a"].pop()
-    assert key_part(value) == first
 
 
 def test_the_alias_table_is_bounded():
@@ -686,113 +516,75 @@ def test_bytes_like_leaves_in_a_container_never_share_an_alias():
 # -- Libraries of declared fields ----------------------------------------------------------------------------
 
 
-async def test_pydantic_models_are_known_by_their_fields(clock: library.Clock):
+def of_pydantic() -> tuple[Any, Any, Any]:
     pydantic = pytest.importorskip("pydantic")
 
     class Query(pydantic.BaseModel):
         text: str
         limit: Any = 10
-        _private: int = pydantic.PrivateAttr(default=0)
 
-    class Twin(pydantic.BaseModel):
+    class Loose(pydantic.BaseModel, extra="allow"):
+        text: str
+
+    return Query, type("Twin", (Query,), {}), Loose
+
+
+def of_msgspec() -> tuple[Any, Any, Any]:
+    msgspec = pytest.importorskip("msgspec")
+    query, twin = (msgspec.defstruct(name, [("text", str), ("limit", Any, 10)]) for name in ("Query", "Twin"))
+    return query, twin, msgspec.defstruct("Loose", [("text", str)], dict=True)
+
+
+def of_attrs() -> tuple[Any, Any, Any]:
+    attrs = pytest.importorskip("attrs")
+
+    @attrs.define
+    class Query:
         text: str
         limit: Any = 10
 
-    class Loose(pydantic.BaseModel):
-        model_config = pydantic.ConfigDict(extra="allow")
+    @attrs.define(slots=False)
+    class Loose:
         text: str
 
-    class Many(pydantic.RootModel[list[int]]):
-        pass
+    return Query, attrs.define(type("Twin", (Query,), {})), Loose
 
-    probe = Probe()
 
-    class Cached(pydantic.BaseModel):
+@pytest.mark.parametrize("library_of", [of_pydantic, of_msgspec, of_attrs])
+async def test_objects_are_known_by_the_fields_that_their_class_declares(clock: library.Clock, library_of: Any):
+    query, twin, loose = library_of()
+    probe, one = Probe(), query(text="a", limit=1)
+    assert await probe.shares(one, query(limit=1, text="a"))
+    assert await probe.shares(loose(text="a"), loose(text="a"))
+    for other in (query(text="b", limit=1), query(text="a", limit=True), twin(text="a", limit=1)):
+        assert not await probe.shares(one, other)
+        assert not await probe.shares([one], [other])
+    noted = [loose(text="a"), loose(text="a")]
+    for number, each in enumerate(noted):
+        vars(each)["more"] = number
+    assert not await probe.shares(*noted)
+
+
+async def test_of_pydantic_models_their_whole_state_counts(clock: library.Clock):
+    pydantic = pytest.importorskip("pydantic")
+
+    class Query(pydantic.BaseModel, extra="allow"):
         text: str
+        limit: Any = 10
+        _private: int = pydantic.PrivateAttr(default=0)
 
         @pydantic.computed_field  # type: ignore[prop-decorator]
         @functools.cached_property
         def length(self) -> int:
             return len(self.text)
 
-    same = [
-        (Query(text="a"), Query(text="a")),
-        (Query(text="a", limit=10), Query(limit=10, text="a")),
-        (Query.model_construct({"text"}, text="a"), Query(text="a")),
-        (Loose(text="a", more=1), Loose(more=1, text="a")),
-        (Many([1, 2]), Many([1, 2])),
-    ]
-    hidden, noted = Query(text="a"), Query(text="a")
-    hidden._private, vars(noted)["note"] = 1, 0
-    different = [
-        (Query(text="a"), Query(text="a", limit=10)),  # `model_fields_set` is not the same
-        (Query(text="a"), Query(text="b")),
-        (Query(text="a", limit=1), Query(text="a", limit=True)),
-        (Query(text="a"), Twin(text="a")),
-        (Query(text="a"), Query.model_construct(set())),
-        (Loose(text="a", more=1), Loose(text="a", more=2)),
-        (Many([1]), [1]),
-        (Query(text="a"), hidden),
-        (Query(text="a"), noted),
-    ]
-    cached = Cached(text="a")
-    assert cached.length == 1
-    for one, other in [*same, (cached, Cached(text="a"))]:
-        assert await probe.shares(one, other)
-    for one, other in different:
-        assert not await probe.shares(one, other)
-        assert not await probe.shares([one], [other])
-
-
-async def test_msgspec_structs_are_known_by_their_fields(clock: library.Clock):
-    msgspec = pytest.importorskip("msgspec")
-
-    class Query(msgspec.Struct):
-        text: str
-        limit: Any = 10
-
-    class Twin(msgspec.Struct):
-        text: str
-        limit: Any = 10
-
-    class Loose(msgspec.Struct, dict=True):
-        text: str
-
-    probe = Probe()
-    assert await probe.shares(Query("a"), Query(text="a", limit=10))
-    assert not await probe.shares(Query("a"), Query("b"))
-    assert not await probe.shares(Query("a", 1), Query("a", True))
-    assert not await probe.shares(Query("a"), Twin("a"))
-    assert not await probe.shares(with_attributes(Loose("a"), more=1), with_attributes(Loose("a"), more=2))
-    unset = Query("a")
-    del unset.text
-    assert not await probe.shares(unset, Query("a"))
-
-
-async def test_attrs_classes_are_known_by_their_fields(clock: library.Clock):
-    attrs = pytest.importorskip("attrs")
-
-    @attrs.define
-    class Query:
-        text: str
-        _limit: Any = 10
-
-    @attrs.define
-    class Twin:
-        text: str
-        _limit: Any = 10
-
-    @attrs.define(slots=False)
-    class Loose:
-        text: str
-
-    probe = Probe()
-    assert await probe.shares(Query("a"), Query(text="a", limit=10))
-    assert not await probe.shares(Query("a"), Query("b"))
-    assert not await probe.shares(Query("a", 1), Query("a", True))
-    assert not await probe.shares(Query("a"), Twin("a"))
-    assert await probe.shares(Loose("a"), Loose("a"))
-    assert not await probe.shares(with_attributes(Loose("a"), more=1), with_attributes(Loose("a"), more=2))
+    probe, hidden, computed = Probe(), Query(text="a"), Query(text="a")
+    hidden._private = 1
+    assert computed.length == 1
+    for same_one in (computed, Query.model_construct({"text"}, text="a")):
+        assert await probe.shares(Query(text="a"), same_one)
+    for other in (hidden, Query(text="a", limit=10), Query(text="a", more=1), Query.model_construct(set())):
+        assert not await probe.shares(Query(text="a"), other)
 
 
 # -- The property --------------------------------------------------------------------------------------------
@@ -820,13 +612,3 @@ def test_a_list_that_changes_is_keyed_by_what_it_is_now(value: list[Any], data: 
         for former, former_key in seen:
             assert (former_key == key) is same(former, value)
         seen.append((copy.deepcopy(value), key))
-
-
-def test_a_class_that_becomes_a_dataclass_later_is_known_by_its_fields_from_then_on():
-    class Late:
-        a: int
-
-    with pytest.raises(UncacheableArgumentsError):
-        key_part(Late())
-    dataclasses.dataclass(Late)
-    assert key_part(Late(1)) == key_part(Late(1)) != key_part(Late(2))

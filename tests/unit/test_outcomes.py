@@ -66,13 +66,6 @@ def test_a_small_value_is_shown_as_its_repr_and_of_a_large_one_little_is_looked_
     assert 0 < len(asked) < 40
 
 
-def test_what_contains_itself_is_shown():
-    endless: list[Any] = [1]
-    endless.append(endless)
-    assert shown(endless).startswith("[1, [1, ")
-    assert len(shown(endless)) == 80
-
-
 @pytest.mark.parametrize(
     "value",
     [None, False, 0, 0.0, "", b"", [], (), {}, set(), {"items": [], "total": 0}, [[], None], {"page": {"rows": ()}}],

@@ -182,18 +182,6 @@ def test_a_function_counts_for_nothing_it_belongs_to():
     assert size_of({"x": "x" * 1_000}.copy) > 1_000
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [100, 1_000, 100_000])
-def test_what_lies_beside_a_large_container_is_measured_by_itself(count: int):
-    """A page of rows with a few texts around it."""
-    rows = [row(number) for number in range(count)]
-    alone = size_of(rows)
-    assert size_of({"rows": rows, "next": "token", "total": 5}) / alone == pytest.approx(1, rel=0.2)
-    assert size_of("key", (), rows) / alone == pytest.approx(1, rel=0.2)
-    names = sum(map(sys.getsizeof, row(0)))  # which all rows share
-    assert alone / count == pytest.approx(size_of(row(1_000)) - NOTHING - names, rel=0.2)
-
-
 def test_a_dict_that_changes_while_it_is_measured_is_estimated_all_the_same():
     """Another thread may change a value that is shared."""
     table: dict[Any, Any] = {}

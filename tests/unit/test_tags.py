@@ -70,24 +70,6 @@ def test_the_ancestors_of_a_tag_are_its_proper_prefixes_the_root_first(path: lis
     assert root_of(tag) == parse_tag(path[:1])
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "related"),
-    [
-        ("order", "order", True),
-        ("order", "order:7", True),
-        ("order:7", "order", True),
-        ("order:7", "order:7:lines", True),
-        ("order:7", "order:8", False),
-        ("order:7", "order:77", False),
-        ("order", "orders", False),
-        ("order", "orders:7", False),
-        ("order:7:lines", "order:8:lines", False),
-    ],
-)
-def test_meeting_by_example(one: str, other: str, related: bool):
-    assert meet(one, other) is related
-
-
 def test_a_tag_is_read_as_text_or_as_segments():
     assert parse_tag("order") == "order"
     assert parse_tag("order:7:lines") == "order:7:lines"
@@ -189,16 +171,6 @@ def test_values_with_different_texts_are_different_tags_and_none_reaches_beyond_
         assert first.count(":") == template.count(":")
 
 
-@searched(
-    30,
-    100,
-    st.text(min_size=1, max_size=8).filter(lambda text: ":" not in text and "{" not in text and "}" not in text),
-)
-def test_a_template_and_a_tag_written_by_hand_agree(root: str):
-    assert tags_of(root) == only("static", parse_tag(root))
-    assert tags_of(f"{root}:{{a}}", {"a": "x:y"}) == only("early", parse_tag((root, "x:y")))
-
-
 @pytest.mark.parametrize(
     ("template", "arguments"),
     [
@@ -265,28 +237,6 @@ def test_the_root_of_computed_tags_is_one_segment():
     with pytest.raises(ConfigurationError, match="colon"):
         tags_from("order:7", lambda arguments: 1)
     assert tags_of(tags_from("50%", lambda arguments: "a")) == only("early", "50%25:a")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *("{id}", "order{id}", "{id}:7", "order:{", "order:}", "order:{}", "order:{0}", "order:{unknown}"),
-        *(
-            "order:{id!r}",
-            "order:{id:x}",
-            "order:{id.}",
-            "order:{id[]}{id[]}",
-            "order:{id[0}",
-            "order:{id]0[}",
-            "order:{id..x}",
-        ),
-        *("order::{id}", ":{id}", "order:{id}:"),
-    ],
-)
-def test_a_template_that_cannot_be_read_is_refused_with_the_tools_name(wrong: str):
-    with pytest.raises(ConfigurationError, match="tool") as caught:
-        TagSet.compile(wrong, ("id",), "tool")
-    assert repr(wrong) in str(caught.value)
 
 
 def test_each_item_of_a_text_or_a_mapping_is_refused():
