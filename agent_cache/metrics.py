@@ -26,7 +26,7 @@ _LOCK = threading.RLock()
 
 _COUNTERS = (
     *("hits", "misses", "shared", "invalidations", "writes", "evictions", "errors", "stale", "audits", "stale_found"),
-    *("time_saved", "bypassed", "unstored"),
+    *("validated", "time_saved", "bypassed", "unstored"),
 )
 
 
@@ -41,7 +41,7 @@ class Stats:
 
     def __init__(self) -> None:
         self.hits = self.misses = self.shared = self.invalidations = self.writes = self.evictions = self.errors = 0
-        self.stale = self.audits = self.stale_found = self.bypassed = self.unstored = 0
+        self.stale = self.audits = self.stale_found = self.bypassed = self.unstored = self.validated = 0
         self.time_saved = 0.0
 
     def clear(self) -> None:
@@ -63,9 +63,13 @@ def _shown(counts: _Counts) -> dict[str, Any]:
     """What a user sees of `_Counts`. `hit_rate` is the share of the cacheable calls that were hits."""
     row = dict(zip(_COUNTERS, counts, strict=True))
     bypassed, unstored = row.pop("bypassed"), row.pop("unstored")
-    reads = row["hits"] + row["misses"] + row["shared"]
+    reads = _cacheable(row)
     rate = row["hits"] / reads if reads else 0.0
     return {"calls": reads + bypassed + row["writes"], **row, "uncached": bypassed + unstored, "hit_rate": rate}
+
+
+def _cacheable(row: Mapping[str, int]) -> int:
+    return row["hits"] + row["misses"] + row["shared"] + row["validated"]
 
 
 def _by_name(rows: Iterable[tuple[str, _Counts]]) -> dict[str, dict[str, Any]]:
@@ -86,8 +90,9 @@ class Metrics:
     Every tool that counts here has its counters. Of tools that are gone, and of the roots of explicit invalidations,
     `max_rows` have a row of their own; what goes beyond is in the row ``"(others)"`` and in the sums.
 
-    Reading an attribute (``hits``, ``misses``, ``shared``, ``invalidations``, ``uncached``, ``evictions``, ``errors``,
-    ``calls``, ``loop_detections``, ``time_saved``, ``hit_rate``) sums all tools; `snapshot` gives them one by one.
+    Reading an attribute (``hits``, ``misses``, ``shared``, ``validated``, ``invalidations``, ``uncached``,
+    ``evictions``, ``errors``, ``calls``, ``loop_detections``, ``time_saved``, ``hit_rate``) sums all tools; `snapshot`
+    gives them one by one.
     """
 
     def __init__(self, max_rows: int | None = None) -> None:
@@ -194,12 +199,13 @@ def get_metrics() -> dict[str, Any]:
     """Counts of this process since it started, with and without sessions.
 
     Returns:
-        A copy as a dict, with the keys ``calls``, ``hits``, ``misses``, ``shared``, ``invalidations``, ``uncached``,
-        ``writes``, ``evictions``, ``errors``, ``stale``, ``audits``, ``stale_found``, ``time_saved`` (seconds) and
-        ``hit_rate``, which is ``hits / (hits + misses + shared)``, or 0.0; the same by root under ``"resources"`` and
-        by tool (``"module:qualname"``) under ``"tools"``, where ``"(others)"`` sums up what has no row any more.
-        ``"loop_detections"`` and, by kind, ``"loops"`` count the calls that sessions acted upon, ``"loop_notices"`` the
-        notices, ``"callback_errors"`` failures of users' functions for loops, and of the loop detector itself.
+        A copy as a dict, with the keys ``calls``, ``hits``, ``misses``, ``shared``, ``validated``, ``invalidations``,
+        ``uncached``, ``writes``, ``evictions``, ``errors``, ``stale``, ``audits``, ``stale_found``, ``time_saved``
+        (seconds) and ``hit_rate``, which is ``hits / (hits + misses + shared + validated)``, or 0.0; the same by root
+        under ``"resources"`` and by tool (``"module:qualname"``) under ``"tools"``, where ``"(others)"`` sums up what
+        has no row any more. ``"loop_detections"`` and, by kind, ``"loops"`` count the calls that sessions acted upon,
+        ``"loop_notices"`` the notices, ``"callback_errors"`` failures of users' functions for loops, and of the loop
+        detector itself.
     """
     return METRICS.snapshot()
 
@@ -234,7 +240,7 @@ class CounterFamily(NamedTuple):
 
 
 _FAMILIES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
-    ("requests", "{request}", "Calls by source: hit, miss, shared, uncached or write.", ("tool", "source")),
+    ("requests", "{request}", "Calls by source: hit, miss, shared, validated, uncached or write.", ("tool", "source")),
     ("audits", "{audit}", "Hits that an audit has compared with what the tool returns, to a result.", ("tool",)),
     ("errors", "{error}", "Exceptions raised by the tool.", ("tool",)),
     ("evictions", "{entry}", "Entries removed to make room for others.", ("tool",)),
@@ -259,10 +265,11 @@ def counter_families(labels: ToolLabels) -> list[CounterFamily]:
     of_no_tool = snapshot["invalidations"]
     for tool, row in snapshot["tools"].items():
         label = labels.of(tool)
-        reads = row["hits"] + row["misses"] + row["shared"]
+        reads = _cacheable(row)
         bypassed = row["calls"] - reads - row["writes"]
         answered = {"hit": row["hits"], "miss": row["misses"], "shared": row["shared"]}
-        for source, count in {**answered, "uncached": bypassed, "write": row["writes"]}.items():
+        rest = {"validated": row["validated"], "uncached": bypassed, "write": row["writes"]}
+        for source, count in {**answered, **rest}.items():
             if count or (reads and source in answered):  # a read that never was a hit has a hit rate of 0, and not none
                 counts["requests"][label, source] += count
         for name, _, _, of in _FAMILIES:

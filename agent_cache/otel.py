@@ -55,6 +55,9 @@ _MAX_CONTENT: Final = 16_384
 _MAX_TAGS: Final = 100
 _SECONDS: Final = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
 """The buckets that the semantic conventions advise for the durations of ``gen_ai``."""
+_COUNTED: Final = (
+    *("hits", "misses", "shared", "validated", "writes", "uncached", "errors", "loop_detections", "time_saved"),
+)
 _RUN: Final = frozenset({"miss", "uncached", "write"})
 """Sources of calls whose tool has run for themselves."""
 
@@ -252,7 +255,7 @@ class _Spans:
                 if span.is_recording():
                     span.set_attribute("agent_cache.source", source)
                     if source != "write":
-                        span.set_attribute("gen_ai.tool.cache.hit", source == "hit")
+                        span.set_attribute("gen_ai.tool.cache.hit", source in ("hit", "validated"))
                     if is_own and error is not None:
                         self.set_error(span, error)
                     if is_own and self._redaction is not None:
@@ -376,7 +379,7 @@ class _SessionSpan:
 
     def _count(self, span: Span, after: dict[str, Any]) -> None:
         before = self._before
-        for name in ("hits", "misses", "shared", "writes", "uncached", "errors", "loop_detections", "time_saved"):
+        for name in _COUNTED:
             span.set_attribute(f"agent_cache.{name}", after[name] - before.get(name, 0))
         tools = before.get("tools", {})
         hits = Counter({tool: row["hits"] - tools.get(tool, {}).get("hits", 0) for tool, row in after["tools"].items()})

@@ -25,7 +25,7 @@ def collector() -> Collector:
     """A collector of the counters of this process, for a registry: ``REGISTRY.register(collector())``.
 
     Its counters are ``agent_cache_requests_total`` with the labels ``tool`` and ``source`` (``hit``, ``miss``,
-    ``shared``, ``uncached``, ``write``); with the label ``tool`` ``agent_cache_audits_total``,
+    ``shared``, ``validated``, ``uncached``, ``write``); with the label ``tool`` ``agent_cache_audits_total``,
     ``agent_cache_errors_total``, ``agent_cache_evictions_total``, ``agent_cache_invalidations_total``,
     ``agent_cache_stale_total``, ``agent_cache_stale_found_total``, ``agent_cache_time_saved_seconds_total`` and
     ``agent_cache_unstored_total``; with the label ``kind`` ``agent_cache_loops_total`` and

@@ -87,6 +87,12 @@ class ReadAttributes(Protocol[P, T_co, B_co]):
         """Whether this call, made here and now, would be answered from the local store. It counts as no use."""
         ...
 
+    def etag(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
+        """A digest of the result of this call in the local store, expired or not; None if there is none, or it has no
+        identity. Equal results have equal ones, in every process.
+        """
+        ...
+
     def cache_info(self) -> CacheInfo:
         """Hits, misses, ``maxsize`` and the number of entries, as `functools.lru_cache` gives them."""
         ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import Token
 from copy import copy as copy_of
@@ -33,6 +33,7 @@ from agent_cache.core.options import (
     checked_life,
     checked_share,
     checked_text,
+    checked_validation,
     configures,
     count,
     seconds,
@@ -183,6 +184,10 @@ class Decorator:
         tags = self.tags(parameters.names, name)
         if isinstance(self, AgentCache):
             self._check_parameters(parameters.positional, parameters.names, name, is_stream=is_stream)
+            if is_stream and self.policy.validate is not None:
+                raise ConfigurationError(f"{name}: validate is for results, and the tool is a generator; leave it out")
+            if is_sync:
+                checked_function(self.policy.validate, f"{name}: validate of a `def`")
         operation: Any = kind(tool, name, parameters, tags, self.policy, self.tiers, is_sync=is_sync)
         make_body: Any = stream_body if is_stream else read_body if is_read else write_body
         body = make_body(operation)
@@ -191,7 +196,7 @@ class Decorator:
             waited: Any = blocking if is_sync else lambda method: method
             body.invalidate, body.set = waited(operation.invalidate), waited(operation.set)
             body.fresh = body.refresh = operation.fresh if is_stream else waited(operation.fresh)
-            for attribute in ("cache_key", "clear", "contains", "cache_info"):
+            for attribute in ("cache_key", "clear", "contains", "cache_info", "etag"):
                 setattr(body, attribute, getattr(operation, attribute))
         return body
 
@@ -244,6 +249,11 @@ class AgentCache(Decorator):
         audit: the share of its local hits that is checked, from 0 to 1: see `configure`. None: as configured there.
         max_stream_bytes: of a generator, how many bytes of chunks are kept in memory for callers that join and to be
             stored. A longer stream reaches its callers, and is not stored. None: 1,000,000.
+        validate: ``validate(previous, *args, **kwargs)``, a `def`, or an `async def` for an asynchronous tool: whether
+            an expired result still holds. It is asked before the tool would run: if so, the result lives for another
+            ttl; else, and if it raises, the tool runs. It is asked neither across a write nor by `fresh`.
+        validate_after: seconds, or a `timedelta`, after which `validate` is asked, and again so long after each time.
+            None: after its `ttl`. With both, the tool runs again when its `ttl` has ended.
         version: of the tool's code, as ``"2"``: what another version has stored in a tier is not found.
 
     Raises:
@@ -278,6 +288,8 @@ class AgentCache(Decorator):
         audit: float | None = None,
         shared: bool = False,
         version: str | None = None,
+        validate: Callable[..., Awaitable[bool] | bool] | None = None,
+        validate_after: float | timedelta | None = None,
     ) -> None:
         where, remote = self._check("AgentCache", resource, name, backup, remote_cache, ignore, remote)
         self._skip_args = skip_args
@@ -292,9 +304,10 @@ class AgentCache(Decorator):
         for option, given in (("key", key), ("vary", vary), ("cache_if", cache_if)):
             checked_function(given, f"{where}: {option}")
         self._is_for_streams = max_stream_bytes is not None
+        life, lasts = checked_validation(validate, validate_after, checked_life(ttl, f"{where}: ttl"), where)
         self.policy = ReadPolicy(
             scope=checked_choice(scope, ("global", "session"), f"{where}: scope"),
-            ttl=checked_life(ttl, f"{where}: ttl"),
+            ttl=life,
             maxsize=None if maxsize is None else count(1, maxsize, f"{where}: maxsize (None for no bound)"),
             copy_rule=copy_rule,
             key=key,
@@ -314,6 +327,8 @@ class AgentCache(Decorator):
             else DEFAULT_STREAM_BYTES,
             audit=None if audit is None else checked_share(audit, f"{where}: audit"),
             version=None if version is None else checked_text(version, f"{where}: version"),
+            validate=validate,
+            lasts=lasts,
         ).checked(where)
         if scope == "session" and self.tiers and not remote.share:
             raise ConfigurationError(f"{where}: results of a session need remote=RemotePolicy(share=True) for a tier")

@@ -35,6 +35,7 @@ _RUNS: Final = ("run", "run_id", "session", "session_id", "sessionId", "conversa
 _TIMES: Final = ("time", "timestamp", "created_at", "created")
 _NAMES: Final = ("tool", "tool_name", "name")
 _ARGUMENTS: Final = ("arguments", "args", "input", "parameters")
+_CACHED: Final = ("hit", "validated")
 _RESULTS: Final = ("result", "output", "content")
 _IDS: Final = ("call_id", "tool_call_id", "tool_use_id", "id")
 _HINTS: Final = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
@@ -242,7 +243,7 @@ class _Reader:
             at = None if began is None else began + starts
             yield self._call(
                 call.name, self._name, call.arguments, value,
-                error=error, is_hit=call.source == "hit", began=at, ended=None if at is None else at + duration,
+                error=error, is_hit=call.source in _CACHED, began=at, ended=None if at is None else at + duration,
                 kind="write" if "write" in (call.kind, call.source) else "read" if call.source else None,
                 encloses=call.kind == "call" and call.id in enclosing,
                 hints=hints.get(call.name.rpartition(":")[2], {}),
@@ -265,7 +266,7 @@ class _Reader:
                 _text(_first(attributes, ("gen_ai.conversation.id", "session.id"))) or trace,
                 _first(attributes, _SPAN_ARGUMENTS), UNKNOWN if result is None else result,
                 error=_error_of_span(span, attributes), may_be_cut=True,
-                is_hit=attributes.get("gen_ai.tool.cache.hit") is True or source == "hit",
+                is_hit=attributes.get("gen_ai.tool.cache.hit") is True or source in _CACHED,
                 began=self._moment(_first(span, ("startTimeUnixNano", "start_time"))),
                 ended=self._moment(_first(span, ("endTimeUnixNano", "end_time"))),
                 kind="write" if source == "write" else "read" if source else None,
@@ -299,7 +300,7 @@ class _Reader:
             tool, run, {} if asked is None and any(name in record for name in _ARGUMENTS) else asked,
             result if any(name in record for name in _RESULTS) else UNKNOWN,
             error=_error_text(result if error is True else error) if is_error else None,
-            is_hit=record.get("source") == "hit",
+            is_hit=record.get("source") in _CACHED,
             began=self._moment(_first(record, ("started", "start_time"))),
             ended=self._moment(_first(record, ("ended", "end_time", *_TIMES))),
             kind=record["kind"] if record.get("kind") in ("read", "write") else None,

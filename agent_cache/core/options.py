@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import wraps
+from math import inf
 from typing import Any, Final, Literal, TypeVar
 
 from agent_cache.errors import ConfigurationError
@@ -119,6 +120,26 @@ def plain_result(value: Any, what: str) -> Any:
 def checked_life(value: Any, what: str) -> float | Callable[[Any], Any] | None:
     """Check a ``ttl=`` option: a duration, None, or a plain function of the result."""
     return checked_function(value, what) if value is None or callable(value) else seconds(value, what)
+
+
+def checked_validation(
+    validate: Any, after: Any, ttl: float | Callable[[Any], Any] | None, where: str
+) -> tuple[float | Callable[[Any], Any] | None, float | None]:
+    """Check ``validate=`` and ``validate_after=``.
+
+    Returns:
+        After how long a result is asked about, else its ttl; and after how long since its load the tool runs again.
+    """
+    if validate is not None and not callable(validate):
+        raise _refused(f"{where}: validate", "a function", validate)
+    if after is None:
+        return ttl, None
+    after = seconds(after, f"{where}: validate_after")
+    if validate is None:
+        raise ConfigurationError(f"{where}: validate_after has no effect without validate=; leave it out")
+    if callable(ttl) or (ttl is not None and ttl <= after):
+        raise ConfigurationError(f"{where}: validate_after must be less than ttl, of seconds or None; got {after!r}")
+    return after, ttl
 
 
 def no_life(_result: Any) -> float:
@@ -298,13 +319,15 @@ class ReadPolicy:
     max_stream_bytes: int = DEFAULT_STREAM_BYTES
     audit: float | None = None
     version: str | None = None
+    validate: Callable[..., Any] | None = None
+    lasts: float | None = None  # seconds since its load in which a result may be validated; None for ever
     bound: float | None = None  # of a `ttl` that is a function: seconds that no result outlives, whatever it returns
     kept_for: float = field(init=False)  # seconds beyond its expiry for which a result may still be served
     life_varies: bool = field(init=False)  # by a `ttl` that is a function, or by `jitter`
     longest_ttl: float | None = field(init=False)  # known before a load; None if there is no bound
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kept_for", max(self.grace, self.stale_if_error))
+        object.__setattr__(self, "kept_for", inf if self.validate else max(self.grace, self.stale_if_error))
         object.__setattr__(self, "life_varies", callable(self.ttl) or self.jitter > 0)
         object.__setattr__(self, "longest_ttl", self.bound if callable(self.ttl) else self.ttl)
 
@@ -328,10 +351,10 @@ class ReadPolicy:
 
     def checked(self, where: str) -> ReadPolicy:
         """Refuse options that have no effect together. The error names the option and the fix."""
-        for option in ("jitter", "grace", "stale_if_error"):
+        for option in ("jitter", "grace", "stale_if_error", "validate"):
             if getattr(self, option) and self.ttl is None:
                 raise ConfigurationError(f"{where}: {option} has no effect on what never expires; add ttl=...")
-        for option in ("stale_if_error", "audit"):
+        for option in ("stale_if_error", "audit", "validate"):
             if getattr(self, option) and self.remote.is_strong:
                 raise ConfigurationError(f"{where}: {option} has no effect with consistency='strong'; leave one out")
         if self.grace and self.remote.grace:

@@ -49,12 +49,15 @@ class Entry:
         failure: the exception of a copy that failed, to be logged when the value is loaded again.
         copies: how many hits have got a copy, up to the second: from then on `copy` is the fastest one for its value.
         digest: what the loop guards of sessions compare it by; None until one does.
+        loaded: the clock reading at which its tool was started. Set only where `validate=` and a `ttl` need it.
     """
 
     __slots__ = (
-        "checked", "copies", "copy", "cost", "digest", "expires", "failure", "fast", "kept_for", "lease", "paths",
-        "size", "tags", "value", "versions",
+        "checked", "copies", "copy", "cost", "digest", "expires", "failure", "fast", "kept_for", "lease",
+        "loaded", "paths", "size", "tags", "value", "versions",
     )  # fmt: skip
+
+    loaded: float
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import ReadPolicy, no_life, plain_result
-from agent_cache.core.store import Store
+from agent_cache.core.store import Entry, Store
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import VERSIONS, EntryTag
 from agent_cache.core.wrappers import PassedOn, are_one_tool, location_of
@@ -42,10 +42,11 @@ from agent_cache.engine.state import (
 )
 from agent_cache.engine.tiers import lease_in, request_of
 from agent_cache.engine.ttls import TTLS, Evidence
+from agent_cache.engine.validate import validated_load
 from agent_cache.engine.write import WRITING, Fill, Outside, Write
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.canonical import canonical
-from agent_cache.values.compare import is_empty
+from agent_cache.values.compare import etag_of, is_empty
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Request
@@ -113,6 +114,8 @@ class ReadOperation(Operation[ReadPolicy]):
         except ConfigurationError:
             TOOLS.remove(self)
             raise
+        if self.policy.validate is not None:
+            self.own_load = validated_load
         share = self.audit_share(CURRENT.value)
         if share:
             self.store.sample(sampled_lookup(share))
@@ -316,16 +319,29 @@ class ReadOperation(Operation[ReadPolicy]):
         False where nothing is looked up: for arguments without identity, outside of a session with
         ``scope="session"``, while caching is switched off, inside `bypass`, and within a recording or a replay.
         """
-        arguments = self.bind("contains", args, kwargs)
+        entry = self._find("contains", args, kwargs)
+        return entry is not None and entry.is_valid_at(CLOCK.now(), self.policy.grace)
+
+    def etag(self, /, *args: Any, **kwargs: Any) -> str | None:
+        """A digest of the answer to this call that the local store has, expired or not: equal for equal answers.
+
+        None if there is none, where `contains` says so, or it has no identity outside of this process.
+        """
+        entry = self._find("etag", args, kwargs)
+        return None if entry is None else etag_of(entry.expired_value())
+
+    def _find(self, attribute: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Entry | None:
+        """The local entry of a call that is made here and now."""
+        arguments = self.bind(attribute, args, kwargs)
         scope = PLACE.get().scope
         local = scope.local(self)
         if local.store is None or scope.hook is not None:
-            return False
+            return None
         try:
-            entry = local.store.find(local.qualify(self.key_of(arguments)))
+            found: Entry | None = local.store.find(local.qualify(self.key_of(arguments)))
         except Uncacheable:
-            return False
-        return entry is not None and entry.is_valid_at(CLOCK.now(), self.policy.grace)
+            return None
+        return found
 
     def cache_info(self) -> CacheInfo:
         """Counters and size of the local cache."""

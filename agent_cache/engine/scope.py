@@ -383,8 +383,8 @@ class Call:
         tags: its dependencies beside the static tags, as far as they are known before the load; of a write all that it
             has touched so far.
         asked: the tiers that were asked for it, with their tickets.
-        source: how it was answered: ``miss``, ``hit`` (of a tier), ``shared``, ``uncached`` or ``write``; ``write``
-            also for a read that `set` or `invalidate` name.
+        source: how it was answered: ``miss``, ``hit`` (of a tier), ``validated``, ``shared``, ``uncached`` or
+            ``write``; ``write`` also for a read that `set` or `invalidate` name.
         cost: seconds that its tool took, or that its answer has saved.
         is_fresh: the caller asked for a fresh value: no lookup, and no flight of others is joined.
         call, parent: itself, as the place of the calls that its tool makes; the call whose tool made this one, or None.
@@ -494,6 +494,8 @@ class Call:
             elif source == "hit":
                 stats.hits += 1
                 stats.time_saved += self.cost
+            elif source == "validated":
+                stats.validated += 1
             else:  # who has waited for a run has saved nothing
                 stats.shared += 1
             if failed and source != "shared":

@@ -22,7 +22,7 @@ from agent_cache.engine.scope import PLACE, Call
 from agent_cache.engine.state import event_loop, keep, warn_once
 from agent_cache.values.canonical import MISSING
 
-__all__ = ["refresh", "serve_expired"]
+__all__ = ["is_refresh", "refresh", "serve_expired"]
 
 
 async def serve_expired(proceed: Proceed, call: Call) -> Any:
@@ -93,6 +93,11 @@ def refresh(call: Call) -> None:
     _start(reload, reload, call.local.setup.reload)
 
 
+def is_refresh(call: Call) -> bool:
+    """Whether a load is one of `refresh`: nobody has asked for a fresh value."""
+    return (call.flight.id[1], call) in _reloading
+
+
 def _reload_of(call: Call) -> Call:
     reload = Call(call.operation, call.local, call.key, call.args, call.kwargs, "miss")
     reload.tags = call.tags
@@ -139,3 +144,5 @@ async def _reload(call: Call, run: Proceed) -> None:
     if call.source == "miss":  # else a tier or another caller's load has answered
         stats.misses += 1
         stats.errors += failed
+    elif call.source == "validated":
+        stats.validated += 1

@@ -35,6 +35,7 @@ _GROUP = 250
 """Rows of a table. A browser lays out the tables that are seen."""
 _COLOURS = {
     "hit": ("#15935a", "#0b5e38", "dot"),
+    "validated": ("#5f8a1c", "#3f5f10", "horizontal_dash"),
     "shared": ("#0b8a9e", "#075b69", "horizontal_line"),
     "miss": ("#3a6ee0", "#234aa3", "blank"),
     "write": ("#d2640f", "#8f4206", "right_diagonal_line"),
@@ -47,7 +48,7 @@ _COLOURS = {
 }
 """Of each category: its colour, that of its edges, and a pattern for those who cannot tell the colours. `page.css` has
 the same."""
-_DRAWN = ("function", "world", "model", "request", "uncached", "miss", "shared", "hit", "write", "blocked")
+_DRAWN = ("function", "world", "model", "request", "uncached", "miss", "shared", "validated", "hit", "write", "blocked")
 """In this order, so that what is short or rare is above the rest."""
 _CROWDED = 600
 """Bars in view from which edges and patterns would hide them, and take most of the time of drawing. `page.js` changes
@@ -153,7 +154,7 @@ class _View:
         self.categories = timeline.categories
         self.errors = sum(call.state == "raised" for call in timeline.calls)
         self.loops = sum(bool(call.loops) for call in timeline.calls)
-        self.reads = sum(self.categories.get(one, 0) for one in ("hit", "shared", "miss", "uncached"))
+        self.reads = sum(self.categories.get(one, 0) for one in ("hit", "validated", "shared", "miss", "uncached"))
         self.cached = timeline.saved.hits + timeline.saved.shared
 
     @property

@@ -30,6 +30,7 @@ __all__ = [
 
 CATEGORIES: Final[Mapping[str, str]] = {
     "hit": "answered from the cache",
+    "validated": "answered from the cache, after its validator has confirmed it",
     "shared": "waited for the same call that was running",
     "miss": "a read tool ran, and its result was cached",
     "write": "a tool or a request that changes something",
@@ -127,8 +128,8 @@ class Track(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What hits and shared calls have saved: runs of tools, and how many seconds the loads took whose results the hits
-    gave again, without the time of the hits; hits of which no load is in the run.
+    """What hits, validated ones included, and shared calls have saved: runs of tools, and how many seconds the loads
+    took whose results the hits gave again, without the time of the hits; hits of which no load is in the run.
     """
 
     hits: int = 0
@@ -509,7 +510,7 @@ def _saved(calls: Sequence[TimedCall]) -> Saved:
     for call in calls:
         if call.category == "miss":
             loads[call.name, call.identity] = call.duration
-        if call.category == "hit":
+        if call.category in ("hit", "validated"):
             load = loads.get((call.name, call.identity))
             hits, unknown = hits + 1, unknown + (load is None)
             ms += max((load or 0.0) - call.duration, 0.0)

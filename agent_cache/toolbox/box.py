@@ -488,6 +488,7 @@ class _Form(NamedTuple):
         """The policy of a read whose answers have this form."""
         policy: ReadPolicy = rule.decorator.policy
         failed, store_if, own, key, label = self.failed, self.store_if, policy.cache_if, policy.key, self.label
+        validate = policy.validate
 
         def may_be_stored(answer: Any) -> bool:
             return (
@@ -500,8 +501,14 @@ class _Form(NamedTuple):
             assert key is not None
             return [label, vary, key(**arguments)]
 
+        def still_holds(previous: Any, _run: Any, _vary: Any, /, **arguments: Any) -> Any:
+            assert validate is not None
+            return validate(previous, **arguments)
+
         if failed is not None or store_if is not None:
             policy = replace(policy, cache_if=may_be_stored)
+        if validate is not None:
+            policy = replace(policy, validate=still_holds)
         return policy if key is None else replace(policy, key=key_of)
 
     def of_write(self, rule: Write) -> WritePolicy:

@@ -76,7 +76,7 @@ class Read(TaggedRule):
             the answer as ``result``; an argument that is absent stands for the whole root.
         parse: ``"json"`` for a tool that answers with JSON as text: templates see the parsed answer.
         options: the options of `agent_cache.AgentCache`, but for ``skip_args``, ``ignore`` and ``name``. ``key`` is
-            called with the arguments by name.
+            called with the arguments by name, and ``validate`` with the answer and these.
 
     Raises:
         ConfigurationError: if an option cannot work.

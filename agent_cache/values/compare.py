@@ -6,9 +6,9 @@ from reprlib import Repr
 from typing import Any, Final
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
-from agent_cache.values.canonical import MISSING, blake2b, canonical
+from agent_cache.values.canonical import MISSING, blake2b, canonical, lasting_digest
 
-__all__ = ["escaped", "fingerprint", "is_empty", "shortened", "shown", "signature_of", "utf8_text"]
+__all__ = ["escaped", "etag_of", "fingerprint", "is_empty", "shortened", "shown", "signature_of", "utf8_text"]
 
 _MAX_SHOWN: Final = 80
 _REPR: Final = Repr()
@@ -31,6 +31,11 @@ def fingerprint(value: object) -> bytes | None:
     except Uncacheable:
         return None
     return blake2b(data, digest_size=16).digest()
+
+
+def etag_of(result: object) -> str | None:
+    """A digest that equal results share, in every process; None if the result has no identity outside of this one."""
+    return lasting_digest("etag", (result,), namespace="etag", version=1)[0]
 
 
 def signature_of(error: BaseException) -> bytes | None:

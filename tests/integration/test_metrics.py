@@ -38,6 +38,7 @@ COUNTERS = (
     "stale",
     "audits",
     "stale_found",
+    "validated",
 )
 PUBLIC = {*COUNTERS, "time_saved", "hit_rate"}
 LOOPS = {"loop_detections", "loops", "loop_notices", "callback_errors"}
@@ -63,7 +64,7 @@ def agree(metrics: dict[str, Any]) -> None:
 
 
 def hit_rate(numbers: dict[str, Any]) -> float:
-    reads = numbers["hits"] + numbers["misses"] + numbers["shared"]
+    reads = numbers["hits"] + numbers["misses"] + numbers["shared"] + numbers["validated"]
     return numbers["hits"] / reads if reads else 0.0
 
 

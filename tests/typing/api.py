@@ -335,6 +335,7 @@ async def a_cached_tool_can_be_steered() -> None:
     assert_type(await get_order.refresh("W1", verbose=True), Order)
     assert_type(await get_order.fresh("W1"), Order)
     assert_type(get_order.clear(), int)
+    assert_type(get_order.etag("W1"), str | None)
     assert_type(await get_order.set(Order("7", "u1"), "W1", verbose=True), bool)
     assert_type(get_order.contains("W1", verbose=True), bool)
     hits, misses, maxsize, currsize = get_order.cache_info()
@@ -419,6 +420,17 @@ async def note(call: ToolCall, proceed: Callable[[], Awaitable[Any]]) -> None:
 
 def note_stale(hit: StaleHit) -> None:
     assert_type(hit.arguments, Mapping[str, Any])
+
+
+async def still_holds(previous: Order, order_id: str) -> bool:
+    return previous.order_id == order_id
+
+
+def validators_are_typed() -> None:
+    AgentCache("cart", ttl=60, validate=still_holds)
+    AgentCache("cart", validate=lambda previous: True, validate_after=timedelta(minutes=1))
+    AgentCache("cart", ttl=60, validate=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Read("cart", ttl=60, validate=still_holds)
 
 
 def audits_are_typed() -> None:

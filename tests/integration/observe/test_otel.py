@@ -232,6 +232,7 @@ async def test_a_session_has_a_span_with_what_its_calls_were(instrument, telemet
         "hits": 3,
         "misses": 2,
         "shared": 0,
+        "validated": 0,
         "writes": 1,
         "uncached": 0,
         "errors": 1,
