@@ -14,11 +14,10 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -26,10 +25,10 @@ from starlette.exceptions import HTTPException
 from agent_cache.errors import CassetteError, CheckpointError, ConfigurationError
 from agent_cache.recording.drift import Baseline, DriftEvent, DriftReport, Tolerance
 from agent_cache.recording.encryption import decrypted
-from agent_cache.recording.file import RecordedCall
+from agent_cache.recording.file import RecordedCall, now_text
 from agent_cache.recording.outcomes import encode
 from agent_cache.recording.redaction import Redaction
-from agent_cache.resume.checkpoints import CheckpointEntry, state_data
+from agent_cache.resume.checkpoints import Checkpoint, CheckpointEntry, state_data
 from agent_cache.resume.event_replay import events_after
 from agent_cache.resume.journal import (
     JournalHeader,
@@ -64,28 +63,13 @@ class RestoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     track_drift: bool = False
 
 
-class Write(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Write(msgspec.Struct, frozen=True, omit_defaults=True):
     """A write of the original session; with its idempotency key, if it had begun and not ended."""
 
     id: int
     name: str
     arguments: dict[str, Any]
     key: str = ""
-
-
-class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """A difference of the new session from the original."""
-
-    severity: Literal["info", "warning", "critical"]
-    kind: str
-    name: str
-    description: str
-    original_value: Any
-    restored_value: Any
-    event_type: str
-    call_id: int | None
-    path: str
-    provisional: bool
 
 
 class RestoreResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +86,6 @@ class RestoreResponse(msgspec.Struct, frozen=True, kw_only=True):
     copied_call_count: int
     in_doubt: list[Write]
     later_writes: list[Write]
-    drifts: list[Drift]
     new_checkpoint_id: str
 
 
@@ -117,7 +100,7 @@ class DriftOfSession(msgspec.Struct, frozen=True, kw_only=True):
     drift_detected: bool
     worst: str | None
     counts: dict[str, int]
-    drifts: list[Drift]
+    drifts: list[dict[str, Any]]
 
 
 class StoredCheckpoint(CheckpointEntry, frozen=True, kw_only=True):
@@ -131,9 +114,7 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     request: str
-    salt: str
     token: str
-    track_drift: bool
     original_run: str
     response: RestoreResponse
 
@@ -184,6 +165,8 @@ class CheckpointStore:
         self._journals: dict[Path, _Journal] = {}
         self._by_id: dict[str, tuple[CheckpointEntry, Path]] = {}
 
+    # The list
+
     def listed(self, session_id: str | None, label: str | None, after: Position | None) -> list[CheckpointEntry]:
         """The checkpoints of a session, of exactly this label, after a place in the list; newest first."""
         self._refresh()
@@ -200,17 +183,6 @@ class CheckpointStore:
         """The checkpoint of an id."""
         self._refresh()
         return self._by_id.get(checkpoint_id, (None,))[0]
-
-    def read(self, entry: CheckpointEntry) -> StoredCheckpoint:
-        """A checkpoint of the list with its state."""
-        return self._read_with_journal(entry)[0]
-
-    def _read_with_journal(self, entry: CheckpointEntry) -> tuple[StoredCheckpoint, StoredJournal]:
-        with _readable(f"the checkpoint {entry.id!r}"):
-            stored = read_journal(self._by_id[entry.id][1], key=self._key)
-            found = next(one for one in stored.checkpoints if one.id == entry.id)
-        state = {"framework": found.framework, **state_data(found.state)}
-        return StoredCheckpoint(**msgspec.structs.asdict(entry), state=state), stored
 
     def _refresh(self) -> None:
         with self._lock:
@@ -238,6 +210,18 @@ class CheckpointStore:
         fields = [msgspec.json.decode(line)["checkpoint"] | {"session_id": header.session_id} for line in lines]
         return _Journal(stamp, header, msgspec.convert(fields, list[CheckpointEntry]))
 
+    # One checkpoint
+
+    def read(self, entry: CheckpointEntry) -> StoredCheckpoint:
+        """A checkpoint of the list with its state."""
+        with _readable(f"the checkpoint {entry.id!r}"):
+            return self._with_state(entry, read_journal(self._by_id[entry.id][1], key=self._key))
+
+    def _with_state(self, entry: CheckpointEntry, source: StoredJournal) -> StoredCheckpoint:
+        found = _checkpoint_in(source, entry.id)
+        state = {"framework": found.framework, **state_data(found.state)}
+        return StoredCheckpoint(**msgspec.structs.asdict(entry), state=state)
+
     def restore(self, entry: CheckpointEntry, request: RestoreRequest, key: str | None) -> RestoreResponse:
         """Make a session that goes on from a checkpoint.
 
@@ -245,127 +229,120 @@ class CheckpointStore:
         """
         secret = key or secrets.token_hex(16)
         hashed, asked = _hash(entry.id, secret), _hash(encode(request).decode())
-        made = self._made_with(hashed) or self._make(entry, request, secret, hashed, asked)
+        made, run = self._made_with(hashed) or self._make(entry, request, secret, hashed, asked)
         if made.request != asked:
             raise Refused(422, "this key was used for another request to this checkpoint", "Idempotency-Key")
-        return msgspec.structs.replace(made.response, restore_token=_hash(secret, made.salt))
+        return msgspec.structs.replace(made.response, restore_token=_hash(secret, run))
 
-    def _made_with(self, key: str) -> Restored | None:
-        return next((made for made, _ in self._restores() if made.key == key), None)
-
-    def _restores(self) -> Iterator[tuple[Restored, JournalHeader]]:
+    def _restores(self) -> Iterator[tuple[Restored, str]]:
+        """The restores that have made sessions here, and the names of their runs, which no answer has."""
         self._refresh()
         for _, header, _ in self._journals.values():
             if header is not None and header.restored is not msgspec.UNSET:
-                yield msgspec.convert(header.restored, Restored), header
+                yield msgspec.convert(header.restored, Restored), header.run
 
-    def _make(self, entry: CheckpointEntry, request: RestoreRequest, secret: str, hashed: str, asked: str) -> Restored:
+    def _made_with(self, key: str) -> tuple[Restored, str] | None:
+        return next((each for each in self._restores() if each[0].key == key), None)
+
+    def _make(
+        self, entry: CheckpointEntry, request: RestoreRequest, secret: str, hashed: str, asked: str
+    ) -> tuple[Restored, str]:
         """Write the journal of a new session, with the record of the restore in its header."""
         session_id = request.session_id or str(uuid.UUID(hashed[:32]))  # so that two servers make the same file
-        salt = secrets.token_hex(16)
         with _readable(f"the checkpoint {entry.id!r}"):
-            checkpoint, source = self._read_with_journal(entry)
+            source = read_journal(self._by_id[entry.id][1], key=self._key)
             label = Redaction().joined({**source.header.redact, "hook": False}).text(request.label)
             lines = branched_lines(
                 source.path, session_id, entry.id, events=request.replay_events,
                 label=label or f"restored from {entry.id[:8]}", key=self._key,
             )  # fmt: skip
-            response = self._response(checkpoint, source, StoredJournal(source.path, b"".join(lines)), request)
+            new = StoredJournal(source.path, b"".join(lines))
+            response = self._response(self._with_state(entry, source), source, new)
+            if request.track_drift:  # by now the two have done the same
+                response = msgspec.structs.replace(response, drift_detected=False)
             made = Restored(
-                key=hashed, request=asked, salt=salt, token=_hash(_hash(secret, salt)), track_drift=request.track_drift,
-                original_run=source.run, response=msgspec.structs.replace(response, new_session_id=session_id),
+                key=hashed, request=asked, token=_hash(_hash(secret, new.run)), original_run=source.run,
+                response=response,
             )  # fmt: skip
-            header = msgspec.json.decode(lines[0], type=JournalHeader)
-            lines[0] = encode(msgspec.structs.replace(header, restored=msgspec.to_builtins(made))) + b"\n"
+            lines[0] = encode(msgspec.structs.replace(new.header, restored=msgspec.to_builtins(made))) + b"\n"
             try:
                 write_new(journal_path(self._directory, session_id), lines, source.path, self._key)
             except FileExistsError:  # another request was faster, or the session was there
-                found = self._made_with(hashed)
-                if found is None:
+                if (found := self._made_with(hashed)) is None:
                     raise Refused(409, "there is a session of this id already", "session_id") from None
                 return found
-        return made
+        return made, new.run
 
-    def _response(
-        self, checkpoint: StoredCheckpoint, source: StoredJournal, new: StoredJournal, request: RestoreRequest
-    ) -> RestoreResponse:
-        until = next(one for one in source.checkpoints if one.id == checkpoint.id)
+    def _response(self, checkpoint: StoredCheckpoint, source: StoredJournal, new: StoredJournal) -> RestoreResponse:
+        until = _checkpoint_in(source, checkpoint.id)
         copied, doubts = {call.id for call in new.calls}, {one.id: one for one in source.in_doubt}
         later = [one for one in events_after(source, until) if isinstance(one, RecordedCall)]
         replayed = sum(call.id in copied for call in later)
-        drifts = self._drifts(source, new) if request.track_drift else []
         return RestoreResponse(
             checkpoint_id=checkpoint.id,
             original_session_id=checkpoint.session_id,
-            new_session_id="",
-            restored_at=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+            new_session_id=new.session_id,
+            restored_at=now_text(),
             state=checkpoint.state,
             restore_token="",
             replayed_events_count=replayed,
-            drift_detected=self._tolerance.fails(drifts) if request.track_drift else None,
+            drift_detected=None,
             copied_call_count=len(copied) - replayed,
-            in_doubt=[Write(id=one.id, name=one.name, arguments=one.arguments, key=one.key) for one in doubts.values()],
+            in_doubt=[Write(one.id, one.name, one.arguments, one.key) for one in doubts.values()],
             later_writes=[
-                Write(id=call.id, name=call.name, arguments=call.arguments)
+                Write(call.id, call.name, call.arguments)
                 for call in later
                 if call.is_write and call.id not in copied and "error" not in call.outcome and call.id not in doubts
             ],
-            drifts=_shown(drifts, is_provisional=True),
             new_checkpoint_id=next(one.id for one in new.checkpoints if one.sequence == until.sequence),
         )
 
+    # The drift of a restored session
+
     def restored(self, session_id: str) -> tuple[Restored, str] | None:
         """The restore that made a session whose drift is tracked, and its run. None for any other session."""
-        for made, header in self._restores():
-            if header.session_id == session_id and made.track_drift:
-                return made, header.run
+        for made, run in self._restores():
+            if made.response.new_session_id == session_id and made.response.drift_detected is not None:
+                return made, run
         return None
 
     def drift(self, restored: Restored, run: str) -> DriftOfSession:
-        """Compare a restored session with the original."""
+        """Compare a restored session with the original, as far as both have got.
+
+        While it goes on, nothing is missing. What it does beyond the end of an original that was killed has nothing to
+        be compared with.
+        """
         answer = restored.response
         with _readable(f"the session {answer.new_session_id!r}"):
-            new = self._journal(answer.new_session_id, run)
-            original = self._journal(answer.original_session_id, restored.original_run)
-            drifts = self._drifts(original, new)
-        report = DriftReport(tuple(drifts), len(new.calls)).to_dict()
+            new, original = self._journal_of(run), self._journal_of(restored.original_run)
+            tolerance, drifts = self._tolerance, list[DriftEvent]()
+            if not (original.is_sealed and new.is_sealed):
+                tolerance = msgspec.structs.replace(tolerance, tokens=None)
+            if all(any(call.kind != "env" for call in journal.calls) for journal in (original, new)):
+                drifts, pairs = Baseline(original.cassette).compare_calls(new.cassette, tolerance)
+                if not original.is_sealed and all(one.kind != "missing" for one in drifts):
+                    beyond = {call.id for call in new.calls[max(index for _, index in pairs) + 1 :]}
+                    drifts = [one for one in drifts if one.call_id not in beyond]
+            drifts = [one for one in drifts if new.is_sealed or one.kind != "missing"]
         return DriftOfSession(
             session_id=answer.new_session_id,
             original_session_id=answer.original_session_id,
             checkpoint_id=answer.checkpoint_id,
             is_ended=new.is_sealed,
             drift_detected=self._tolerance.fails(drifts),
-            **report | {"drifts": _shown(drifts, is_provisional=not new.is_sealed)},
+            **DriftReport(tuple(drifts), len(new.calls)).to_dict(),
         )
 
-    def _journal(self, session_id: str, run: str) -> StoredJournal:
-        """The journal of one run of a session."""
+    def _journal_of(self, run: str) -> StoredJournal:
+        """The journal of a run."""
         for path, (_, header, _) in self._journals.items():
-            if header is not None and (header.session_id, header.run) == (session_id, run):
+            if header is not None and header.run == run:
                 return read_journal(path, key=self._key)
-        raise CassetteError(f"the journal of the session {session_id!r} is gone")
-
-    def _drifts(self, original: StoredJournal, new: StoredJournal) -> list[DriftEvent]:
-        """The drifts of a session from the original, as far as both have got.
-
-        While it goes on, nothing is missing. What it does beyond the end of an original that was killed has nothing to
-        be compared with.
-        """
-        if any(all(call.kind == "env" for call in journal.calls) for journal in (original, new)):
-            return []
-        tolerance = self._tolerance
-        if not (original.is_sealed and new.is_sealed):
-            tolerance = msgspec.structs.replace(tolerance, tokens=None)
-        drifts, pairs = Baseline(original.cassette).compare_calls(new.cassette, tolerance)
-        missing = [one for one in drifts if one.kind == "missing"]
-        if not original.is_sealed and not missing:
-            beyond = {call.id for call in new.calls[max(index for _, index in pairs) + 1 :]}
-            drifts = [one for one in drifts if one.call_id not in beyond]
-        return [one for one in drifts if new.is_sealed or one not in missing]
+        raise CassetteError(f"the journal of the run {run} is gone")
 
 
-def _shown(drifts: list[DriftEvent], *, is_provisional: bool) -> list[Drift]:
-    return [Drift(**one.to_dict(), provisional=is_provisional) for one in drifts]
+def _checkpoint_in(source: StoredJournal, number: str) -> Checkpoint:
+    return next(one for one in source.checkpoints if one.id == number)
 
 
 @contextmanager

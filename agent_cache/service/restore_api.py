@@ -7,7 +7,6 @@ Files are read and written in threads, so that the event loop never waits for th
 
 from __future__ import annotations
 
-import base64
 import logging
 import os
 import re
@@ -30,7 +29,6 @@ from agent_cache.recording.drift import Tolerance
 from agent_cache.resume.checkpoints import CheckpointEntry
 from agent_cache.service.checkpoint_store import (
     CheckpointStore,
-    Drift,
     DriftOfSession,
     Position,
     Refused,
@@ -59,25 +57,14 @@ class CheckpointPage(msgspec.Struct, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
-class FieldProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with one part of a request."""
-
-    field: str
-    detail: str
-
-
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A problem document (RFC 9457)."""
+    """A problem document (RFC 9457). Each of `errors` has the `field` that is wrong, and a `detail`."""
 
     title: str
     status: int
     detail: str
     type: str = msgspec.field(default_factory=lambda: "about:blank")
-    errors: list[FieldProblem] = []
-
-
-class _NoQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """No query parameters."""
+    errors: list[dict[str, str]] = []
 
 
 class _ListQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -105,8 +92,8 @@ def restore_app(
             function. It returns True or False, and is asked twice: with None as the session, whether the sender may
             take this action at all (else 403), and with the session that the request is about (else 404, as if there
             were none). Actions are ``"list"``, ``"read"``, ``"restore"`` and ``"drift"``; and ``"create"``, with the id
-            that a request gives to the new session (else 403). `PermissionError` is the same as False; an
-            `HTTPException` of Starlette's is answered as it says.
+            that a request gives to the new session (else 403). An `HTTPException` of Starlette's is answered as it
+            says.
         tolerance: what of a drift is accepted, and by `fail_on` which drifts are reported as detected.
         key: of encrypted journals; by default the environment variable ``AGENT_CACHE_JOURNAL_KEY`` has it.
 
@@ -142,7 +129,7 @@ def _problem(_request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         status, detail, headers = error.status_code, str(error.detail), dict(error.headers or {})
     phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Error"
-    errors = [FieldProblem(field=error.field, detail=detail)] if isinstance(error, Refused) and error.field else []
+    errors = [{"field": error.field, "detail": detail}] if isinstance(error, Refused) and error.field else []
     content = msgspec.json.encode(Problem(title=phrase, status=status, detail=detail, errors=errors))
     return Response(content, status, {**headers, "Cache-Control": "no-store"}, media_type="application/problem+json")
 
@@ -153,21 +140,17 @@ class _RestoreApi:
         self._authorize = authorize
 
     async def _is_allowed(self, request: Request, action: str, session_id: str | None) -> bool:
-        try:
-            answer = await run_in_threadpool(self._authorize, request, action, session_id)
-            if isawaitable(answer):
-                answer = await answer
-        except PermissionError:
-            return False
+        answer = await run_in_threadpool(self._authorize, request, action, session_id)
+        if isawaitable(answer):
+            answer = await answer
         if not isinstance(answer, bool):
             raise TypeError(f"authorize must return True or False, and returned {answer!r}")
         return answer
 
-    async def _permit(self, request: Request, action: str, query: type[T]) -> T:
-        """The query of a sender who may take this action for some session."""
+    async def _permit(self, request: Request, action: str) -> None:
+        """Refuse a sender who may not take this action for any session."""
         if not await self._is_allowed(request, action, None):
             raise Refused(403, "this is not allowed")
-        return _valid(400, lambda: msgspec.convert(dict(request.query_params), query, strict=False))
 
     async def _may_see(self, request: Request, action: str, session_id: str) -> bool:
         """Whether the sender may take this action for this session. However it is refused, nobody sees a difference."""
@@ -185,8 +168,12 @@ class _RestoreApi:
         return found
 
     async def list_checkpoints(self, request: Request) -> Response:
-        query = await self._permit(request, "list", _ListQuery)
-        after = None if query.cursor is None else _position(query.cursor)
+        await self._permit(request, "list")
+        query = _valid(400, lambda: msgspec.convert(dict(request.query_params), _ListQuery, strict=False))
+        try:
+            after = None if query.cursor is None else msgspec.json.decode(query.cursor, type=Position)
+        except (msgspec.DecodeError, RecursionError):
+            raise Refused(400, "it is not a next_cursor of this service", "cursor") from None
         seen: dict[str, bool] = {}
         found: list[CheckpointEntry] = []
         for one in await run_in_threadpool(self._store.listed, query.session_id, query.label, after):
@@ -198,16 +185,15 @@ class _RestoreApi:
                 break
         cursor = None
         if len(found) > query.limit:
-            last = msgspec.json.encode(position_of(found[query.limit - 1]))
-            cursor = base64.urlsafe_b64encode(last).decode().rstrip("=")
+            cursor = msgspec.json.encode(position_of(found[query.limit - 1])).decode()
         return _json(CheckpointPage(checkpoints=found[: query.limit], next_cursor=cursor))
 
     async def read_checkpoint(self, request: Request) -> Response:
-        await self._permit(request, "read", _NoQuery)
+        await self._permit(request, "read")
         return _json(await run_in_threadpool(self._store.read, await self._found(request, "read")))
 
     async def restore_checkpoint(self, request: Request) -> Response:
-        await self._permit(request, "restore", _NoQuery)
+        await self._permit(request, "restore")
         key, asked = _idempotency_key(request), await _request_of(request)
         found = await self._found(request, "restore")
         if asked.session_id and not await self._is_allowed(request, "create", asked.session_id):
@@ -215,7 +201,7 @@ class _RestoreApi:
         return _json(await run_in_threadpool(self._store.restore, found, asked, key))
 
     async def read_drift(self, request: Request) -> Response:
-        await self._permit(request, "drift", _NoQuery)
+        await self._permit(request, "drift")
         session_id = request.path_params["session_id"]
         restored = await run_in_threadpool(self._store.restored, session_id)
         token = request.headers.get("Restore-Token")
@@ -240,25 +226,13 @@ def _valid(status: int, read: Callable[[], T]) -> T:
         raise Refused(status, reason, place) from None
 
 
-def _position(text: str) -> Position:
-    try:
-        content = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        return msgspec.json.decode(content, type=Position)
-    except (ValueError, msgspec.DecodeError, RecursionError):
-        raise Refused(400, "it is not a next_cursor of this service", "cursor") from None
-
-
-_KEY = re.compile(r'("?)([!#-~]{1,255})\1')
-
-
 def _idempotency_key(request: Request) -> str | None:
     """The key of a request: in quotes, as RFC 9651 has it, or, as many clients send it, without."""
-    found = request.headers.getlist("Idempotency-Key")
-    if not found:
+    found = request.headers.get("Idempotency-Key")
+    if found is None:
         return None
-    key = _KEY.fullmatch(found[0].strip())
-    if len(found) > 1 or key is None:
-        detail = 'it must be one text such as "8e03978e-40d5-43dd", of at most 255 visible characters'
+    if (key := re.fullmatch(r'("?)([!#-~]{1,255})\1', found)) is None:
+        detail = 'it must be a text such as "8e03978e-40d5-43dd", of at most 255 visible characters'
         raise Refused(400, detail, "Idempotency-Key")
     return key[2]
 
@@ -283,7 +257,7 @@ async def _request_of(request: Request) -> RestoreRequest:
 # The description
 
 _TYPES: tuple[type[msgspec.Struct], ...] = (
-    CheckpointEntry, CheckpointPage, Drift, DriftOfSession, FieldProblem, Problem, RestoreRequest, RestoreResponse,
+    CheckpointEntry, CheckpointPage, DriftOfSession, Problem, RestoreRequest, RestoreResponse,
     StoredCheckpoint, Write,
 )  # fmt: skip
 

@@ -1,12 +1,17 @@
-"""A real server of checkpoints on loopback, and a real client that checks every answer against the description."""
+"""Journals as runs write them, a real server of them, and a client that checks every answer against the description."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
+import os
 import re
 import socket
 import threading
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +20,66 @@ import uvicorn
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from agent_cache.service import restore_app
+from agent_cache.recording.file import RecordedCall, Trailer, call_line, digest_of, trailer_line
+from agent_cache.resume.journal import journal_path, read_journal
+
+_minutes = itertools.count(10)
+
+
+class WrittenJournal:
+    """The journal of a session, written line by line; one that is there already goes on. Calls do not overlap."""
+
+    def __init__(self, directory: Path, session_id: str, **header: Any) -> None:
+        self.path = journal_path(directory, session_id)
+        self.last_id = self.last_ended = self.sequence = 0
+        if self.path.exists():
+            found = read_journal(self.path)
+            self.last_ended, self.sequence = found.calls[-1].id, len(found.checkpoints)
+            self.last_id = max([self.last_ended, *(one.id for one in found.in_doubt)])
+            return
+        about = {"session_id": session_id, "recorded_at": "2026-01-01T00:00:00Z", "redact": {}, **header}
+        self._append({"agent_cache_journal": 1, **about, "run": os.urandom(16).hex(), "secret": os.urandom(16).hex()})
+
+    def append(self, data: bytes) -> None:
+        with self.path.open("ab") as file:
+            file.write(data)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        self.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+    def call(self, name: str, value: Any = None, source: str = "miss", **arguments: Any) -> None:
+        self.last_id += 1
+        digest = digest_of(name, arguments).hex()
+        call = RecordedCall(
+            id=self.last_id, name=name, arguments=arguments, digest=digest, after=self.last_ended, kind="tool",
+            outcome={"value": value}, source=source, place=os.urandom(16).hex(),
+        )  # fmt: skip
+        self.append(call_line(call))
+        self.last_ended = self.last_id
+
+    def begin_write(self, name: str, **arguments: Any) -> str:
+        """A write that has begun. Returns its key."""
+        self.last_id += 1
+        key = os.urandom(16).hex()
+        intent = {"id": self.last_id, "kind": "tool", "name": name, "arguments": arguments, "place": key, "key": key}
+        self._append({"intent": intent})
+        return key
+
+    def write(self, name: str, value: Any = None, **arguments: Any) -> None:
+        self.begin_write(name, **arguments)
+        self.last_id -= 1
+        self.call(name, value, "write", **arguments)
+
+    def checkpoint(self, label: str = "", state: dict[str, Any] | None = None, **fields: Any) -> str:
+        self.sequence += 1
+        number = uuid.uuid4().hex
+        about = {"id": number, "sequence": self.sequence, "after": self.last_ended, "label": label, "importance": 0.5}
+        made = {"created_at": f"2026-01-01T{next(_minutes):05}Z", "framework": "custom", "state": state or {}}
+        self._append({"checkpoint": {**about, **made, **fields}})
+        return number
+
+    def seal(self) -> None:
+        self.append(trailer_line(Trailer(calls=self.last_ended)))
 
 
 def by_name(request: Request, action: str, session_id: str | None) -> bool:
@@ -79,9 +143,3 @@ def running(app: Any) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
-
-
-def main(store: str, descriptor: int) -> None:
-    """Serve in a process of its own, on a socket that it has inherited."""
-    app = restore_app(store, authorize=by_name)
-    uvicorn.run(app, fd=descriptor, log_level="critical", lifespan="off", ws="none")
