@@ -9,21 +9,18 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-import xml.etree.ElementTree as ET
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from agent_cache.cli.cassettes import load_cassette, redaction_rules, secrets_in
-from agent_cache.cli.output import Printer, escaped, plural, print_json, shortened
+from agent_cache.cli.output import Printer, escaped, plural, print_json
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording import Baseline, Cassette, DriftEvent, DriftReport, DriftSeverity, Tolerance
 from agent_cache.recording.drift import accepted_runs, is_folder_of_runs, store_run
 
 _STYLES = {"critical": "red", "warning": "yellow", "info": "cyan"}
-_WHOLE_RUN = "(run)"
 
 
 def add_drift_options(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +37,7 @@ def add_drift_options(parser: argparse.ArgumentParser) -> None:
         "--fail-on", choices=_STYLES, help="the least severity for exit code 1 (default: warning, or the file's)"
     )
     parser.add_argument("--tolerance", type=Path, metavar="FILE", help="what is no drift, as TOML or JSON")
-    parser.add_argument("--format", choices=("text", "json", "junit"), default="text", help="of what is printed")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="of what is printed")
 
 
 def run_drift(options: argparse.Namespace) -> int:
@@ -51,8 +48,6 @@ def run_drift(options: argparse.Namespace) -> int:
         print(escaped(error, keep="\n"), file=sys.stderr)
         if options.format == "json":
             print_json({"error": str(error)})
-        elif options.format == "junit":
-            _print_junit(options.bases[0], {_WHOLE_RUN: ("error", type(error).__name__, str(error), str(error))})
         return 2
 
 
@@ -72,23 +67,19 @@ def _check(options: argparse.Namespace) -> int:
         severity = DriftSeverity.WARNING if _ending(new) == "returned" else DriftSeverity.CRITICAL
         text = f"the run {_ending(new)}, and the baseline {accepted}"
         drifts.append(DriftEvent(severity, "error", "", text, accepted, _ending(new), event_type="run"))
-    has_failed, fail_on = tolerance.fails(drifts), tolerance.fail_on
+    has_failed, fail_on, report = tolerance.fails(drifts), tolerance.fail_on, DriftReport(tuple(drifts), len(new))
     if options.format == "json":
         print_json({
             "baseline": [run.path for run in runs], "new": new.path, "fail_on": fail_on, "has_drifted": has_failed,
-            **DriftReport(tuple(drifts), len(new)).to_dict(),
+            **report.to_dict(),
         })  # fmt: skip
-    elif options.format == "junit":
-        names = sorted({name for run in (*runs, new) for name in run.outline.names})
-        _print_junit(options.bases[0], _results(names, drifts, tolerance))
     else:
         printer = Printer()
         for base, paths in found.items():
             printer.line(("--- ", "red"), f"{base}  {plural(len(paths), 'run')}")
         printer.line(("+++ ", "green"), f"{new.path}  {plural(len(new), 'call')}")
         _print_drifts(printer, drifts)
-        number = Counter(map(_severity, drifts))
-        counts = ", ".join(f"{number[severity]} {severity}" for severity in _STYLES)
+        counts = ", ".join(f"{number} {severity.name.lower()}" for severity, number in report.counts.items())
         verdict = f"{'drift' if has_failed else 'no drift that fails'}: {counts} (fails on {fail_on})"
         printer.line((verdict if drifts else "The run does as the baseline.", "red" if has_failed else "green"))
     return 1 if has_failed else 0
@@ -98,53 +89,10 @@ def _ending(run: Cassette) -> str:
     return "returned" if run.trailer is None else run.trailer.ended
 
 
-def _severity(drift: DriftEvent) -> str:
-    return drift.severity.name.lower()
-
-
 def _print_drifts(printer: Printer, drifts: Iterable[DriftEvent]) -> None:
     for drift in drifts:
-        severity = _severity(drift)
+        severity = drift.severity.name.lower()
         printer.line((f"{severity:<8}", _STYLES[severity]), f"  {drift.description}")
-
-
-# JUnit: one test case for each name of a call, so that a CI system shows for how many runs it has drifted. There is no
-# standard; GitLab takes one failure of each test case, with `message` as its title.
-
-_Result = tuple[str, str, str, str]
-"""The element below a test case, its type, its message and its text."""
-
-
-def _results(names: list[str], drifts: list[DriftEvent], tolerance: Tolerance) -> dict[str, _Result | None]:
-    by_name: dict[str, list[DriftEvent]] = {name: [] for name in names}
-    for drift in drifts:
-        by_name.setdefault(drift.name or _WHOLE_RUN, []).append(drift)
-    results: dict[str, _Result | None] = {}
-    for name, found in by_name.items():
-        text = "\n".join(f"{_severity(drift)}: {drift.description}" for drift in found)
-        worst = max(found, key=lambda drift: drift.severity, default=None)
-        results[name] = None if worst is None else ("system-out", "", "", text)
-        if worst is not None and tolerance.fails(found):
-            results[name] = ("failure", f"{_severity(worst)} {worst.kind}", worst.description, text)
-    return results
-
-
-def _print_junit(base: Path, results: dict[str, _Result | None]) -> None:
-    tags = Counter(result[0] for result in results.values() if result is not None)
-    numbers = {"tests": len(results), "failures": tags["failure"], "errors": tags["error"], "skipped": 0}
-    attributes = {"name": "agent-cache drift"} | {name: str(one) for name, one in numbers.items()}
-    root = ET.Element("testsuites", attributes)
-    suite = ET.SubElement(root, "testsuite", attributes)
-    for name, result in results.items():
-        # The class is the baseline, whose path is the same in every run of a CI system.
-        case = ET.SubElement(suite, "testcase", classname=escaped(base), name=escaped(name), time="0")
-        if result is not None:
-            tag, kind, message, text = result
-            about = {"type": kind, "message": shortened(escaped(message), 200)} if kind else {}
-            ET.SubElement(case, tag, about).text = escaped(text, keep="\n")
-    ET.indent(root)
-    text = ET.tostring(root, encoding="us-ascii", xml_declaration=True)  # so that any encoding of stdout takes it
-    sys.stdout.write(f"{text.decode()}\n")
 
 
 # accept

@@ -3,19 +3,18 @@
 The *prefix* is what had started before that call, without the calls that enclose it. It is answered from the recording,
 with edits if there are any; what the run does then is a *branch*, and has a recording of its own, which is complete.
 
-A recorded call is in one of these states, decided before the run begins:
+What becomes of a recorded call is decided before the run begins:
 
-- answered: of the prefix. What it encloses is not made.
-- repeated: a write of the prefix in a sandbox. It runs, and must have its recorded outcome.
-- opened: it runs, and what it encloses is decided call by call. It encloses the first live call, or a write of a
-  sandbox, or it has no answer of its own: it was cancelled, or its stream was left, after the first live call.
-- live: everything else. A live call must not come before its lane has made what the prefix has of it.
+- it is answered, if it is of the prefix. What it encloses is not made.
+- it runs again, and what it encloses is decided call by call: the writes of the prefix in a sandbox, which must have
+  their recorded outcomes; what encloses these, or the first live call; and what has no answer of its own, since it was
+  cancelled, or its stream was left, after the first live call.
+- it is live. A live call must not come before its lane has made what the prefix has of it.
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +39,6 @@ from agent_cache.recording.outcomes import (
     decode,
     encode,
     exact_json,
-    redact_chunks,
     redact_response,
     schema_of,
     value_outcome,
@@ -56,7 +54,6 @@ FORK_VARIABLE: Final = "AGENT_CACHE_FORK"
 WORLDS = ("refuse", "sandbox", "as_is")
 World = Literal["refuse", "sandbox", "as_is"]
 
-_LIVE, _ANSWERED, _REPEATED, _OPENED = range(4)
 _MAX_NAMED = 5
 _MAX_SHOWN = 400
 
@@ -93,8 +90,7 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
         to: where the branch is recorded. There must be no file yet.
         edits: other outcomes of answered calls, by id: a value of the function's return type, or plain data of one, or
             ``Raised(error)``. An edited call does not run, in a sandbox neither. Of a recorded request the edit is the
-            JSON or the text of the response; of a stream it is the list of chunks, of one of HTTP as the recording has
-            them.
+            body of the response, as the recording has it. A stream of a function is not edited.
         world: what the branch finds there. ``"refuse"``: the world of the original, and it is an error if that has gone
             on with writes. ``"as_is"``: the same world, whatever it is like. Both answer writes from the recording.
             ``"sandbox"``: a fresh world, as the original found it: the writes before `at` run again, and each must have
@@ -164,8 +160,8 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
 
         Calls inside of answered ones do not count.
         """
-        states = Counter(self._prefix.states.values())
-        return {"answered": states[_ANSWERED], "edited": len(self._prefix.edits), "repeated": states[_REPEATED]}
+        prefix = self._prefix
+        return {"answered": len(prefix.answered), "edited": len(prefix.edits), "repeated": len(prefix.repeated)}
 
     def _open(self) -> Branch:
         assert self._path is not None
@@ -195,7 +191,9 @@ class _Prefix:
     """What of a recording comes before a branch leaves it, and what becomes of each of its calls.
 
     Attributes:
-        states: of the calls before the fork that the run must make, by index: all but those inside of answered ones.
+        due: the calls before the fork that the run must make, by index: all but those inside of answered ones.
+        answered, repeated: those of them that are answered, and the writes that run again; the others are made again,
+            too.
         edits: by index.
     """
 
@@ -206,36 +204,36 @@ class _Prefix:
         if outline.foreign:
             text = "was recorded by agentcassette, which does not say what writes: it cannot be forked"
             raise CassetteError(text, cassette.path)
-        self.cassette, self.at, self.lanes, self.starts = cassette, at, outline.lanes, outline.starts()
+        self.cassette, self.at, self.lanes = cassette, at, outline.lanes
         self._parents, self._positions = outline.enclosing(), outline.positions()
         first = None if at is None else self._index(at, "at")
         self._cut = 2 * len(outline) if first is None else self._positions[first]
-        writes = [index for index in self.starts if cassette.steps[index].is_write]
-        repeated = set(writes) if world == "sandbox" else set[int]()
-        opened = {around for index in repeated for around in self._around(index)}
-        enclosing = set() if first is None else set(self._around(first))
         self.edits = {self._index(number, "edits"): edit for number, edit in edits.items()}
-        self.states: dict[int, int] = {}
-        live: set[int] = set()
-        for index in self.starts:  # a call starts after the one that encloses it
-            parent = self._parents[index]
-            if parent != -1 and parent not in live and self.states.get(parent, _ANSWERED) == _ANSWERED:
-                continue
-            if self._positions[index] >= self._cut:
+        writes = [index for index in outline.starts() if cassette.steps[index].is_write]
+        before = {index for index in writes if self._positions[index] < self._cut}
+        self.repeated = before - self.edits.keys() if world == "sandbox" else set[int]()
+        opened = self.repeated | {around for index in self.repeated for around in self._around(index)}
+        opened -= self.edits.keys()
+        opened |= set() if first is None else set(self._around(first))
+        self.due: list[int] = []
+        self.answered, live = set[int](), set[int]()
+        for index in outline.starts():  # a call starts after the one that encloses it
+            if any(around in self.answered for around in self._around(index)):
+                self.repeated.discard(index)
+            elif self._positions[index] >= self._cut:
                 live.add(index)
-            elif index in enclosing or (index not in self.edits and self._has_no_answer(index)):
-                self.states[index] = _OPENED
-            elif index in self.edits or index not in opened | repeated:
-                self.states[index] = _ANSWERED
             else:
-                self.states[index] = _REPEATED if index in repeated else _OPENED
+                self.due.append(index)
+                if index not in opened and (index in self.edits or not self._has_no_answer(index)):
+                    self.answered.add(index)
+        self.repeated -= live
         for index, edit in self.edits.items():
-            if self.states.get(index) != _ANSWERED:
+            if index not in self.answered:
                 text = "can have no effect: the call runs, or is inside of one that is answered as a whole"
                 raise _refused(cassette[index], text)
             edited_outcome(cassette[index], edit, redaction)
         if world == "refuse":
-            runs = live | {index for index, state in self.states.items() if state != _ANSWERED}
+            runs = live.union(self.due) - self.answered
             self._check_world([cassette[index] for index in writes if index in runs and self._may_be_made(index)])
 
     def _index(self, number: int, name: str) -> int:
@@ -261,8 +259,7 @@ class _Prefix:
 
     def _may_be_made(self, index: int) -> bool:
         """Whether a write has changed the world, or may have: one that had begun before the fork, and has no answer."""
-        ended = ending_of(self.cassette[index].outcome)
-        return self._positions[index] < self._cut or "result" in ended
+        return self._positions[index] < self._cut or "result" in ending_of(self.cassette[index].outcome)
 
     def _check_world(self, writes: Sequence[RecordedCall | Intent]) -> None:
         """Raise WorldMovedError if the original made a write that this run would make, or would not find made."""
@@ -312,7 +309,7 @@ class Branch(Tape):
         self._new_calls = 1  # also what is answered is new in the branch
         self._seconds = 0.0
         self._prefix = prefix
-        self._due = set(prefix.states)
+        self._due = set(prefix.due)
         self._goal = "the end of the recording" if prefix.at is None else f"call {prefix.at}"
         self._lanes_of: dict[int, set[int]] = {}  # recorded lanes, by lanes of the run
         self._live_lanes: set[int] = set()
@@ -324,16 +321,16 @@ class Branch(Tape):
         return Saved(self.cursor, self._seconds, models.input_tokens, models.output_tokens)
 
     def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
-        state = _LIVE if index is None else self._prefix.states.get(index, _LIVE)
-        if index is not None and index in self._due:
+        is_due = index is not None and index in self._due
+        if index is not None and is_due:
             self._due.remove(index)
             self._lanes_of.setdefault(call.lane, set()).add(self._prefix.lanes[index])
-        if index is not None and state == _ANSWERED:
+        if index is not None and index in self._prefix.answered:
             self.take(call, index, answers)
             return
         if self.error is not None:  # a program that has swallowed it must not go on
             raise self.error.with_traceback(None)
-        if index is not None and state != _LIVE:
+        if index is not None and is_due:
             self.pass_by(call, index, answers)
         elif call.lane not in self._live_lanes:
             self._check_live(call, index)
@@ -346,9 +343,8 @@ class Branch(Tape):
         self._seconds += recorded.duration_ms / 1000
         if index in self._prefix.edits:
             answers.forget_inside(index)
-            edit, chunks = self._prefix.edits[index], call.function.chunk_schema
             try:
-                outcome = edited_outcome(recorded, edit, self.redaction, call.schema, chunks)
+                outcome = edited_outcome(recorded, self._prefix.edits[index], self.redaction, call.schema)
             except ConfigurationError as error:
                 raise self.broken(index, str(error)) from error
             source = "" if recorded.source == "blocked" else recorded.source  # what was blocked did not answer
@@ -374,7 +370,7 @@ class Branch(Tape):
     def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         """Write a call. If one of the prefix that was made again has another outcome, the next call is refused."""
         super()._write(call, outcome)
-        if call.index is None or self._prefix.states.get(call.index) != _REPEATED:
+        if call.index is None or call.index not in self._prefix.repeated:
             return
         recorded = self._prefix.cassette[call.index]
         was, now = (encode(ending_of(decode(encode(one)))).decode() for one in (recorded.outcome, outcome))
@@ -388,7 +384,7 @@ class Branch(Tape):
 
     def _due_in(self, lanes: Collection[int]) -> list[int]:
         """The calls before the fork that were not made in some recorded lanes, in their order."""
-        return [one for one in self._prefix.starts if one in self._due and self._prefix.lanes[one] in lanes]
+        return [one for one in self._prefix.due if one in self._due and self._prefix.lanes[one] in lanes]
 
     def _check_live(self, call: ActiveCall, index: int | None) -> None:
         """Refuse a call that would run before its task has made what the prefix has of it."""
@@ -444,31 +440,20 @@ class Raised:
 
 
 def edited_outcome(
-    recorded: RecordedCall,
-    edit: Any,
-    redaction: Redaction,
-    schema: PlainSchema | None = None,
-    chunks: PlainSchema | None = None,
+    recorded: RecordedCall, edit: Any, redaction: Redaction, schema: PlainSchema | None = None
 ) -> dict[str, Any]:
     """The outcome that an edit stands for, as a recording would have written it."""
     was = recorded.outcome
+    if "stream" in was:
+        raise _refused(recorded, "is of a call that returned a stream, which cannot be edited")
     if isinstance(edit, Raised):
         outcome = error_outcome(edit.error, redaction)
         if type(read_error(outcome["error"])) is not type(edit.error):
             raise _refused(recorded, "raises an exception that cannot be written down; register the class")
-        if "stream" in was:
-            outcome = {"stream": {**was["stream"], "chunks": [], "end": outcome}}
-    elif "response" in was or "://" in recorded.name.partition(" ")[2]:
+    elif "response" in was:
         outcome = {"response": redact_response(_response(recorded, edit), redaction)}
-    elif "stream" in was:
-        if not isinstance(edit, list | tuple):
-            raise _refused(recorded, "is of a call that returned a stream: give the list of its chunks")
-        like = next((one for one in was["stream"]["chunks"] if "typed" in one), {"value": ""})
-        written = [_written(recorded, like, one, chunks, redaction, is_chunk=True) for one in edit]
-        chunks_now = redact_chunks(written, redaction)
-        outcome = {"stream": {**was["stream"], "chunks": chunks_now, "end": {"value": None}}}
     else:
-        outcome = _written(recorded, was, edit, schema, redaction)
+        outcome = _written(recorded, edit, redaction, schema)
     if was.get("awaited"):
         outcome["awaited"] = True
     found: dict[str, Any] = decode(encode(outcome))
@@ -479,17 +464,9 @@ def _refused(recorded: RecordedCall, reason: str) -> ConfigurationError:
     return ConfigurationError(f"fork: the edit of call {recorded.id}, {recorded.name}, {reason}")
 
 
-def _written(
-    recorded: RecordedCall,
-    was: dict[str, Any],
-    edit: Any,
-    schema: PlainSchema | None,
-    redaction: Redaction,
-    *,
-    is_chunk: bool = False,
-) -> dict[str, Any]:
+def _written(recorded: RecordedCall, edit: Any, redaction: Redaction, schema: PlainSchema | None) -> dict[str, Any]:
     """A value as a recording writes it. Plain data is read as the object that it stands for."""
-    value = edit
+    was, value = recorded.outcome, edit
     if schema is not None and was.get("value") is None and exact_json(edit) is not None:
         if "object" in was or (schema.beside and isinstance(edit, dict | list)):
             raise _refused(recorded, "is plain data, and the function returned an object: give such an object")
@@ -497,7 +474,7 @@ def _written(
             value = schema.from_plain(edit)
         except Undecodable as error:
             raise _refused(recorded, f"does not fit what the function returns: {error}") from error
-    written = value_outcome(value, schema or schema_of(type(edit)), redaction, is_chunk=is_chunk)
+    written = value_outcome(value, schema or schema_of(type(edit)), redaction)
     if "unencodable" in written or (schema is not None and ("class" in written or "redacted" in written)):
         reason = written.get("reason", "it has a secret")
         raise _refused(recorded, f"is a {type(edit).__name__}, which cannot be written down ({reason})")
@@ -508,17 +485,16 @@ def _written(
 
 def _response(recorded: RecordedCall, edit: Any) -> dict[str, Any]:
     """The recorded response with another body."""
-    response = recorded.outcome.get("response")
-    if response is None:
-        raise _refused(recorded, "has no response to change; only Raised(...) can take its place")
+    response = recorded.outcome["response"]
     body = next((one for one in ("events", "lines", "frames", "json") if one in response), "text")
-    is_right = isinstance(edit, str) if body == "text" else exact_json(edit) is not None
-    if not is_right or "bytes" in response or (body == "json" and isinstance(edit, str)):
-        what = "text" if body == "text" else "JSON"
-        raise _refused(recorded, f"is a {type(edit).__name__}; give the {what} of the body of the response")
+    is_fit = isinstance(edit, str) if body == "text" else exact_json(edit) is not None and not isinstance(edit, str)
     changed = {**{name: value for name, value in response.items() if name != "end"}, body: edit}
     try:
         check_outcome({"response": changed})
-    except msgspec.ValidationError as error:
-        raise _refused(recorded, f"must be the {body} of the answer, as the recording has them: {error}") from error
+    except msgspec.ValidationError:
+        is_fit = False
+    if not is_fit or "bytes" in response:
+        raise _refused(
+            recorded, f"is a {type(edit).__name__}; give the {body} of the response, as the recording has it"
+        )
     return changed

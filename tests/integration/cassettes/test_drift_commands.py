@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import threading
-import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,6 @@ from agent_cache.recording.drift import accepted_runs, store_run
 from agent_cache.resume import Journal
 
 SECRET = "sk-" + "a1b2c3d4" * 4
-HOSTILE = "</failure>]]>&\x00\x1b[31m\ud800\ufffe\u202e<script>"
-
-
-@pytest.fixture(autouse=True)
-def in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths of these tests are names in the folder in which runs are recorded."""
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -65,15 +57,14 @@ def run_of(path: str, *orders: str, refunds: str = "W1", fails: bool = False) ->
     return Path(path)
 
 
-@pytest.fixture
-def runs() -> None:
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths of these tests are names in the folder in which runs are recorded."""
+    monkeypatch.chdir(tmp_path)
     run_of("base.jsonl", "W1", "W2")
     run_of("same.jsonl", "W1", "W2")
     run_of("read.jsonl", "W1", "W9")
     run_of("write.jsonl", "W1", "W2", refunds="W9")
-
-
-pytestmark = pytest.mark.usefixtures("runs")
 
 
 # drift
@@ -86,7 +77,7 @@ pytestmark = pytest.mark.usefixtures("runs")
         ("write", None, 1), ("write", "critical", 1),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("form", ["text", "json", "junit"])
+@pytest.mark.parametrize("form", ["text", "json"])
 def test_the_exit_code_says_whether_there_is_drift_that_fails(new, fail_on, code, form, command):
     options = () if fail_on is None else ("--fail-on", fail_on)
     assert command("drift", "check", "base.jsonl", f"{new}.jsonl", *options, "--format", form)[0] == code
@@ -123,24 +114,6 @@ def test_the_json_has_everything(command):
     assert json.loads(command("drift", "check", "base.jsonl", "same.jsonl", "--format", "json")[1])["drifts"] == []
 
 
-def test_the_junit_document_has_one_test_case_for_each_name(command):
-    out = command("drift", "check", "base.jsonl", "write.jsonl", "--format", "junit")[1]
-    root = ET.fromstring(out)
-    (suite,) = root
-    assert (root.tag, suite.tag) == ("testsuites", "testsuite")
-    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
-        "tests": "2", "failures": "1", "errors": "0", "skipped": "0",
-    }  # fmt: skip
-    cases = {case.get("name"): case for case in suite.iter("testcase")}
-    assert {case.get("classname") for case in cases.values()} == {"base.jsonl"}
-    assert list(cases["shop:show"]) == []
-    (failure,) = cases["shop:refund"]
-    assert failure.tag == "failure"
-    assert failure.get("type", "").startswith("critical ")
-    assert "refund" in failure.get("message", "")
-    assert "critical: " in (failure.text or "")
-
-
 def test_a_folder_is_a_baseline_of_all_its_runs(command):
     for number, refunds in ((1, "W1"), (2, "W1"), (10, "W1")):
         run_of(f"base/{number}.jsonl", "W1", "W2", refunds=refunds)
@@ -161,9 +134,7 @@ def test_a_run_that_ended_by_an_error_drifts_from_those_that_did_not(command):
     assert code == 1
     assert "critical  the run raised LookupError, and the baseline returned" in out
     assert command("drift", "check", "failed.jsonl", "failed.jsonl")[0] == 0
-    code, out, _ = command("drift", "check", "failed.jsonl", "base.jsonl", "--format", "junit")
-    (case,) = (one for one in ET.fromstring(out).iter("testcase") if one.get("name") == "(run)")
-    assert (code, [one.tag for one in case]) == (1, ["failure"])
+    assert command("drift", "check", "failed.jsonl", "base.jsonl")[0] == 1
 
 
 def torn(path: str) -> Path:
@@ -174,42 +145,33 @@ def torn(path: str) -> Path:
     return target
 
 
-BAD = {
-    "a missing NEW": (("base.jsonl", "no.jsonl"), "no.jsonl"),
-    "a missing BASE": (("no.jsonl", "same.jsonl"), "no.jsonl: there is no baseline"),
-    "a missing folder": (("no", "same.jsonl"), "no: there is no baseline"),
-    "an empty folder": (("empty", "same.jsonl"), "empty: has no accepted run"),
-    "a folder as NEW": (("base.jsonl", "empty"), "empty: cannot be read: it is not a regular file"),
-    "a torn NEW": (("base.jsonl", "torn.jsonl"), "torn.jsonl: "),
-    "a torn BASE": (("torn.jsonl", "same.jsonl"), "torn.jsonl: "),
-    "a broken NEW": (("base.jsonl", "broken.jsonl"), "broken.jsonl"),
-    "another agent": (("base.jsonl", "other.jsonl"), "another agent"),
-    "an unknown key": (("base.jsonl", "same.jsonl", "--tolerance", "bad.toml"), "fail_at"),
-    "no tolerance": (("base.jsonl", "same.jsonl", "--tolerance", "no.toml"), "no.toml"),
-}
+BAD = [
+    ("base.jsonl no.jsonl", "no.jsonl"),
+    ("no same.jsonl", "no: there is no baseline"),
+    ("empty same.jsonl", "empty: has no accepted run"),
+    ("base.jsonl empty", "empty: cannot be read: it is not a regular file"),
+    ("base.jsonl torn.jsonl", "torn.jsonl: "),
+    ("torn.jsonl same.jsonl", "torn.jsonl: "),
+    ("base.jsonl broken.jsonl", "broken.jsonl"),
+    ("base.jsonl other.jsonl", "another agent"),
+    ("base.jsonl same.jsonl --tolerance bad.toml", "fail_at"),
+    ("base.jsonl same.jsonl --tolerance no.toml", "no.toml"),
+]
 
 
-@pytest.mark.parametrize(("arguments", "text"), BAD.values(), ids=BAD.keys())
-@pytest.mark.parametrize("form", ["text", "json", "junit"])
+@pytest.mark.parametrize(("arguments", "text"), BAD)
+@pytest.mark.parametrize("form", ["text", "json"])
 def test_where_drift_cannot_be_told_the_exit_code_is_2_in_every_form(arguments, text, form, command, cassette):
     Path("empty").mkdir()
     torn("same.jsonl")
     Path("broken.jsonl").write_text('{"agent_cache_cassette": 2}\n{"id": \n')
     Path("bad.toml").write_text('fail_at = "critical"\n')
     cassette("other.jsonl", "who")
-    code, out, err = command("drift", "check", *arguments, "--format", form)
+    code, out, err = command("drift", "check", *arguments.split(), "--format", form)
     assert code == 2
     assert text in err
     assert "Traceback" not in err
-    if form == "text":
-        assert out == ""
-    elif form == "json":
-        assert text in json.loads(out)["error"]
-    else:
-        (suite,) = ET.fromstring(out)
-        assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
-        (error,) = suite.iter("error")
-        assert text in (error.text or "")
+    assert out == "" if form == "text" else text in json.loads(out)["error"]
 
 
 # baseline accept
@@ -224,7 +186,6 @@ def test_a_run_is_accepted_to_a_folder_and_compared_with(command):
     assert (code, err) == (0, "")
     assert out == "accepted  base.jsonl -> baselines/refund/1.jsonl  3 calls\n"
     assert names("baselines") == ["refund/1.jsonl"]
-    assert command("cassette", "diff", "base.jsonl", "baselines/refund/1.jsonl")[0] == 0
     assert command("drift", "check", "baselines/refund", "same.jsonl")[0] == 0
 
 
@@ -262,19 +223,18 @@ def test_a_further_run_is_added_and_what_varies_is_said_and_tolerated(command):
     assert command("drift", "check", "baseline", "write.jsonl")[0] == 1
 
 
-def unfit() -> Iterator[tuple[str, str, str]]:
-    yield "torn", "torn.jsonl", "torn.jsonl: "
-    yield "failed", "failed.jsonl", "it raised LookupError; --failed accepts it all the same"
-    yield "missing", "no.jsonl", "no.jsonl: "
-    yield "a folder", "folder", "folder: cannot be read: it is not a regular file"
-    yield "without calls", "nothing.jsonl", "nothing.jsonl: has no calls"
-    yield "of another agent", "other.jsonl", "another agent"
-
-
-@pytest.mark.parametrize(("path", "text"), [case[1:] for case in unfit()], ids=[case[0] for case in unfit()])
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("torn.jsonl", "torn.jsonl: "),
+        ("failed.jsonl", "it raised LookupError; --failed accepts it all the same"),
+        ("no.jsonl", "no.jsonl: "),
+        ("nothing.jsonl", "nothing.jsonl: has no calls"),
+        ("other.jsonl", "another agent"),
+    ],
+)
 def test_a_run_that_is_not_fit_is_refused_and_nothing_changes(path: str, text: str, command, cassette):
     command("drift", "accept", "base.jsonl", "--as", "baseline")
-    Path("folder").mkdir()
     torn("same.jsonl")
     run_of("failed.jsonl", "W1", fails=True)
     cassette("nothing.jsonl")
