@@ -15,10 +15,13 @@ from email import message_from_string
 from email.message import Message
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Annotated, Literal
 
+import msgspec
 import pytest
 
 import agent_cache
+from agent_cache.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPENDENCIES = {"async-cache", "msgspec"}
@@ -70,6 +73,7 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: zipfile.ZipFi
         for path in (ROOT / "agent_cache").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    source.remove("agent_cache/recording/credentials.license")  # it is among the licenses
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == source
 
 
@@ -134,6 +138,75 @@ def test_the_command_names_something_to_call():
     (command,) = importlib.metadata.entry_points(group="console_scripts", name="agent-cache")
     assert isinstance(command, EntryPoint)
     assert callable(command.load())
+
+
+# The registry of MCP servers, by the parts of its schema of 2025-12-11 that server.json uses
+
+
+class Input(msgspec.Struct, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    description: str | None = None
+    format: Literal["string", "number", "boolean", "filepath"] = "string"
+    is_required: bool = False
+    is_repeated: bool = False
+    placeholder: str = "placeholder"
+    value: str | None = None
+
+
+class Positional(Input, tag_field="type", tag="positional", forbid_unknown_fields=True, rename="camel"):
+    value_hint: str | None = None
+
+
+class Named(Input, tag_field="type", tag="named", forbid_unknown_fields=True, rename="camel"):
+    name: str
+
+
+class Stdio(msgspec.Struct, tag_field="type", tag="stdio", forbid_unknown_fields=True):
+    pass
+
+
+ExactVersion = Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+\.\d+$")]
+ShortText = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+
+
+class Package(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    registry_type: Literal["pypi"]
+    identifier: str
+    version: ExactVersion
+    runtime_hint: Literal["uvx"]
+    transport: Stdio
+    package_arguments: list[Positional | Named]
+
+
+class Server(msgspec.Struct, forbid_unknown_fields=True):
+    schema: Literal["https://static.modelcontextprotocol.io/schemas/2025-12-11/server.schema.json"] = msgspec.field(
+        name="$schema"
+    )
+    name: Annotated[str, msgspec.Meta(min_length=3, max_length=200, pattern="^[a-zA-Z0-9.-]+/[a-zA-Z0-9._-]+$")]
+    title: ShortText
+    description: ShortText
+    version: ExactVersion
+    packages: list[Package]
+
+
+def test_the_registry_of_mcp_finds_this_package_in_this_version():
+    server = msgspec.json.decode((ROOT / "server.json").read_bytes(), type=Server)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    (package,) = server.packages
+    assert (package.identifier, package.version, server.version) == (project["name"], *2 * [project["version"]])
+    assert f"<!-- mcp-name: {server.name} -->" in (ROOT / "README.md").read_text("utf-8").splitlines()
+
+
+def test_the_command_of_the_registry_is_one_of_ours(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Its file of rules is not there, so that nothing is started."""
+    (package,) = msgspec.json.decode((ROOT / "server.json").read_bytes(), type=Server).packages
+    command = [
+        f"{one.name}={tmp_path / one.placeholder}" if isinstance(one, Named) else one.value or one.placeholder
+        for one in package.package_arguments
+    ]
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(main(command))
+    assert ended.value.code
+    assert "git.toml: the file of rules cannot be read" in capsys.readouterr().err
 
 
 def test_a_requirement_is_read_with_its_extra():

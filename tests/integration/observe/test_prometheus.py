@@ -143,6 +143,23 @@ async def test_the_example_of_the_page_prints_what_the_page_says(code, output, c
     assert capsys.readouterr().out == output
 
 
+def test_what_compose_starts_knows_the_dashboard_and_its_own_files():
+    """Docker is not needed: the files that it would mount are there, and are what each program reads."""
+    yaml = pytest.importorskip("yaml")
+    composed = yaml.safe_load(DASHBOARD.with_name("compose.yaml").read_text("utf-8"))
+    services = composed["services"]
+    inside = {name: yaml.safe_load(one["content"]) for name, one in composed["configs"].items()}
+    used = [config["source"] for service in services.values() for config in service.get("configs", ())]
+    assert sorted(used) == sorted(inside)
+    (mounted,) = services["grafana"]["volumes"]
+    source, target, _ = mounted.split(":")
+    assert (DASHBOARD.parent / source).resolve() == DASHBOARD
+    assert services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == target
+    assert target.startswith(inside["dashboards"]["providers"][0]["options"]["path"])
+    assert inside["datasources"]["datasources"][0]["type"] == "prometheus"
+    assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service["ports"])
+
+
 async def test_the_dashboard_shows_every_counter_and_no_other(registry: CollectorRegistry):
     await use_everything()
     exported = {sample.name for family in registry.collect() for sample in family.samples}
