@@ -39,19 +39,6 @@ def body(call: Any) -> bytes:
     return b"".join(pieces_of(call.outcome["response"]))
 
 
-def written(path: Path, *interactions: dict[str, Any], **more: Any) -> Path:
-    path.write_text(json.dumps({"version": 1, "interactions": interactions, **more}), "utf-8")
-    return path
-
-
-def interaction(**response: Any) -> dict[str, Any]:
-    request = {"method": "GET", "uri": "https://api.test/a", "headers": {}, "body": None}
-    return {
-        "request": request,
-        "response": {"status": {"code": 200}, "headers": {}, "body": {"string": ""}, **response},
-    }
-
-
 def test_the_requests_are_those_that_were_recorded_in_their_order(path):
     calls = list(read_foreign(path))
     assert [(call.kind, call.name) for call in calls if "bytes" not in call.name] == [
@@ -79,8 +66,10 @@ def test_a_request_to_a_known_host_of_models_has_its_tokens(name, tmp_path):
     path = tmp_path / name
     path.write_bytes((FOLDER / name).read_bytes().replace(URL.encode(), b"https://api.openai.com"))
     call = next(iter(read_foreign(path)))
-    found = (call.kind, call.model, call.input_tokens, call.output_tokens)
-    assert found == ("llm", "gpt-4o", 3, 2)
+    assert (call.kind, call.model, call.input_tokens, call.output_tokens) == ("llm", "gpt-4o", 3, 2)
+    assert call.arguments == {"json": {"model": "gpt-4o", "messages": MESSAGES}}
+    assert call.outcome["response"]["json"]["choices"][0]["message"]["content"] == "Oslo"
+    assert "content-encoding" not in call.outcome["response"].get("headers", {})
 
 
 def test_the_responses_are_those_that_were_received(path):
@@ -109,13 +98,6 @@ def test_nothing_secret_is_in_the_cassette(path):
         assert b"session=" in text
 
 
-def test_the_parsed_bodies_of_pydantic_ai_are_read(yaml):
-    [call] = read_foreign(FOLDER / "pydantic-ai.yaml")
-    assert call.arguments == {"json": {"model": "gpt-4o", "messages": MESSAGES}}
-    assert call.outcome["response"]["json"]["choices"][0]["message"]["content"] == "Oslo"
-    assert "content-encoding" not in call.outcome["response"]["headers"]
-
-
 @pytest.mark.parametrize("name", [*WHOLE, "betamax-exact.json", "pydantic-ai.yaml"])
 def test_a_real_client_is_answered_from_what_was_converted(name, tmp_path):
     httpx = pytest.importorskip("httpx")
@@ -135,26 +117,23 @@ def test_a_real_client_is_answered_from_what_was_converted(name, tmp_path):
         client.get(f"{URL}/gzip", params={"a": "2"})
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "br", "an-encoding-of-tomorrow"])
-def test_a_text_has_no_encoding_whatever_its_headers_say(encoding, tmp_path):
-    given = interaction(headers={"content-encoding": encoding, "content-type": "text/plain"}, body={"string": "plain"})
-    [call] = read_foreign(written(tmp_path / "a.json", given))
-    assert call.outcome["response"] == {"status": 200, "headers": {"content-type": "text/plain"}, "text": "plain"}
+PLAIN = {"content-type": "text/plain"}
+LATIN = {"content-type": "text/plain; charset=iso-8859-1"}
+BODIES = [
+    *(({"content-encoding": one, **PLAIN}, {"string": "plain"}, b"plain", PLAIN) for one in ("gzip", "br", "new")),
+    ({"content-encoding": "gzip"}, {"base64_string": base64.b64encode(b"\xff plain").decode()}, b"\xff plain", None),
+    (LATIN, {"encoding": "ISO-8859-1", "string": "grün"}, "grün".encode("latin-1"), LATIN),
+]
 
 
-def test_bytes_that_are_not_encoded_are_what_they_are(tmp_path):
-    packed = base64.b64encode(b"\xff plain").decode()
-    given = interaction(headers={"content-encoding": "gzip"}, body={"base64_string": packed})
-    [call] = read_foreign(written(tmp_path / "a.json", given))
-    assert body(call) == b"\xff plain"
-    assert "headers" not in call.outcome["response"]
-
-
-def test_a_text_is_written_in_the_encoding_that_betamax_has_read_it_in(tmp_path):
-    headers = {"content-type": "text/plain; charset=iso-8859-1"}
-    given = interaction(headers=headers, body={"encoding": "ISO-8859-1", "string": "grün"})
-    [call] = read_foreign(written(tmp_path / "a.json", given))
-    assert body(call) == "grün".encode("latin-1")
+@pytest.mark.parametrize(("headers", "given", "content", "kept"), BODIES, ids=range(len(BODIES)))
+def test_a_body_has_no_encoding_that_the_recorder_has_taken_off(headers, given, content, kept, tmp_path):
+    path = tmp_path / "a.json"
+    request = {"method": "GET", "uri": "https://api.test/a", "headers": {}, "body": None}
+    response = {"status": {"code": 200}, "headers": headers, "body": given}
+    path.write_text(json.dumps({"version": 1, "interactions": [{"request": request, "response": response}]}), "utf-8")
+    [call] = read_foreign(path)
+    assert (body(call), call.outcome["response"].get("headers")) == (content, kept)
 
 
 @pytest.mark.parametrize(
@@ -164,19 +143,13 @@ def test_a_text_is_written_in_the_encoding_that_betamax_has_read_it_in(tmp_path)
         ('{"calls": []}', "no list of interactions"),
         ('{"interactions": [{"request": {}}]}', "interaction 1 is broken: KeyError: 'response'"),
         ('{"interactions": [], "grpc_interactions": [1]}', "only HTTP"),
+        ("interactions: !!python/object/apply:os.system ['true']", "cannot be read as YAML"),
     ],
 )
 def test_what_is_no_cassette_is_refused(text, reason, tmp_path, yaml):
     path = tmp_path / "a.json"
     path.write_text(text, "utf-8")
     with pytest.raises(CassetteError, match=reason):
-        read_foreign(path)
-
-
-def test_yaml_that_would_run_code_is_refused(tmp_path, yaml):
-    path = tmp_path / "a.yaml"
-    path.write_text("interactions: !!python/object/apply:os.system ['true']\n", "utf-8")
-    with pytest.raises(CassetteError, match="cannot be read as YAML"):
         read_foreign(path)
 
 
@@ -196,12 +169,7 @@ def test_files_of_others_are_told_by_their_beginning(tmp_path):
 
 
 def test_the_command_converts_them_and_what_it_writes_is_whole(path, command, tmp_path):
-    code, out, _ = command("convert", path, "-o", tmp_path / "ours.jsonl")
+    ours = tmp_path / "ours.jsonl"
+    code, out, _ = command("convert", path, "-o", ours)
     assert (code, out.splitlines()[0].rpartition(" -> ")[0]) == (0, str(path))
-    assert command("verify", tmp_path / "ours.jsonl") == (0, out_of_verify(tmp_path / "ours.jsonl"), "")
-    with pytest.raises(DivergenceError), replay(tmp_path / "ours.jsonl", strict=True):
-        pass
-
-
-def out_of_verify(path: Path) -> str:
-    return f"ok  {path}  {len(Cassette.load(path))} calls\n"
+    assert command("verify", ours) == (0, f"ok  {ours}  {len(Cassette.load(ours))} calls\n", "")

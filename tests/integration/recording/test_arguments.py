@@ -143,18 +143,6 @@ def test_an_equal_argument_is_the_same_call(case):
     assert encode_sorted(plain(one)) == encode_sorted(plain(other))
 
 
-def test_another_argument_is_not_answered(path):
-    refund = intercept(lambda amount: amounts.append(amount) or len(amounts), name="refund")
-    amounts: list[Any] = []
-    with record(path):
-        assert refund(Order("a")) == 1
-    with pytest.raises(DivergenceError), replay(path, strict=True):
-        refund(Order("b"))
-    with replay(path, strict=True):
-        assert refund(Order("a")) == 1
-    assert len(amounts) == 1, "the function ran in a replay"
-
-
 @pytest.mark.parametrize("case", UNKNOWN)
 @pytest.mark.parametrize("is_inside", [False, True], ids=["alone", "in a list"])
 def test_a_call_with_an_argument_of_unknown_content_is_not_recorded(case, is_inside, path):
@@ -162,7 +150,7 @@ def test_a_call_with_an_argument_of_unknown_content_is_not_recorded(case, is_ins
     ask = intercept(lambda value, number: runs.append(number), name="ask")
     value = UNKNOWN[case]
     refused = pytest.raises(CassetteError, match=r"ask cannot be recorded.*argument 'value'.*cache_key=")
-    with refused as caught, record(path):
+    with refused as caught, record(path), contextlib.suppress(CassetteError):  # it is raised again at the end
         ask([value] if is_inside else value, 1)
     assert "0x" not in str(caught.value)
     assert runs == []
@@ -171,44 +159,27 @@ def test_a_call_with_an_argument_of_unknown_content_is_not_recorded(case, is_ins
     assert runs == [2], "outside of a recording it runs"
 
 
-def test_that_a_call_was_not_recorded_is_said_at_the_end_if_something_swallows_it(path):
-    ask = intercept(lambda client: 1, name="ask")
-    with pytest.raises(CassetteError, match="cannot be recorded"), record(path), contextlib.suppress(Exception):
-        ask(Client("a"))
-
-
 async def test_what_the_user_names_identifies_a_call_instead(path):
-    @AgentCache("order", name="get", skip_args=1)
-    async def get(client: Client, number: int) -> int:
+    async def number_of(client: Client, number: int) -> int:
         return number
+
+    def text_of(client: Client, number: int) -> str:
+        return f"{client.host} {number}"
 
     @AgentCache("order", name="look", key=lambda client, number: (client.host, number))
     async def look(client: Client, number: int) -> str:
-        return f"{client.host} {number}"
+        return text_of(client, number)
 
-    @intercept(name="ask", skip_args=1)
-    def ask(client: Client, number: int) -> int:
-        return number
-
-    @intercept(name="tell", cache_key=lambda client, number: f"{client.host} {number}")
-    def tell(client: Client, number: int) -> str:
-        return f"{client.host} {number}"
-
-    @cached_llm_call(name="model", skip_args=1)
-    async def model(client: Client, number: int) -> int:
-        return number
+    get = AgentCache("order", name="get", skip_args=1)(number_of)
+    ask = intercept(number_of, name="ask", skip_args=1)
+    model = cached_llm_call(name="model", skip_args=1)(number_of)
+    tell = intercept(text_of, name="tell", cache_key=text_of)
 
     async def run(*hosts: str) -> list[Any]:
         made: list[Any] = []
-        for host in hosts:
-            client = Client(host)
-            made += [
-                await get(client, 1),
-                ask(client, 1),
-                tell(client, 1),
-                await look(client, 1),
-                await model(client, 1),
-            ]
+        for client in map(Client, hosts):
+            made += [await get(client, 1), await ask(client, 1), tell(client, 1)]
+            made += [await look(client, 1), await model(client, 1)]
         return made
 
     async with record(path):

@@ -18,12 +18,7 @@ DECORATORS = {
     "intercept": intercept,
     "cached_llm_call": cached_llm_call(),
 }
-
-
-class Client:
-    def __init__(self, host):
-        self.host = host
-        self.lock = threading.Lock()
+REFUSED = pytest.raises(CassetteError, match=r"two functions of the name .*name=")
 
 
 def of_text(deco, host):
@@ -35,16 +30,19 @@ def of_text(deco, host):
 
 
 def of_object(deco, host):
-    client = Client(host)
+    client = {"host": host, "lock": threading.Lock()}
 
     @deco
     async def fetch(q: str) -> str:
-        return f"{client.host}:{q}"
+        return f"{client['host']}:{q}"
 
     return fetch
 
 
 def of_wrapper(deco, host):
+    async def fetch(q: str) -> str:
+        return q
+
     def with_host(function):
         @functools.wraps(function)
         async def call(q: str) -> str:
@@ -52,14 +50,7 @@ def of_wrapper(deco, host):
 
         return call
 
-    async def fetch(q: str) -> str:
-        return q
-
     return deco(with_host(fetch))
-
-
-def of_name(deco, host):
-    return of_text(lambda function: deco(name=f"fetch {host}")(function), host)
 
 
 def of_partial(deco, host):
@@ -70,11 +61,13 @@ def of_partial(deco, host):
 
 
 OF_TEXT = [of_text, of_wrapper, of_partial]
-OF_OBJECTS = [of_object]
 
 
-async def both(one, other):
-    return [await one("x"), await other("x")]
+def both(one, other):
+    async def run():
+        return [await one("x"), await other("x")]
+
+    return asyncio.run(run())
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +78,7 @@ def warned(caplog):
 
 @pytest.mark.parametrize("deco", DECORATORS)
 @pytest.mark.parametrize("factory", OF_TEXT)
-def test_two_that_bind_other_texts_are_refused_before_the_second_runs(tmp_path, deco, factory):
+def test_two_that_bind_other_texts_are_refused_before_the_second_runs(path, deco, factory):
     eu, us = factory(DECORATORS[deco], "eu"), factory(DECORATORS[deco], "us")
     got = []
 
@@ -94,49 +87,39 @@ def test_two_that_bind_other_texts_are_refused_before_the_second_runs(tmp_path, 
         with contextlib.suppress(CassetteError):  # it is raised again at the end
             got.append(await us("x"))
 
-    with pytest.raises(CassetteError, match=r"two functions of the name .*name="), record(tmp_path / "r"):
-        asyncio.run(agent())
-    with pytest.raises(CassetteError, match=r"two functions of the name .*name="), replay(tmp_path / "r"):
-        asyncio.run(agent())
+    for block in (record(path), replay(path)):
+        with REFUSED, block:
+            asyncio.run(agent())
     assert got == ["eu:x", "eu:x"]
 
 
 @pytest.mark.parametrize("deco", DECORATORS)
-@pytest.mark.parametrize("factory", OF_OBJECTS)
-def test_a_strict_recording_of_two_that_bind_different_things_asks_for_names(tmp_path, deco, factory):
-    one, other = factory(DECORATORS[deco], "eu"), factory(DECORATORS[deco], "us")
-    with pytest.raises(CassetteError, match=r"two functions of the name .*name="), record(tmp_path / "r", strict=True):
-        asyncio.run(both(one, other))
-
-
-@pytest.mark.parametrize("factory", OF_OBJECTS)
-def test_a_recording_warns_of_two_that_bind_different_things(tmp_path, factory, warned):
+def test_two_that_bind_other_objects_are_refused_by_a_strict_recording_and_warned_of_by_others(path, deco, warned):
     def named(function):
         """It warns once of a name, and other tests have these."""
-        called_by(function).__qualname__ = f"warned_{factory.__name__}"
-        return intercept(function)
+        called_by(function).__qualname__ = f"warned_{deco}"
+        return DECORATORS[deco](function)
 
-    one, other = factory(named, "eu"), factory(named, "us")
-    with record(tmp_path / "r"):
-        asyncio.run(both(one, other))
+    one, other = of_object(named, "eu"), of_object(named, "us")
+    with REFUSED, record(path, strict=True):
+        both(one, other)
+    with record(path):
+        both(one, other)
     assert [text for text in warned.messages if "two functions of the name" in text and "name=" in text]
 
 
 @pytest.mark.parametrize("factory", OF_TEXT)
-def test_two_that_bind_the_same_are_one_function(tmp_path, factory, warned):
+def test_two_that_bind_the_same_are_one_function(path, factory, warned):
     """A program may make its tools anew for each conversation."""
-    with record(tmp_path / "r", strict=True):
-        asyncio.run(both(factory(intercept, "eu"), factory(intercept, "eu")))
-    with replay(tmp_path / "r", strict=True):
-        assert asyncio.run(both(factory(intercept, "eu"), factory(intercept, "eu"))) == ["eu:x", "eu:x"]
+    for block in (record(path, strict=True), replay(path, strict=True)):
+        with block:
+            assert both(factory(intercept, "eu"), factory(intercept, "eu")) == ["eu:x", "eu:x"]
     assert not [text for text in warned.messages if "two functions" in text]
 
 
-def test_two_that_have_names_are_told_apart(tmp_path):
-    eu, us = of_name(intercept, "eu"), of_name(intercept, "us")
-    with record(tmp_path / "r", strict=True):
-        asyncio.run(both(eu, us))
-    with replay(tmp_path / "r", strict=True):
-        assert asyncio.run(both(eu, us)) == ["eu:x", "us:x"]
-    with replay(tmp_path / "r"):
-        assert asyncio.run(both(us, eu)) == ["us:x", "eu:x"]
+def test_two_that_have_names_are_told_apart(path):
+    eu, us = (of_text(intercept(name=f"fetch {host}"), host) for host in ("eu", "us"))
+    with record(path, strict=True):
+        both(eu, us)
+    with replay(path):
+        assert both(us, eu) == ["us:x", "eu:x"]

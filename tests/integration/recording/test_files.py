@@ -1,4 +1,4 @@
-"""What becomes of a file, whatever happens; and files that are no cassettes."""
+"""What becomes of a file, whatever happens: when a run, a process or a disk ends early, when it was edited."""
 
 import asyncio
 import json
@@ -10,22 +10,38 @@ from pathlib import Path
 import pytest
 
 from agent_cache.recording import Cassette, CassetteError, CassetteNotFound, intercept, record, replay
+from agent_cache.recording.partial_file import PartialFile
 from tests.harness.forks import forks
+
+
+class Source:
+    version = 1
 
 
 @intercept(name="ask")
 def ask(question: str) -> str:
-    return question + "?"
+    return f"{question} v{Source.version}"
+
+
+@pytest.fixture(autouse=True)
+def version():
+    Source.version = 1
 
 
 def a_recording(path: Path, *questions: str) -> list[bytes]:
+    """Its lines. What is asked later has other answers."""
     with record(path):
         for one in questions:
             ask(one)
+    Source.version = 2
     return path.read_bytes().splitlines(keepends=True)
 
 
-# Crash-safety
+def answers(path: Path) -> list[str]:
+    return [call.outcome["value"] for call in Cassette.load(path)]
+
+
+# A run, a process or a disk that ends early
 
 
 def test_the_old_file_stands_until_the_new_one_is_whole(path):
@@ -33,7 +49,7 @@ def test_the_old_file_stands_until_the_new_one_is_whole(path):
     with record(path):
         ask("b")
         assert path.read_bytes() == before
-    assert Cassette.load(path)[0].arguments == {"question": "b"}
+    assert answers(path) == ["b v2"]
 
 
 def test_a_killed_recording_leaves_what_it_had_recorded(path):
@@ -52,60 +68,88 @@ def test_a_killed_recording_leaves_what_it_had_recorded(path):
     run = forks().run("-c", textwrap.dedent(script), imports=["agent_cache.recording"])
     assert run.returncode == -signal.SIGKILL
     partial = path.with_name("run.jsonl.partial")
-    cassette = Cassette.load(partial)
-    assert cassette.is_partial
-    assert [call.arguments["question"] for call in cassette] == ["a", "b", "c"]
+    assert Cassette.load(partial).is_partial
+    assert answers(partial) == ["a?", "b?", "c?"]
     with replay(partial):
         assert [ask("a"), ask("b")] == ["a?", "b?"]
     with pytest.raises(CassetteNotFound, match=r"run\.jsonl\.partial"), replay(path):
         pass
-    with record(path):
-        ask("d")
-    assert Cassette.load(path).num_steps == 1
+    assert len(a_recording(path, "d")) == 3
     assert Cassette.load(partial.with_name(partial.name + ".old")).num_steps == 3, "nothing is lost"
 
 
-def test_a_last_line_that_breaks_off_is_dropped(path):
-    lines = a_recording(path, "a", "b")
-    path.write_bytes(b"".join(lines[:2]) + lines[2][:30])
-    cassette = Cassette.load(path)
-    assert (cassette.num_steps, cassette.is_partial) == (1, True)
-    with replay(path):
-        assert ask("a") == "a?"
-
-
-async def test_calls_that_have_not_ended_are_noted(path):
-    @intercept(name="slow")
-    async def slow() -> None:
+async def test_a_run_that_ends_early_leaves_a_whole_cassette(path):
+    @intercept(name="wait")
+    async def wait() -> None:
         await asyncio.Event().wait()
 
-    with record(path) as recorder:
-        task = asyncio.create_task(slow())
-        await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert [call.outcome for call in recorder.steps] == [{"unfinished": True}]
+    async def agent() -> None:
+        with record(path):
+            ask("a")
+            waiting.append(asyncio.create_task(wait()))
+            await asyncio.sleep(0)
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
+
+    waiting: list[asyncio.Task[None]] = []
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(agent())
+    waiting[0].cancel()
+    cassette = Cassette.load(path)
+    assert (cassette.num_steps, cassette.trailer.ended) == (2, "raised CancelledError")
+    assert cassette[1].outcome == {"unfinished": True}
+
+
+def test_a_child_that_was_forked_adds_nothing_to_the_recording(path):
+    with record(path):
+        ask("a")
+        child = os.fork()
+        if not child:
+            ask("of the child")
+            os._exit(0)
+        os.waitpid(child, 0)
+        ask("b")
+    assert answers(path) == ["a v1", "b v1"]
+
+
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_stops_the_recording_and_not_the_agent(path, monkeypatch):
+    with pytest.raises(CassetteError, match="No space left") as caught, record(path):
+        ask("a")
+        monkeypatch.setattr(PartialFile, "append", full)
+        assert ask("b") == "b v1"
+        assert ask("c") == "c v1"
+    assert caught.value.path == str(path)
+    assert not path.exists()
+    assert answers(path.with_name("run.jsonl.partial")) == ["a v1"]
+
+
+def test_a_save_that_fails_leaves_the_old_file(path, monkeypatch):
+    before = b"".join(a_recording(path, "a"))
+    cassette = Cassette.load(path)
+    monkeypatch.setattr(PartialFile, "append", full)
+    with pytest.raises(CassetteError, match="No space left"):
+        cassette.save(path)
+    assert path.read_bytes() == before
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
 
 
 # One recorder a path
 
 
 def test_a_recorder_or_a_replay_of_a_path_that_is_being_recorded_is_refused(path):
+    script = f"from agent_cache.recording import record\nwith record({str(path)!r}): pass"
     with record(path):
         for block in (record(path), record(path, mode="new_episodes"), replay(path)):
             with pytest.raises(CassetteError, match="is being recorded"), block:
                 pass
-        ask("a")
-    assert Cassette.load(path).num_steps == 1
-
-
-def test_a_second_recorder_in_another_process_is_refused(path):
-    script = f"from agent_cache.recording import record\nwith record({str(path)!r}): pass"
-    with record(path):
         run = forks().run("-c", script, imports=["agent_cache.recording"])
+        assert "is being recorded by another recorder" in run.stderr
         ask("a")
-    assert "is being recorded by another recorder" in run.stderr
-    assert Cassette.load(path).num_steps == 1
+    assert answers(path) == ["a v1"]
 
 
 def test_a_block_is_entered_once(path):
@@ -114,9 +158,6 @@ def test_a_block_is_entered_once(path):
         block.__enter__()
     with pytest.raises(CassetteError, match="not entered"):
         block.__exit__(None, None, None)
-
-
-# Paths that cannot be written
 
 
 def test_where_a_link_leads_to_is_recorded_and_the_link_stays(tmp_path):
@@ -131,36 +172,7 @@ def test_where_a_link_leads_to_is_recorded_and_the_link_stays(tmp_path):
     assert len(Cassette.load(file)) == 1
 
 
-def test_a_child_that_was_forked_adds_nothing_to_the_recording(path):
-    with record(path):
-        ask("a")
-        child = os.fork()
-        if not child:
-            ask("of the child")
-            os._exit(0)
-        os.waitpid(child, 0)
-        ask("b")
-    assert [call.arguments["question"] for call in Cassette.load(path)] == ["a", "b"]
-
-
-def test_a_full_disk_stops_the_recording_and_not_the_agent(path, monkeypatch):
-    from agent_cache.recording.partial_file import PartialFile
-
-    with pytest.raises(CassetteError, match="No space left") as caught, record(path):
-        ask("a")
-        monkeypatch.setattr(PartialFile, "append", full)
-        assert ask("b") == "b?"
-        assert ask("c") == "c?"
-    assert caught.value.path == str(path)
-    assert not path.exists()
-    assert Cassette.load(path.with_name("run.jsonl.partial")).num_steps == 1
-
-
-def full(*_: object) -> None:
-    raise OSError(28, "No space left on device")
-
-
-# Files that are none
+# Files that are none, and files that were edited
 
 
 HEADER = b'{"agent_cache_cassette":2,"log":true}\n'
@@ -188,7 +200,7 @@ def test_what_is_no_cassette_is_refused_with_its_line_and_left_alone(name, path)
     content, message, line = BROKEN[name]
     path.parent.mkdir()
     path.write_bytes(content)
-    for block in (replay(path), record(path, mode="none"), record(path, mode="new_episodes"), record(path, mode="all")):
+    for block in (replay(path), record(path, mode="new_episodes"), record(path, mode="all")):
         with pytest.raises(CassetteError, match=message) as caught, block:
             pass
         assert (caught.value.path, caught.value.line) == (str(path), line)
@@ -197,32 +209,29 @@ def test_what_is_no_cassette_is_refused_with_its_line_and_left_alone(name, path)
     assert [one.name for one in path.parent.iterdir()] == [path.name]
 
 
-def test_a_cassette_may_be_edited_by_hand(path):
+def test_a_cassette_may_be_edited_by_hand_and_a_last_line_that_breaks_off_is_dropped(path):
     lines = a_recording(path, "a", "b", "c")
-    path.write_bytes(lines[0] + lines[1] + lines[3].replace(b"c?", b"new") + b"\n" + lines[4])
+    path.write_bytes(lines[0] + lines[1] + lines[3].replace(b"c v1", b"new") + b"\n" + lines[4])
     with replay(path, strict=True):
-        assert [ask("a"), ask("c")] == ["a?", "new"]
+        assert [ask("a"), ask("c")] == ["a v1", "new"]
+    path.write_bytes(b"".join(lines[:2]) + lines[2][:30])
+    cassette = Cassette.load(path)
+    assert (cassette.num_steps, cassette.is_partial) == (1, True)
+    with replay(path):
+        assert ask("a") == "a v1"
 
 
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        {},
-        {"novel": 1},
-        {"error": 5},
-        {"error": {"type": "builtins:KeyError", "args": 7}},
-        {"object": [["a"], 5]},
-        {"stream": 5},
-        {"stream": {"chunks": [5], "end": {}}},
-        {"value": 1, "instead": 3},
-    ],
-    ids=json.dumps,
-)
+OUTCOMES = [
+    {}, {"novel": 1}, {"error": 5}, {"error": {"type": "builtins:KeyError", "args": 7}}, {"object": [["a"], 5]},
+    {"stream": 5}, {"stream": {"chunks": [5], "end": {}}}, {"value": 1, "instead": 3},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=json.dumps)
 def test_an_outcome_that_is_none_is_refused_with_its_line(outcome, path):
     lines = a_recording(path, "a")
     path.write_bytes(b"".join([lines[0], json.dumps(json.loads(lines[1]) | {"outcome": outcome}).encode() + b"\n"]))
-    block = replay(path)
-    with pytest.raises(CassetteError) as caught, block:
+    with pytest.raises(CassetteError) as caught, replay(path):
         try:
             ask("a")
         except CassetteError:

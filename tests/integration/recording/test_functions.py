@@ -1,167 +1,161 @@
 """`intercept`: functions of every kind take part, and are what they were outside of recordings."""
 
 import asyncio
+import contextvars
 import functools
+import random
 import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
 import pytest
 
-from agent_cache.recording import CassetteError, DivergenceError, ReplayExhausted, intercept, record, replay
+from agent_cache import recording
+from agent_cache.engine.scope import PLACE, ROOT
+from agent_cache.recording import (
+    Cassette,
+    CassetteError,
+    DivergenceError,
+    ReplayExhausted,
+    cached_llm_call,
+    intercept,
+    record,
+    replay,
+)
 
 
-class Switch:
-    is_on = True
-
-
-def real() -> None:
-    assert Switch.is_on, "the real function ran"
-
-
-@pytest.fixture(autouse=True)
-def switch():
-    Switch.is_on = True
-    yield
-    Switch.is_on = True
-
-
-@intercept
+@intercept(name="double")
 def double(number: int) -> int:
-    real()
     return number * 2
 
 
 @intercept(name="greet", kind="tool")
 async def greet(name: str, *, loud: bool = False) -> str:
-    real()
     await asyncio.sleep(0)
     return name.upper() if loud else name
 
 
-class Ask:
-    async def __call__(self, question: str) -> str:
-        real()
-        return question + "?"
-
-
 class Client:
-    def __init__(self, api_key: str) -> None:
-        self.api_key = api_key
+    def __init__(self, api_key: str, stage) -> None:
+        self.api_key, self.stage = api_key, stage
+
+    async def __call__(self, question: str) -> str:
+        self.stage.real()
+        return question + "?"
 
     @intercept
     def get(self, path: str) -> str:
-        real()
+        self.stage.real()
         return path
 
     async def ask(self, prompt: str) -> str:
-        real()
+        self.stage.real()
         return prompt[::-1]
 
+    def later(self, number: int):
+        """A plain function that returns something to be awaited, as many SDKs have."""
 
-def later(number: int):
-    """A plain function that returns something to be awaited, as many SDKs have."""
+        async def answer() -> int:
+            self.stage.real()
+            return number + 1
 
-    async def answer() -> int:
-        real()
-        return number + 1
-
-    return answer()
-
-
-def off_and(path, **kwargs):
-    Switch.is_on = False
-    return replay(path, **kwargs)
+        return answer()
 
 
-async def test_every_spelling_of_a_call_is_the_same_call(path):
-    async with record(path):
-        await greet("ann")
-    async with off_and(path):
-        assert await greet(name="ann", loud=False) == "ann"
+async def test_what_is_called_may_be_an_object_a_method_or_a_partial_and_its_receiver_is_no_argument(stage, path):
+    def agent(api_key):
+        client = Client(api_key, stage)
+        ask, bound = intercept(client, name="ask"), intercept(client.ask)
+        part, soon = intercept(functools.partial(greet.__wrapped__, loud=True), name="part"), intercept(client.later)
+
+        async def run() -> list[object]:
+            return [client.get("/x"), await ask("why"), await bound("abc"), await part("bob"), await soon(1)]
+
+        return run
+
+    recorded = await stage.twice(agent("sk-1234567890abcdef1234"), agent("another"))
+    assert recorded == ["/x", "why?", "cba", "BOB", 2]
+    assert "sk-123" not in path.read_text()
+    assert '"arguments":{"path":"/x"}' in path.read_text()
 
 
-async def test_what_is_called_may_be_an_object_a_bound_method_or_a_partial(path):
-    ask = intercept(Ask(), name="ask")
-    bound = intercept(Client("k").ask)
-    part = intercept(functools.partial(greet.__wrapped__, loud=True), name="part")
-    soon = intercept(later)
-
-    async def run() -> list[object]:
-        return [await ask("why"), await bound("abc"), await part("bob"), await soon(1)]
-
-    with record(path):
-        recorded = await run()
-    assert recorded == ["why?", "cba", "BOB", 2]
-    with off_and(path, strict=True):
-        assert await run() == recorded
+async def test_every_spelling_of_a_call_is_the_same_call(stage):
+    await stage.twice(lambda: greet("ann"), lambda: greet(name="ann", loud=False))
 
 
-def test_the_receiver_and_its_secrets_are_left_out(path):
-    with record(path):
-        Client("sk-1234567890abcdef1234").get("/x")
-    text = path.read_text()
-    assert "sk-123" not in text
-    assert '"arguments":{"path":"/x"}' in text
-    with off_and(path):
-        assert Client("another").get("/x") == "/x"
+async def test_calls_in_threads_belong_to_the_run_that_started_them(stage, path):
+    async def run():
+        found = await asyncio.gather(*(asyncio.to_thread(double, number) for number in range(20)))
+        with ThreadPoolExecutor() as pool:  # which must be given the context
+            call = contextvars.copy_context().run, double, 20
+            return [*found, await asyncio.get_running_loop().run_in_executor(pool, *call)]
+
+    assert await stage.twice(run) == [number * 2 for number in range(21)]
+    assert len(Cassette.load(path)) == 21
 
 
-async def test_calls_in_threads_belong_to_the_run_that_started_them(path):
-    with record(path) as recorder:
-        await asyncio.gather(*(asyncio.to_thread(double, number) for number in range(20)))
-    assert sorted(call.arguments["number"] for call in recorder.steps) == list(range(20))
-    with off_and(path):
-        assert await asyncio.gather(*(asyncio.to_thread(double, number) for number in range(20))) == [
-            number * 2 for number in range(20)
-        ]
-
-
-async def test_an_inner_call_is_not_taken_for_the_same_call_outside(path):
+async def test_an_inner_call_is_not_taken_for_the_same_call_outside(stage, path):
     answers = iter([1, 2])
 
     @intercept(name="draw")
     def draw() -> int:
-        real()
+        stage.real()
         return next(answers)
 
     @intercept(name="inside")
     def inside() -> int:
         return draw()
 
-    with record(path):
-        inside()
-        draw()
-    with off_and(path, policy={"inside": "live"}):
+    await stage.twice(lambda: [inside(), draw()])
+    with replay(path, policy={"inside": "live"}):
         assert draw() == 2
         assert inside() == 1
 
 
-def test_a_call_made_once_more_than_it_was_recorded_says_so(path):
+async def test_one_call_that_passes_two_decorators_is_one_answer(stage):
+    @cached_llm_call(name="model")
+    async def model(prompt: str) -> str:
+        stage.real()
+        return prompt.upper()
+
+    @intercept(name="step")
+    async def step(prompt: str) -> str:
+        return await model(prompt)
+
+    async def run():
+        return [await step("a"), await step("b")]
+
+    assert await stage.twice(run) == ["A", "B"]
+
+
+DIVERGENCES = {
+    "once more": ([1, 1], [1, 1, 1], ReplayExhausted, "was recorded 2 times", 2),
+    "the nearest": ([1, 4000], [4001], DivergenceError, "number: 4000 -> 4001", 2),
+    "a number and its text": (["1"], [1], DivergenceError, "number: '1' -> 1\n", 1),
+}
+
+
+@pytest.mark.parametrize("is_swallowed", [False, True])
+@pytest.mark.parametrize("case", DIVERGENCES)
+def test_a_call_that_is_not_recorded_names_the_nearest_and_what_differs(case, is_swallowed, path):
+    """At the end, too, if something has swallowed it."""
+    recorded, called, error, text, number = DIVERGENCES[case]
     with record(path):
-        double(1)
-        double(1)
-    with pytest.raises(ReplayExhausted, match="was recorded 2 times") as caught, off_and(path):
-        for _ in range(3):
-            double(1)
-    assert caught.value.call_id == 2
-    assert caught.value.expected == {"name": double.__agent_cache_recorded__.name, "arguments": {"number": 1}}
-
-
-def test_a_call_that_is_not_recorded_names_the_nearest_and_what_differs(path):
-    with record(path):
-        double(1)
-        double(4000)
-    with pytest.raises(DivergenceError, match="number: 4000 -> 4001") as caught, off_and(path) as player:
-        double(4001)
-    assert caught.value.call_id == 2
-    assert caught.value.actual["arguments"] == {"number": 4001}
-    assert player.divergences == [{"call_id": 2, "expected": caught.value.expected, "actual": caught.value.actual}]
-
-
-def test_a_divergence_tells_a_number_from_its_text(path):
-    with record(path):
-        double("1")
-    with pytest.raises(DivergenceError, match="number: '1' -> 1\n"), off_and(path):
-        double(1)
+        for one in recorded:
+            double(one)
+    with pytest.raises(error, match=text) as caught, replay(path) as player:
+        try:
+            for one in called:
+                double(one)
+        except CassetteError:
+            if not is_swallowed:
+                raise
+    assert caught.value.call_id == number
+    assert caught.value.expected == {"name": "double", "arguments": {"number": recorded[-1]}}
+    assert caught.value.actual == {"name": "double", "arguments": {"number": called[-1]}}
+    assert player.divergences == [{"call_id": number, "expected": caught.value.expected, "actual": caught.value.actual}]
 
 
 def test_a_stop_iteration_of_a_plain_function_is_recorded_as_one(path):
@@ -176,25 +170,16 @@ def test_a_stop_iteration_of_a_plain_function_is_recorded_as_one(path):
             pass
 
 
-def test_a_divergence_that_was_swallowed_is_raised_at_the_end(path):
-    with record(path):
-        double(1)
-    with pytest.raises(DivergenceError, match="was not recorded"), off_and(path):
-        try:
-            double(2)
-        except Exception:
-            pass
-
-
 def test_strict_refuses_what_is_left_over(path):
     with record(path):
         double(1)
         double(2)
-    with pytest.raises(DivergenceError, match="1 recorded calls were not made") as caught, off_and(path, strict=True):
+    with pytest.raises(DivergenceError, match="1 recorded calls were not made") as caught, replay(path, strict=True):
         double(1)
     assert (caught.value.call_id, caught.value.actual) == (2, None)
-    with off_and(path):
+    with replay(path) as player:
         double(1)
+    assert (player.cursor, player.remaining) == (1, 1)
 
 
 async def test_two_recordings_in_one_loop_do_not_see_each_other(tmp_path):
@@ -204,12 +189,21 @@ async def test_two_recordings_in_one_loop_do_not_see_each_other(tmp_path):
                 await greet(f"{name}{number}")
 
     await asyncio.gather(run("a", range(5)), run("b", range(3)), greet("outside"))
-    with record(tmp_path / "c") as recorder:
-        pass
-    assert len(recorder.steps) == 0
     for name, count in (("a", 5), ("b", 3)):
         with replay(tmp_path / name, strict=True):
             assert [await greet(f"{name}{number}") for number in range(count)] == [f"{name}{n}" for n in range(count)]
+
+
+@pytest.mark.parametrize("block", [record, replay])
+async def test_nothing_stays_bound_after_the_block(block, path):
+    with record(path):
+        double(1)
+    with pytest.raises(KeyError), block(path):
+        raise KeyError
+    assert PLACE.get().scope is ROOT
+
+
+# Threads without a context
 
 
 def test_a_thread_without_the_context_is_outside_and_that_is_said_once(path, caplog):
@@ -221,34 +215,48 @@ def test_a_thread_without_the_context_is_outside_and_that_is_said_once(path, cap
             thread.start()
             thread.join()
     assert len(recorder.steps) == 0
-    assert [
-        message for message in caplog.messages if "copy_context" in message and "alone ran" in message
-    ] == caplog.messages
-    assert len(caplog.messages) == 1
-
-
-def letters():
-    real()
-    yield "a"
+    [message] = caplog.messages
+    assert "alone ran" in message
+    assert "copy_context" in message
 
 
 @pytest.mark.parametrize("options", [{"strict": True}, {"policy": {"alone": "forbid"}}], ids=["strict", "forbid"])
-@pytest.mark.parametrize("function", [lambda: real(), letters], ids=["plain", "stream"])
-async def test_a_thread_without_the_context_is_refused_where_nothing_may_run(function, options, path):
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_thread_without_the_context_is_refused_where_nothing_may_run(is_stream, options, stage, path):
     """It may belong to the run, and cannot tell: an executor's thread does not know who has sent it work."""
-    alone = intercept(function, name="alone")
+
+    def letters():
+        stage.real()
+        yield "a"
+
+    alone = intercept(letters if is_stream else stage.real, name="alone")
 
     def run() -> None:
         list(alone() or ())
 
     with record(path):
         await asyncio.to_thread(run)
-    block = off_and(path, **options)
-    with pytest.raises(CassetteError, match="copy_context"), block:
+    with pytest.raises(CassetteError, match="copy_context"), stage.replay(**options):
         try:
             await asyncio.get_running_loop().run_in_executor(None, run)
         except CassetteError:
             pass
-    Switch.is_on = True
+    stage.is_live = True
     with pytest.raises(DivergenceError, match="not made"), replay(path, strict=True, policy={"alone": "live"}):
         await asyncio.get_running_loop().run_in_executor(None, run)
+
+
+# Clock, identifiers, chance
+
+
+async def test_a_replay_gives_back_times_and_chance_and_nothing_global_is_patched(stage, path):
+    def look():
+        assert (time.time, random.random, uuid.uuid4, type(random.random())) == (*before, float)
+        return recording.now(), recording.uuid4(), recording.random(), recording.now(None), recording.random()
+
+    before = time.time, random.random, uuid.uuid4
+    moment, identifier, number, local, other = recorded = await stage.twice(look)
+    assert look() != recorded
+    assert abs((datetime.now(UTC) - moment).total_seconds()) < 60
+    assert (local.tzinfo, type(identifier), 0 <= number < 1, number != other) == (None, uuid.UUID, True, True)
+    assert [call.kind for call in Cassette.load(path)] == ["env"] * 5
