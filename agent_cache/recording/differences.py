@@ -39,7 +39,7 @@ _MAX_SHOWN = 100
 _MAX_LINES = 12
 _MAX_ELEMENTS = 1000
 _MAX_DEPTH = 50
-_ELEMENT = re.compile(r"\[\d+\](?: \([^)]*\))?")
+_ELEMENT = re.compile(r"\[\d+\]")
 _PLAIN_KEY = re.compile(r"[^\s.:*\[\]\"]+")
 _WORD = re.compile(r"\w+|\W")
 
@@ -66,8 +66,7 @@ def _differences(was: Any, now: Any, path: str, depth: int) -> Iterator[tuple[st
                 yield from _differences(one, other, joined(path, name), depth + 1)
     elif type(was) is list and type(now) is list and max(len(was), len(now)) <= _MAX_ELEMENTS and depth < _MAX_DEPTH:
         for one, other, number in _aligned(was, now):
-            label = _label(now[number] if one is ABSENT else was[number])
-            yield from _differences(one, other, f"{path}[{number}]{label}", depth + 1)
+            yield from _differences(one, other, f"{path}[{number}]", depth + 1)
     elif was != now:
         yield path, was, now
 
@@ -109,17 +108,6 @@ def _aligned(was: list[Any], now: list[Any]) -> Iterator[tuple[Any, Any, int]]:
             one = was[begin + at] if begin + at < end + first else ABSENT
             other = now[begin_now + at] if begin_now + at < end_now + first else ABSENT
             yield one, other, begin_now + at if one is ABSENT else begin + at
-
-
-def _label(element: Any) -> str:
-    """Whose element of a list it is: the role of a message, the name of a tool."""
-    if type(element) is not dict:
-        return ""
-    inner = element.get("function")
-    for name in (element.get("role"), element.get("name"), inner.get("name") if type(inner) is dict else None):
-        if type(name) is str:
-            return f" ({name})"
-    return ""
 
 
 def changes(was: Any, now: Any, path: str) -> list[str]:

@@ -10,14 +10,13 @@ import enum
 import logging
 import os
 import re
-import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from copy import copy
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -49,7 +48,7 @@ from agent_cache.recording.redaction import Redaction
 _LOG = logging.getLogger("agent_cache")
 
 _IGNORED = r"^(.+?):((?:arguments|result|error)(?:[.\[].*)?)$"
-_NUMBERS = ("missing", "less often", "extra", "repeated")
+_NUMBERS = ("missing", "extra", "repeated")
 _MAX_PLACES = 20
 """Changed places of arguments up to which they are counted."""
 _PASSES = 6
@@ -201,13 +200,12 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class _Finding(NamedTuple):
-    """A drift, with the calls that show it: of the baseline and of the new run, and those that one was moved over."""
+    """A drift, with the calls that show it, of the baseline and of the new run, and the places that differ."""
 
-    kind: str
+    event: DriftEvent
     step: Step | None
     other: Step | None
-    where: Places = {}  # noqa: RUF012 - never changed
-    over: Sequence[Step] = ()
+    where: Places
 
     @property
     def shown(self) -> Step:
@@ -262,82 +260,87 @@ class _Rule:
         for one, other, over in matches:
             if one is None or other is None:
                 if other is not None and ("extra", other.key) not in learned:
-                    found += self.new("repeated" if other.key in self.asked else "extra", other)
+                    found += self.new(other, is_repeated=other.key in self.asked)
                 elif one is not None and ("missing", one.number) not in learned:
-                    found.append(_Finding("less often" if one.key in made else "missing", one, None))
+                    text, least = ("made less often", _INFO) if one.key in made else ("not made", _WARNING)
+                    where = {"": (one.call.arguments, None)}
+                    found.append(self.finding("missing", f"was {text}", one, None, where, least))
                 continue
             where = {} if one.key == other.key else self.changes(one, other)
             if where and {("extra", other.key), ("missing", one.number)} <= learned:
                 continue
             if where:
-                found.append(_Finding("arguments", one, other, where))
+                text = f"was called with other arguments: {_shown_places(where)}"
+                found.append(self.finding("arguments", text, one, other, where, _WARNING))
             if one.outcome != other.outcome:
-                found += (drift for drift in self.outcome(one, other) if not where or "error" in drift.kind)
+                found += (drift for drift in self.outcome(one, other) if not where or drift.event.kind == "error")
             judged = [step for step in over if ("order", step.number) not in learned]
             if judged and ("order", one.number) not in learned:
-                found.append(_Finding("order", one, other, {}, judged))
+                found.append(self.order(one, other, judged))
         return sorted(found, key=lambda drift: (drift.other is None, drift.shown.number)), matches
 
-    def new(self, kind: str, step: Step) -> Iterator[_Finding]:
+    def finding(
+        self, kind: str, text: str, step: Step | None, other: Step | None, where: Places, least: DriftSeverity
+    ) -> _Finding:
+        """A drift that matters at `least` so much; that of a write is critical. `text` says what the call did."""
+        call = (other or step).call  # type: ignore[union-attr]  # there is one of them
+        severity = _CRITICAL if kind != "order" and (self.is_write(step) or self.is_write(other)) else least
+        was, now = ({at: each[side] for at, each in where.items()} for side in (0, 1))
+        if len(where) == 1:
+            [(was, now)] = where.values()
+        path, text = ", ".join(islice(where, 5)), f"{_shown_call(call)} {text}"
+        event = DriftEvent(severity, kind, call.name, text, was, now, call.kind, call.id, path)
+        return _Finding(event, step, other, where)
+
+    def new(self, step: Step, *, is_repeated: bool) -> Iterator[_Finding]:
         """A call that the baseline does not have, or not so often."""
-        yield _Finding(kind, None, step)
+        where = {"": (None, step.call.arguments)}
+        if is_repeated:
+            yield self.finding("repeated", "was made more often than in the baseline", None, step, where, _INFO)
+        else:
+            yield self.finding("extra", "was made, and is not in the baseline", None, step, where, _WARNING)
         if "error" in step.ended:
-            yield _Finding("error", None, step, {"error": (None, step.ended["error"])})
+            yield self.error(None, step, None, step.ended["error"])
 
     def outcome(self, step: Step, other: Step) -> Iterator[_Finding]:
         """How the outcome of a call differs."""
+        if ("error", step.number) in self.learned or "unfinished" in step.ended:
+            return
         was, now = step.ended.get("error"), other.ended.get("error")
-        where, kind = places_of(step.ended, other.ended), "result"
         if _type_of(was) != _type_of(now):
-            where, kind = {"error": (was, now)}, "no error" if now is None else "error"
-        if where and ("error", step.number) not in self.learned and "unfinished" not in step.ended:
-            yield _Finding(kind, step, other, where)
+            yield self.error(step, other, was, now)
+        elif where := places_of(step.ended, other.ended):
+            text = f"had another outcome: {_shown_places(where)}"
+            yield self.finding("result", text, step, other, where, _WARNING)
+
+    def error(self, step: Step | None, other: Step, was: Any, now: Any) -> _Finding:
+        """A call that raises another error than in the baseline, or none."""
+        where = {"error": (was, now)}
+        if now is None:
+            return self.finding("error", f"no longer raises {_shown_error(was)}", step, other, where, _WARNING)
+        text = f"raised {_shown_error(now)}, and in the baseline {'did not' if was is None else _shown_error(was)}"
+        return self.finding("error", text, step, other, where, _CRITICAL)
+
+    def order(self, step: Step, other: Step, over: Sequence[Step]) -> _Finding:
+        """A call that was moved over others in its task."""
+        severity = max(_severity_of_order(other.call, one.call) for one in over)
+        sides = ("before", "after") if step.number < over[0].number else ("after", "before")
+        was, now = (f"{side} {_shown_call(over[0].call)}" for side in sides)
+        text = f"came {now}, and in the baseline {sides[0]} it"
+        return self.finding("order", text, step, other, {"": (was, now)}, severity)
 
     def is_write(self, step: Step | None) -> bool:
         """Whether a call is a write, also one that has not ended, or was refused."""
         return step is not None and (step.call.is_write or step.call.name in self._writes)
 
-    def event(self, finding: _Finding) -> DriftEvent:
-        """The event of a finding."""
-        kind, step, _, where, over = finding
-        call = finding.shown.call
-        shown = _shown_call(call)
-        severity = _INFO if kind in ("less often", "repeated") else _WARNING
-        if kind == "error" or self.is_write(finding.shown) or self.is_write(step):
-            severity = _CRITICAL
-        was: Any = {at: one for at, (one, _) in where.items()}
-        now: Any = {at: one for at, (_, one) in where.items()}
-        if len(where) < 2:
-            was, now = next(iter(where.values()), (None, None))
-        match kind:
-            case "arguments":
-                text = f"{shown} was called with other arguments: {_shown_places(where)}"
-            case "missing" | "less often":
-                text = f"{shown} was {'not made' if kind == 'missing' else 'made less often'}"
-                was, kind = call.arguments, "missing"
-            case "extra" | "repeated":
-                text = f"{shown} was made{', and is not in' if kind == 'extra' else ' more often than in'} the baseline"
-                now = call.arguments
-            case "order":
-                assert step is not None
-                severity = max(_severity_of_order(call, one.call) for one in over)
-                sides = ("before", "after") if step.number < over[0].number else ("after", "before")
-                was, now = (f"{side} {_shown_call(over[0].call)}" for side in sides)
-                text = f"{shown} came {now}, and in the baseline {sides[0]} it"
-            case "no error":
-                text, kind = f"{shown} no longer raises {_shown_error(was)}", "error"
-            case "error":
-                before = "did not" if was is None else _shown_error(was)
-                text = f"{shown} raised {_shown_error(now)}, and in the baseline {before}"
-            case _:
-                text = f"{shown} had another outcome: {_shown_places(where)}"
-        return DriftEvent(severity, kind, call.name, text, was, now, call.kind, call.id, ", ".join(islice(where, 5)))
+    def is_number(self, finding: _Finding) -> bool:
+        """Whether a drift is about how many reads or model calls there are."""
+        return finding.event.kind in _NUMBERS and not self.is_write(finding.shown)
 
     def events(self, findings: Sequence[_Finding], run: Sequence[Step]) -> Iterator[DriftEvent]:
         """The events of a whole run, with those of its tokens."""
-        few = [id(one) for one in findings if one.kind in _NUMBERS and not self.is_write(one.shown)]
-        accepted = few if len(few) <= self.tolerance.calls else []
-        yield from (self.event(one) for one in findings if id(one) not in accepted)
+        few = sum(map(self.is_number, findings)) <= self.tolerance.calls
+        yield from (one.event for one in findings if not (few and self.is_number(one)))
         part, tokens, (least, most) = self.tolerance.tokens, _tokens_of(run), self.baseline._tokens
         if part is None or not tokens or not least or least * (1 - part) <= tokens <= most * (1 + part):
             return
@@ -487,16 +490,15 @@ class Baseline:
         return list(rule.events(findings, run)), pairs
 
     def _accept(self, finding: _Finding, same: set[str]) -> None:
-        kind, step, other, where, _ = finding
-        name = finding.shown.call.name
+        event, step, other, where = finding
         # Of a function that both call with the same arguments, too, it is another call; else its arguments vary.
-        if kind in _NUMBERS or (kind == "arguments" and name in same):
+        if event.kind in _NUMBERS or (event.kind == "arguments" and event.name in same):
             self._learned |= {("extra", other.key)} if other is not None else set()
             self._learned |= {("missing", step.number)} if step is not None else set()
-        elif step is not None and (kind == "order" or "error" in kind):
-            self._learned.add(("order" if kind == "order" else "error", step.number))
+        elif step is not None and event.kind in ("order", "error"):
+            self._learned.add((event.kind, step.number))
         elif step is not None:
-            self._places[name].update(where)
+            self._places[event.name].update(where)
 
 
 def _counting(cassette: Cassette) -> list[Step]:
@@ -596,9 +598,9 @@ class DriftDetector:
         try:
             for finding in self._certain(self._rule.read(step)):
                 # Of how many may be more or fewer, the end says whether they are too many.
-                if finding.kind not in _NUMBERS or not tolerance.calls or self._rule.is_write(finding.shown):
-                    self._drifts.append(self._rule.event(finding))
-                    self._show(self._drifts[-1])
+                if not (tolerance.calls and self._rule.is_number(finding)):
+                    self._drifts.append(finding.event)
+                    self._show(finding.event)
         except Exception as problem:
             self._problem = problem
             raise
@@ -626,9 +628,9 @@ class DriftDetector:
         if not same and ("extra", key) not in rule.learned:
             others = [one for one in rule.steps if one.call.name == step.call.name and one.chain == step.chain]
             if all(rule.changes(one, step) for one in others):
-                yield from rule.new("extra", step)
+                yield from rule.new(step, is_repeated=False)
         elif self._made[key] > len(same):
-            yield from rule.new("repeated", step)
+            yield from rule.new(step, is_repeated=True)
         elif not any(one.outcome == step.outcome for one in same):
             found = [list(rule.outcome(one, step)) for one in same]
             yield from found[0] if all(found) else ()
@@ -668,8 +670,7 @@ def accepted_runs(path: Path) -> list[Path]:
 def store_run(run: Cassette, path: Path, *, replaces: bool = False) -> tuple[Path, list[Path]]:
     """Write an accepted run to a baseline, and return its path and those of the runs that it has replaced.
 
-    It is written before an old one is deleted, and beside others under the first number that is free, also if other
-    processes do so at the same time.
+    It is written before an old one is deleted, and beside others under the first number that is free.
     """
     is_folder = is_folder_of_runs(path)
     old = accepted_runs(path) if path.is_file() or any(path.glob("*.jsonl")) else []
@@ -682,11 +683,10 @@ def store_run(run: Cassette, path: Path, *, replaces: bool = False) -> tuple[Pat
             if one != target:
                 one.unlink(missing_ok=True)
         return target, old
-    written = path / f"{secrets.token_hex(8)}.adding"
-    run.save(written)
-    for number in count(1):
-        with suppress(FileExistsError):
-            os.link(written, path / f"{number}.jsonl")
-            break
-    written.unlink()
-    return path / f"{number}.jsonl", []
+    path.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        with suppress(FileExistsError), (path / f"{number}.jsonl").open("xb") as file:
+            file.writelines(run.lines())
+            return path / f"{number}.jsonl", []
+        number += 1
