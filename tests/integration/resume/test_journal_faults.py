@@ -15,7 +15,7 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheSession, invalidate
 from agent_cache.recording import intercept
-from agent_cache.resume import CustomState, Journal, JournalError, NotDone
+from agent_cache.resume import CustomState, InDoubtError, Journal, JournalError, NotDone
 from agent_cache.resume.journal import read_journal
 from tests.harness.forks import forks
 from tests.harness.slow import slow
@@ -66,11 +66,9 @@ async def run(
     *,
     until: int = len(STEPS),
     on_doubt: Any = "raise",
-    restart: bool = False,
 ) -> list[str]:
     """The run; it crashes after so many calls."""
-    journal = Journal(directory, on_doubt=on_doubt, restart=restart)
-    async with AgentCacheSession(session_id, journal=journal) as session:
+    async with AgentCacheSession(session_id, journal=Journal(directory, on_doubt=on_doubt)) as session:
         answers = []
         for number, (tool, argument) in enumerate(STEPS):
             if number == until:
@@ -188,48 +186,42 @@ def said(text: str, *arguments: object) -> str:
 
 
 HOLD = """
+    @intercept(name="pay", kind="write")
+    async def pay(order):
+        print("in the middle of a write", flush=True)
+        sys.stdin.read()
     async def hold():
         async with AgentCacheSession("s", journal=Journal(sys.argv[1])):
             await look("o1")
-            print("begun", flush=True)
-            sys.stdin.read()
             await pay("o1")
-            raise Crash
-    try:
-        asyncio.run(hold())
-    except Crash:
-        pass
+    asyncio.run(hold())
 """
 
 
-async def test_a_second_process_is_refused_while_the_first_one_runs(tmp_path):
+async def test_a_process_refuses_others_and_when_it_is_killed_in_a_write_that_is_in_doubt(tmp_path):
     with subprocess.Popen(script(HOLD, tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
-        assert first.stdin is not None
         assert first.stdout is not None
-        assert first.stdout.readline() == b"begun\n"
+        assert first.stdout.readline() == b"in the middle of a write\n"
         await refused(tmp_path, "another session")
-        first.stdin.close()
-        assert first.wait() == 0
-    assert await run(tmp_path) == ANSWERS
-    assert carried_out == NAMES[2:]
+        first.kill()
+    for _ in range(2):
+        with pytest.raises(InDoubtError) as caught:
+            await run(tmp_path)
+    assert caught.value.key == read_journal(Journal(tmp_path).path("s")).in_doubt[0].key
+    assert carried_out == []
+    assert await run(tmp_path, on_doubt="rerun") == ANSWERS
+    assert carried_out == NAMES[1:]
 
 
 FORK = """
-    import threading
-    def resume_in_child(errors):
-        try:
-            asyncio.run(run(Path(sys.argv[1])))
-        except BaseException as error:
-            errors.append(error)
     async def main():
         async with AgentCacheSession("s", journal=Journal(sys.argv[1])):
             await look("o1")
             child = os.fork()
             if not child:
-                errors = []
                 try:
-                    %s
-                    raise errors[0]
+                    print(await look("child"), flush=True)
+                    await pay("child")
                 except BaseException as error:
                     print(type(error).__name__, carried_out, flush=True)
                 finally:
@@ -242,14 +234,12 @@ FORK = """
     except Crash:
         pass
 """
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
 
-@needs_fork
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 async def test_a_forked_child_does_not_write_into_the_journal_of_its_parent(tmp_path):
-    read = 'print(await look("child"), flush=True); await pay("child")'
     printed = ["child is open", "JournalError ['look o1', 'look child']", "o1 is paid"]
-    assert said(FORK % read, tmp_path).splitlines() == printed
+    assert said(FORK, tmp_path).splitlines() == printed
     assert [call.name for call in read_journal(Journal(tmp_path).path("s")).calls] == ["look", "pay"]
     assert await run(tmp_path) == ANSWERS
     assert carried_out == NAMES[2:]

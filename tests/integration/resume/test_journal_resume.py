@@ -1,6 +1,6 @@
 """A run whose process has ended in the middle goes on: what answers, what runs again, and what is in doubt.
 
-A process that dies is played by `Killed`, which no tool and no agent catches. `test_journal_processes` kills real ones.
+A process that dies is played by `Killed`, which no tool and no agent catches. `test_journal_faults` kills a real one.
 """
 
 import asyncio
@@ -10,16 +10,10 @@ from collections import Counter
 
 import pytest
 
-from agent_cache import (
-    AgentCache,
-    AgentCacheInvalidator,
-    AgentCacheSession,
-    AgentLoopDetectedError,
-    configure,
-)
-from agent_cache.errors import ConfigurationError, DivergenceError, InDoubtError, JournalError
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, configure
+from agent_cache.errors import CheckpointError, ConfigurationError, DivergenceError, InDoubtError, JournalError
 from agent_cache.recording import cached_llm_call, intercept, replay
-from agent_cache.resume import Journal, NotDone, idempotency_key
+from agent_cache.resume import AutoReplayManager, Journal, JournalEnded, NotDone, idempotency_key
 from agent_cache.resume.journal import read_journal
 from agent_cache.testing import MemoryTier, reset
 
@@ -245,18 +239,15 @@ def test_a_check_finds_out(world, directory, is_async):
     assert world.calls == {"pay 1": 1}
 
 
-@pytest.mark.parametrize("answer", ["return", "return class", "raise"])
+@pytest.mark.parametrize("answer", [lambda: NotDone(), lambda: NotDone, lambda: (_ for _ in ()).throw(NotDone)])
 def test_a_check_that_finds_nothing_done_lets_the_write_run(world, directory, answer):
     def check(arguments, key):
-        if answer == "raise":
-            raise NotDone
-        return NotDone if answer == "return class" else NotDone()
-
-    world.dies_in = {"ship 1"}
+        return answer()
 
     async def program():
         return ship("1")
 
+    world.dies_in = {"ship 1"}
     dies(Journal(directory), program)
     assert journaled(Journal(directory, on_doubt={ship: check}), program) == "shipped 1"
     assert world.calls == {"ship 1": 1}
@@ -301,28 +292,15 @@ def test_a_write_in_doubt_that_is_not_made_again_is_said(world, directory, caplo
     assert "has not come to writes that it had made: resumed:pay" in caplog.text
 
 
-@pytest.mark.parametrize("order", ["1", "half\ud83d"])
-def test_caches_drop_what_a_write_in_doubt_may_have_changed(order, world, directory):
-    @AgentCacheInvalidator("order:{order}", name="resumed:change")
-    async def change(order: str) -> None:
-        WORLD.call("change")
-
-    async def program():
-        return await get_order("2"), await change(order)
-
-    async def resumed():
-        return await get_order(order)
-
-    tier = MemoryTier()
-    with configure(remote=tier):
-        world.dies_after = {"change"}
-        dies(Journal(directory), program)
+def test_caches_drop_what_a_write_in_doubt_may_have_changed(world, directory):
+    with configure(remote=MemoryTier()):
+        in_doubt(directory)
         reset()  # another process
-        asyncio.run(get_order(order))  # an entry of which it is not known whether it is from before the change
-        asyncio.run(get_order(order))
-        assert world.calls[f"get {order}"] == 1
-        journaled(Journal(directory, on_doubt="notice"), resumed)
-        assert world.calls[f"get {order}"] == 2
+        asyncio.run(get_order("1"))  # an entry of which it is not known whether it is from before the change
+        asyncio.run(get_order("1"))
+        assert world.calls["get 1"] == 1
+        journaled(Journal(directory, on_doubt="notice"), lambda: get_order("1"))
+        assert world.calls["get 1"] == 2
 
 
 # Idempotency keys
@@ -530,7 +508,7 @@ def test_trace_metrics_and_budgets_go_on(world, directory):
     assert world.calls == {**{f"get {number}": 1 for number in range(4)}, "pay 1": 1}
 
 
-def test_checkpoints_are_written_once(world, directory):
+def test_checkpoints_are_written_once_and_what_came_after_them_is_found(world, directory):
     async def run(journal):
         async with AgentCacheSession("run", journal=journal) as session:
             made = []
@@ -547,11 +525,70 @@ def test_checkpoints_are_written_once(world, directory):
     first = read_journal(directory / "run.jsonl").checkpoints
     world.dies_in = set()
     made = asyncio.run(run(Journal(directory, on_doubt="rerun")))
-    stored = read_journal(directory / "run.jsonl").checkpoints
+    journal = read_journal(directory / "run.jsonl")
+    stored = journal.checkpoints
     assert made[:3] == stored[:3] == first
-    assert [one.sequence for one in stored] == [1, 2, 3, 4]
-    assert [one.after for one in stored] == [1, 2, 3, 4]
+    assert [one.sequence for one in stored] == [one.after for one in stored] == [1, 2, 3, 4]
     assert "horse" not in (directory / "run.jsonl").read_text()
+    report = asyncio.run(AutoReplayManager(journal, after=stored[1]).run())
+    assert [getattr(event, "name", "checkpoint") for event in report.replayed] == [
+        "resumed:ask", "checkpoint", "resumed:pay", "checkpoint",
+    ]  # fmt: skip
+    asyncio.run(run(Journal(directory, restart=True)))
+    with pytest.raises(CheckpointError, match="of another run"):
+        AutoReplayManager(read_journal(directory / "run.jsonl"), after=stored[1])
+
+
+async def test_a_state_that_cannot_be_written_leaves_the_journal_and_the_run_as_they_were(world, directory):
+    async with AgentCacheSession("run", journal=Journal(directory)) as session:
+        for label, state, field in (("bad", {"connection": object()}, "connection"), ("x" * 201, {}, "label")):
+            with pytest.raises(CheckpointError) as caught:
+                await session.checkpoint(label, state)
+            assert caught.value.field == field
+        made = await session.checkpoint("good", {"a": (1,)})
+    assert read_journal(directory / "run.jsonl").checkpoints == [made]
+    async with AgentCacheSession("run") as session:
+        with pytest.raises(ConfigurationError, match="no journal"):
+            await session.checkpoint("x", {})
+
+
+# A run that has ended
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_session_whose_run_has_ended_raises_and_runs_nothing(world, directory, is_async, caplog):
+    async def program():
+        return await pay("1") if is_async else ship("1")
+
+    journaled(Journal(directory), program)
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    for _ in range(3):
+        with pytest.raises(JournalEnded, match=r"'run'.*restart=True") as caught:
+            journaled(Journal(directory), program)
+    assert sum(world.calls.values()) == 1
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+    assert (caught.value.session_id, caught.value.calls) == ("run", 1)
+    assert caught.value.path == str(directory / "run.jsonl")
+    assert not caplog.messages
+
+
+def test_restart_begins_a_new_run_keeps_the_old_journal_and_resumes_one_that_has_not_ended(world, directory):
+    def restarted():
+        return journaled(Journal(directory, restart=True), lambda: pay("1"))
+
+    world.dies_in = {"pay 1"}
+    dies(Journal(directory), lambda: handle("1"))
+    with pytest.raises(InDoubtError):
+        journaled(Journal(directory, restart=True), lambda: handle("1"))
+    (directory / "run.jsonl").unlink()
+    restarted()
+    first = (directory / "run.jsonl").read_bytes()
+    assert restarted() == "paid 1"
+    assert world.calls["pay 1"] == 2
+    assert len(list(directory.iterdir())) == 2
+    assert first in [path.read_bytes() for path in directory.iterdir()]
+    with pytest.raises(JournalEnded):
+        journaled(Journal(directory), lambda: pay("1"))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Checkpoints of LangChain and LangGraph, restored into the real packages."""
 
-import asyncio
 import operator
 import types
 from typing import Annotated, Any
@@ -34,23 +33,15 @@ class State(MessagesState):
 
 
 class Saver(InMemorySaver):
-    """A checkpointer that can be made to fail, or to wait, at a write."""
+    """A checkpointer that can be made to fail at a write."""
 
     fails_at = -1
-    waits_at = -1
     puts = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_waiting = asyncio.Event()
 
     async def aput(self, *arguments: Any) -> Any:
         self.puts += 1
         if self.puts == self.fails_at:
             raise OSError("the disk is full")
-        if self.puts == self.waits_at:
-            self.is_waiting.set()
-            await asyncio.Event().wait()
         return await super().aput(*arguments)
 
 
@@ -77,8 +68,8 @@ def graph(saver: Any = None, thread: str = "t", state: Any = State, **options: A
 
 def checkpoint(state: Any) -> Checkpoint:
     """A checkpoint that was read from a journal."""
-    made = Checkpoint(session_id="s", sequence=1, state=state)
-    return checkpoint_of(msgspec.json.decode(checkpoint_line(made))["checkpoint"], "s")
+    line = checkpoint_line(Checkpoint(session_id="s", sequence=1, state=state))
+    return checkpoint_of(msgspec.json.decode(line)["checkpoint"], "s")
 
 
 async def snapshot(target: Any) -> Any:
@@ -161,9 +152,8 @@ async def test_a_thread_whose_database_fails_is_as_it_was(write):
     await target.ainvoke({"messages": [("user", "hi")]})
     before = await snapshot(target)
     saver.fails_at = saver.puts + write
-    state = LangChainState(messages=[], values={"steps": [], "plan": ""}, next=["plan", "review"])
     with pytest.raises(RestoreError):
-        await restore(checkpoint(state), target)
+        await restore(checkpoint(LangChainState(values={"steps": [], "plan": ""}, next=["plan", "review"])), target)
     after = await snapshot(target)
     assert (after.values, after.next) == (before.values, before.next)
 

@@ -77,50 +77,37 @@ async def test_a_session_goes_back_to_its_checkpoint_and_on_from_there(session):
 
 
 class Failing(SQLiteSession):
-    """A session whose database can be made to fail, or to wait."""
+    """A session whose database fails once, or waits, in the middle of adding items."""
 
-    fails_in: frozenset[str] = frozenset()
-    waits = False
+    action = ""
 
     async def add_items(self, items: list[Any]) -> None:
-        if self.waits:
-            self.waits = False
+        action, self.action = self.action, ""
+        if action:
             await super().add_items(items[:1])
+        if action == "waits":
             self.is_waiting.set()
             await asyncio.Event().wait()
-        if "add_items" in self.fails_in:
-            self.fails_in -= {"add_items"} if "always" not in self.fails_in else set()
+        if action == "fails":
             raise OSError("the disk is full")
         await super().add_items(items)
 
 
-@pytest.fixture
-async def failing(tmp_path: Path):
-    made = Failing("s", tmp_path / "sessions.db")
-    made.is_waiting = asyncio.Event()
-    await made.add_items([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "other"}])
-    yield made
-    made.close()
-
-
-async def test_a_session_whose_database_fails_is_as_it_was(failing):
-    before = await failing.get_items()
-    failing.fails_in = frozenset({"add_items"})
-    with pytest.raises(RestoreError, match=r"is as it was.*disk is full"):
-        await restore(checkpoint(OpenAIAgentsState(items=ITEMS)), failing)
-    assert await failing.get_items() == before
-
-
-async def test_a_cancelled_restore_leaves_the_session_as_it_was(failing):
-    before = await failing.get_items()
-    failing.waits = True
-    task = asyncio.create_task(restore(checkpoint(OpenAIAgentsState(items=ITEMS)), failing))
-    await failing.is_waiting.wait()
-    assert await failing.get_items() != before
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
+@pytest.mark.parametrize("action", ["fails", "waits"])
+async def test_a_session_whose_database_fails_or_whose_restore_is_cancelled_is_as_it_was(tmp_path, action):
+    session = Failing("s", tmp_path / "sessions.db")
+    session.is_waiting = asyncio.Event()
+    await session.add_items([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "other"}])
+    before = await session.get_items()
+    session.action = action
+    task = asyncio.create_task(restore(checkpoint(OpenAIAgentsState(items=ITEMS)), session))
+    if action == "waits":
+        await session.is_waiting.wait()
+        task.cancel()
+    with pytest.raises(RestoreError if action == "fails" else asyncio.CancelledError):
         await task
-    assert await failing.get_items() == before
+    assert await session.get_items() == before
+    session.close()
 
 
 async def test_a_result_that_is_still_streaming_is_refused():
