@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 import importlib
+import inspect
 import json
 import socket
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -37,92 +38,71 @@ Response = tuple[int, dict[str, str], bytes]
 Fetch = Callable[..., Awaitable[Response]]
 
 
-def lower(headers: Any) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
+CLIENTS = ("urllib.request", "urllib3", "requests", "httpx", "httpx async", "httpx2", "httpx2 async", "aiohttp")
 
 
-async def _urllib(library: Any, *, is_async: bool) -> AsyncIterator[Fetch]:
-    opener = library.build_opener(library.ProxyHandler({}))
+async def sender(name: str, library: Any, stack: AsyncExitStack, *, is_async: bool) -> Callable[..., Any]:
+    """A function that sends a request with one client, which follows redirects."""
+    send: Callable[..., Any]
+    if name == "urllib.request":
+        opener = library.build_opener(library.ProxyHandler({}))
 
-    async def fetch(method: str, url: str, body: bytes | None, headers: dict[str, str]) -> Response:
-        try:
-            with opener.open(library.Request(url, body, headers, method=method)) as response:
+        def send(method: str, url: str, body: bytes | None, headers: dict[str, str]) -> Response:
+            try:
+                response = opener.open(library.Request(url, body, headers, method=method))
+            except urllib.error.HTTPError as error:
+                response = error
+            with response:
                 content = response.read()
                 is_packed = response.headers["content-encoding"] == "gzip"  # it is left to the program
-                return response.status, lower(response.headers), gzip.decompress(content) if is_packed else content
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, lower(error.headers), error.read()
+                return response.status, response.headers, gzip.decompress(content) if is_packed else content
 
-    yield fetch
+    elif name == "urllib3":
+        retries = library.Retry(connect=0, read=0, redirect=2, respect_retry_after_header=False)
+        pool = stack.enter_context(library.PoolManager(retries=retries))
 
-
-async def _urllib3(library: Any, *, is_async: bool) -> AsyncIterator[Fetch]:
-    with library.PoolManager(
-        retries=library.Retry(connect=0, read=0, redirect=2, respect_retry_after_header=False)
-    ) as pool:
-
-        async def fetch(method: str, url: str, body: bytes | None, headers: dict[str, str]) -> Response:
+        def send(method: str, url: str, body: bytes | None, headers: dict[str, str]) -> Response:
             response = pool.request(method, url, body=body, headers=headers)
-            return response.status, lower(response.headers), response.data
+            return response.status, response.headers, response.data
 
-        yield fetch
+    elif name == "aiohttp":
+        client = await stack.enter_async_context(library.ClientSession())
 
+        async def send(method: str, url: str, body: bytes | None, headers: dict[str, str]) -> Response:
+            async with client.request(method, url, data=body, headers=headers) as response:
+                return response.status, response.headers, await response.read()
 
-async def _requests(library: Any, *, is_async: bool) -> AsyncIterator[Fetch]:
-    with library.Session() as session:
+    elif is_async:
+        client = await stack.enter_async_context(library.AsyncClient(follow_redirects=True))
 
-        async def fetch(method: str, url: str, body: bytes | None, headers: dict[str, str]) -> Response:
-            response = session.request(method, url, data=body, headers=headers)
-            return response.status_code, lower(response.headers), response.content
+        async def send(method: str, url: str, body: bytes | None, headers: dict[str, str]) -> Response:
+            response = await client.request(method, url, content=body, headers=headers)
+            return response.status_code, response.headers, response.content
 
-        yield fetch
+    else:
+        is_requests = name == "requests"
+        session = stack.enter_context(library.Session() if is_requests else library.Client(follow_redirects=True))
 
+        def send(method: str, url: str, body: bytes | None, headers: dict[str, str]) -> Response:
+            content = {"data" if is_requests else "content": body}
+            response = session.request(method, url, headers=headers, **content)
+            return response.status_code, response.headers, response.content
 
-async def _httpx(library: Any, *, is_async: bool) -> AsyncIterator[Fetch]:
-    async with library.AsyncClient(follow_redirects=True) as client:
-        with library.Client(follow_redirects=True) as plain:
-
-            async def fetch(method: str, url: str, body: bytes | None, headers: dict[str, str]) -> Response:
-                response = (client if is_async else plain).request(method, url, content=body, headers=headers)
-                response = await response if is_async else response
-                return response.status_code, lower(response.headers), response.content
-
-            yield fetch
-
-
-async def _aiohttp(library: Any, *, is_async: bool) -> AsyncIterator[Fetch]:
-    async with library.ClientSession() as session:
-
-        async def fetch(method: str, url: str, body: bytes | None, headers: dict[str, str]) -> Response:
-            async with session.request(method, url, data=body, headers=headers) as response:
-                return response.status, lower(response.headers), await response.read()
-
-        yield fetch
-
-
-CLIENTS: dict[str, Callable[..., Any]] = {
-    "urllib.request": _urllib,
-    "urllib3": _urllib3,
-    "requests": _requests,
-    "httpx": _httpx,
-    "httpx async": _httpx,
-    "httpx2": _httpx,
-    "httpx2 async": _httpx,
-    "aiohttp": _aiohttp,
-}
+    return send
 
 
 @pytest.fixture(params=CLIENTS)
 async def fetch(request: pytest.FixtureRequest) -> AsyncIterator[Fetch]:
-    """``fetch(url, method="GET", body=None, headers={})`` with one client; follows redirects."""
+    """``fetch(url, method="GET", body=None, headers={})`` with one client."""
     name, _, form = request.param.partition(" ")
     library = importlib.import_module(name) if name == "urllib.request" else pytest.importorskip(name)
-    async with aclosing(CLIENTS[request.param](library, is_async=bool(form))) as opened:
-        send = await anext(opened)
+    async with AsyncExitStack() as stack:
+        send = await sender(name, library, stack, is_async=bool(form))
 
         async def fetch(url: str, method: str = "GET", body: bytes | None = None, headers: Any = None) -> Response:
-            return await send(method, url, body, dict(headers or {}))
+            found = send(method, url, body, dict(headers or {}))
+            status, given, content = await found if inspect.isawaitable(found) else found
+            return status, {name.lower(): value for name, value in given.items()}, content
 
         yield fetch
 
@@ -139,10 +119,6 @@ async def outcome(fetch: Fetch, *args: Any) -> Any:
             found.append((type(cause), str(cause)))
             cause = cause.__cause__
         return found
-
-
-def calls_of(path: Path) -> list[Any]:
-    return list(Cassette.load(path).steps)
 
 
 # Every client, every answer
@@ -202,7 +178,7 @@ async def test_requests_outside_of_a_recording_are_left_alone(fetch: Fetch, serv
         await fetch(f"{server.url}/inside")
     await task
     await fetch(f"{server.url}/after")
-    assert [call.name.rpartition("/")[2] for call in calls_of(path)] == ["inside"]
+    assert [call.name.rpartition("/")[2] for call in Cassette.load(path)] == ["inside"]
 
 
 async def test_nothing_inside_of_a_recorded_call_is_recorded(fetch: Fetch, server: HttpServer, path: Path):
@@ -216,7 +192,7 @@ async def test_nothing_inside_of_a_recorded_call_is_recorded(fetch: Fetch, serve
 
     with record(path, http=True):
         await run()
-    assert [call.kind for call in calls_of(path)] == ["tool", "http"]
+    assert [call.kind for call in Cassette.load(path)] == ["tool", "http"]
     server.close()
     with replay(path, strict=True):
         await run()
@@ -228,12 +204,12 @@ async def test_a_recording_inside_of_another_is_part_of_both(fetch: Fetch, serve
         await fetch(f"{server.url}/one")
         with record(inner, http=True):
             recorded = await outcome(fetch, f"{server.url}/two")
-    assert [call.name[-3:] for call in calls_of(path)] == ["one", "two"]
-    assert [call.name[-3:] for call in calls_of(inner)] == ["two"]
+    assert [call.name[-3:] for call in Cassette.load(path)] == ["one", "two"]
+    assert [call.name[-3:] for call in Cassette.load(inner)] == ["two"]
     server.close()
     with replay(inner, strict=True), record(copy, http=True):
         assert await outcome(fetch, f"{server.url}/two") == recorded
-    assert calls_of(copy)[0].outcome == calls_of(inner)[0].outcome
+    assert Cassette.load(copy)[0].outcome == Cassette.load(inner)[0].outcome
 
 
 async def test_recording_the_same_again_changes_no_byte(fetch: Fetch, server: HttpServer, path: Path):
@@ -329,11 +305,11 @@ def test_hosts_can_be_left_out(server: HttpServer, path: Path):
     with record(path, http=Http(ignore=["localhost"])):
         get(server.url)
         get(server.url.replace("127.0.0.1", "localhost"))
-    assert len(calls_of(path)) == 1
+    assert len(Cassette.load(path)) == 1
     with record(path, http=Http(only=[f"{server.url}/api/"])):
         get(f"{server.url}/other")
         get(f"{server.url}/api/orders")
-    assert [call.name for call in calls_of(path)] == [f"GET {server.url}/api/orders"]
+    assert [call.name for call in Cassette.load(path)] == [f"GET {server.url}/api/orders"]
 
 
 @pytest.mark.parametrize("place", ["API.Example.com", "https://API.Example.com/v1/", "HTTPS://api.example.com"])
@@ -370,7 +346,7 @@ def test_a_body_that_was_closed_is_closed_again_and_not_read_on(server: HttpServ
 
     with record(path, http=True):
         recorded = read(3)
-    assert calls_of(path)[0].outcome["response"]["end"] == {"closed": True}
+    assert Cassette.load(path)[0].outcome["response"]["end"] == {"closed": True}
     with replay(path, strict=True):
         assert read(3) == recorded
     with pytest.raises(ReplayExhausted, match="closed before its end"), replay(path):
@@ -386,7 +362,7 @@ def test_what_is_in_flight_at_the_end_keeps_its_pieces(server: HttpServer, path:
     server.next_piece.set()
     with response:
         response.read()
-    recorded = calls_of(path)[0].outcome["response"]
+    recorded = Cassette.load(path)[0].outcome["response"]
     assert recorded["end"] == {"unfinished": True}
     assert recorded["events"] == [{"json": {"number": 0}}]
 
@@ -480,7 +456,7 @@ def test_a_file_that_was_edited_names_line_and_field(before, after, reason, serv
 def test_hosts_and_urls_have_policies(server: HttpServer, path: Path):
     with record(path, http=True):
         get(f"{server.url}/orders")
-    name = calls_of(path)[0].name
+    name = Cassette.load(path)[0].name
     for policy in ({"127.0.0.1": "live"}, {name: "live"}):
         with replay(path, policy=policy):  # type: ignore[arg-type]
             get(f"{server.url}/orders")
@@ -495,7 +471,7 @@ def test_a_redaction_hook_gets_headers_and_body(server: HttpServer, path: Path):
 
     with record(path, http=True, redact=hook):
         get(f"{server.url}/a?x=orders", None, b"orders")
-    [call] = calls_of(path)
+    [call] = Cassette.load(path)
     assert call.arguments["query"] == {"x": "things"}
     assert call.outcome["response"]["json"]["body"] == "things"
     server.close()
@@ -552,7 +528,7 @@ async def test_connections_of_clients_and_recorded_calls_pass_the_guard(fetch: F
         await fetch(f"{server.url}/live")
         ask_database()
         await asyncio.to_thread(ask_database)
-    assert [call.kind for call in calls_of(path)] == ["http", "call", "call"]
+    assert [call.kind for call in Cassette.load(path)] == ["http", "call", "call"]
     with record(path, http=Http(guard=True, ignore=["127.0.0.1"]), strict=True):
         connect(address)
 
