@@ -122,6 +122,9 @@ def test_secrets_are_named_in_the_ini_file_in_the_fixture_and_in_the_marker(suit
             ("agent_cassette('a', path='b')", "takes one name or path"),
             ("agent_cassette(strict='yes')", "strict must be one of True, False"),
             ("agent_cassette(7)", "must be a text"),
+            ("agent_baseline(7)", "path must be a text, got 7"),
+            ('agent_baseline(fail_on="error")', "fail_on must be one of info, warning, critical, got 'error'"),
+            ("agent_baseline(tolerance=0.2)", "tolerance must be a Tolerance, or the path of a file, got 0.2"),
         ),
     ],
 )

@@ -50,13 +50,7 @@ def written(path, value, **more) -> str:
     [
         (SECRET, "Zm9vYmFyYmF6cXV4"),
         ("Bearer abc.def-123456", "abc.def-123456"),
-        ("ghp_0123456789abcdefghijABCDEFGHIJ012345", "0123456789abcdefghij"),
         ("AKIAIOSFODNN7EXAMPLE", "IOSFODNN7EXAMPLE"),
-        ("AIzaSyA-1234567890abcdefghijklmnopqrstu", "1234567890abcdefghij"),
-        ("xoxb-1234567890-abcdef", "1234567890-abcdef"),
-        ("hf_abcdefghijklmnopqrstuvwx", "abcdefghijklmnopqrstuvwx"),
-        ("glpat-abcdefghij1234567890", "abcdefghij1234567890"),
-        ("sk_live_abcdefghij0123", "abcdefghij0123"),
         ("SG.abcdefghij0123456789ab.abcdefghij0123456789abcdefghij0123456789ABC", "0123456789abcdefghij"),
         ("x-bearer abcdef-123456", "abcdef-123456"),
         ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0", "dozjgNryP4J3jVmNHl0w5N"),
@@ -122,11 +116,10 @@ def test_redacting_another_name_holds_for_the_replay(path):
         assert call("about order-99", customer_id="customer-2") == "about [redacted]"
 
 
-@pytest.mark.parametrize("kind", ["tool", "llm"])
-def test_a_hook_that_forgets_to_return_is_told_so(path, kind):
+def test_a_hook_that_forgets_to_return_is_told_so(path):
     ran = []
 
-    @intercept(name="ask", kind=kind)
+    @intercept(name="ask")
     def ask(prompt):
         ran.append(prompt)
 
@@ -462,6 +455,3 @@ def test_a_recording_made_when_fewer_secrets_were_known_replays_once_it_is_redac
     assert main(["cassette", "redact", str(path)]) == 0
     with replay(path, strict=True):
         assert (outer(text), think(text), inner("left alone")) == (19, "ok", 10)
-
-
-# Objects that hold secrets
