@@ -139,7 +139,7 @@ class _Reader:
 
     def open(self, name: str) -> None:
         """Go on with the next file."""
-        self._name, self._place, self._mark, self._runs = name, "", b"\0", 0
+        self._name, self._place, self._runs = name, "", 0
 
     def note(self, text: str) -> None:
         """Count a problem."""
@@ -223,7 +223,6 @@ class _Reader:
     # Our own recordings
 
     def _recorded(self, cassette: Cassette, data: bytes) -> Iterator[LoggedCall]:
-        self._mark = str(cassette.header.redact.get("replacement") or "\0").encode()
         base = began = self._moment(cassette.recorded_at)
         resumes = [(int(number), self._moment(at.decode())) for at, number in _RESUMED.findall(data)]
         enclosing, last, hints = {call.parent for call in cassette.steps}, 0.0, dict[str, dict[str, bool]]()
@@ -428,7 +427,7 @@ class _Reader:
 
     def _is_marked(self, value: Any) -> bool:
         raw = msgspec.json.encode(value)
-        return self._mark in raw or _MARK.search(raw) is not None
+        return _MARK.search(raw) is not None
 
     def _cleared(self, value: Any) -> Any:
         """The value with None in the place of each text that has a redacted part."""

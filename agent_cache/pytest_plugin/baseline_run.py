@@ -11,7 +11,7 @@ import pytest
 
 from agent_cache.engine.scope import PLACE
 from agent_cache.engine.state import clear_everything
-from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, MissingFixture
+from agent_cache.errors import CassetteNotFound, ConfigurationError, MissingFixture
 from agent_cache.pytest_plugin.cassette_run import tapes_of
 from agent_cache.pytest_plugin.markers import Settings
 from agent_cache.recording import Baseline, Cassette, DriftReport, Tolerance, record
@@ -91,7 +91,7 @@ class BaselineRun:
         self._record.end()
         new = Cassette.load(self._new)
         if self._baseline is not None and self._mode in ("compare", "once"):
-            report = self._compared(self._baseline, new)
+            report = DriftReport(tuple(self._baseline.compare(new, self._tolerance)), len(new))
             if self._tolerance.fails(report.drifts):
                 pytest.fail(self._text(report), pytrace=False)
         else:
@@ -106,20 +106,10 @@ class BaselineRun:
         counts = ", ".join(f"{number} {severity.name.lower()}" for severity, number in report.counts.items() if number)
         self.accepted.append(f"{self._shown(stored)}{old}{counts and f'; it differs by {counts}'}")
 
-    def end_failed(self, error: BaseException) -> str:
-        """End the run of a test that has failed or was skipped. Returns a section of its report."""
-        if isinstance(error, pytest.skip.Exception) or self._baseline is None:
-            self._record.drop()
-            return ""
-        try:
-            self._record.end(error)
-            report = self._compared(self._baseline, Cassette.load(self._new))
-        except CassetteError as failure:
-            return str(failure)
-        return self._text(report) if report.drifts else "no drift from its baseline"
-
-    def _compared(self, baseline: Baseline, new: Cassette) -> DriftReport:
-        return DriftReport(tuple(baseline.compare(new, self._tolerance)), len(new))
+    def end_failed(self, _error: BaseException) -> str:
+        """End the run of a test that has failed or was skipped: it is neither compared nor accepted."""
+        self._record.drop()
+        return ""
 
     def close(self) -> None:
         """Leave the recording. If the test was never called, nothing is kept."""

@@ -170,13 +170,13 @@ class Cassette:
         """Tokens sent and received, as far as they are known."""
         return self.total_input_tokens + self.total_output_tokens
 
-    def redact(self, *names: str, replacement: str = "[redacted]") -> Self:
+    def redact(self, *names: str) -> Self:
         """Remove the values of these names from arguments and outcomes, at any depth. Returns the cassette.
 
         Digests change with the arguments, and the header keeps the names, so a replay still matches. The file changes
         by `save`.
         """
-        apply_rules(self, Redaction(names, replacement=replacement).joined(recorded_rules(self)))
+        apply_rules(self, Redaction(names).joined(recorded_rules(self)))
         return self
 
     def lines(self) -> Iterator[bytes]:

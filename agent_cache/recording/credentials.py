@@ -250,10 +250,12 @@ class TextRules:
         ConfigurationError: if a pattern is no regular expression.
     """
 
-    def __init__(self, names: Iterable[str], patterns: Iterable[str], replacement: str, *, defaults: bool) -> None:
+    replacement: Final = "[redacted]"
+    """The text that stands for a secret."""
+
+    def __init__(self, names: Iterable[str], patterns: Iterable[str], *, defaults: bool) -> None:
         self.names = tuple(dict.fromkeys(names))
         self.patterns = tuple(dict.fromkeys(patterns))
-        self.replacement = replacement
         self.defaults = defaults
         self._own_names = frozenset(map(squash, self.names))
         try:

@@ -32,8 +32,6 @@ from agent_cache.recording.credentials import (
 )
 from agent_cache.values.canonical import MAX_DEPTH, declared_names
 
-REDACTED = "[redacted]"
-
 _BYTES = frozenset({"$bytes", "$bytearray", "$memoryview"})
 _SEVERAL = frozenset({"$tuple", "$set", "$frozenset", "$list"})
 _VALUE_KEYS = frozenset({"value", "Value"})
@@ -72,11 +70,10 @@ class Redaction(TextRules):
         patterns: regular expressions of secret texts, beside the known forms of credentials.
         hook: ``hook(data)`` gets the arguments of each call and each outcome as plain data, redacted already, and
             returns what is written. It must be a pure function: a replay calls it again.
-        replacement: the text that stands for a secret.
         defaults: False applies only the names and patterns given here.
 
     Raises:
-        ConfigurationError: if the replacement is more than a word, or a pattern is invalid.
+        ConfigurationError: if a pattern is invalid.
     """
 
     def __init__(
@@ -85,20 +82,16 @@ class Redaction(TextRules):
         patterns: Iterable[str | re.Pattern[str]] = (),
         hook: Callable[[Any], Any] | None = None,
         *,
-        replacement: str = REDACTED,
         defaults: bool = True,
     ) -> None:
-        if not replacement or re.search(r"[\s\"'&,;<>\\]", replacement):
-            raise ConfigurationError(f"redact: replacement must be one word without quotes, got {replacement!r}")
         texts = (one if isinstance(one, str) else _with_flags(one) for one in patterns)
-        super().__init__(names, texts, replacement, defaults=defaults)
+        super().__init__(names, texts, defaults=defaults)
         self.hook = hook
         self._clean_strings: set[bytes] = set()
 
     def describe(self) -> dict[str, Any]:
         """The rules beside the defaults, as a cassette's header has them for its replay. A hook is only noted."""
         described: dict[str, Any] = {"names": list(self.names), "patterns": list(self.patterns)}
-        described |= {"replacement": self.replacement} if self.replacement != REDACTED else {}
         described |= {"hook": True} if self.hook is not None else {}
         found = {name: value for name, value in described.items() if value}
         return found if self.defaults else {**found, "defaults": False}
@@ -117,13 +110,12 @@ class Redaction(TextRules):
             (*described.get("names", ()), *self.names),
             (*described.get("patterns", ()), *self.patterns),
             self.hook,
-            replacement=self.replacement if self.replacement != REDACTED else described.get("replacement", REDACTED),
             defaults=self.defaults and described.get("defaults", True),
         )
 
     def without_hook(self) -> Redaction:
         """The same rules for data that the hook has changed already."""
-        return Redaction(self.names, self.patterns, replacement=self.replacement, defaults=self.defaults)
+        return Redaction(self.names, self.patterns, defaults=self.defaults)
 
     def may_change(self, raw: bytes) -> bool:
         """Whether `apply` may change the data that this JSON stands for. False only if it leaves it as it is.

@@ -34,6 +34,6 @@ def test_every_form_of_an_outcome_is_named_and_what_may_stand_beside_it():
 
 
 def test_what_a_redaction_is_described_by_is_named():
-    described = Redaction(["a"], [re.compile("b")], lambda data: data, replacement="x", defaults=False).describe()
+    described = Redaction(["a"], [re.compile("b")], lambda data: data, defaults=False).describe()
     row = next(line for line in PAGE.splitlines() if line.startswith("| `redact`"))
     assert set(described) <= set(re.findall(r"`(\w+)`", row))
