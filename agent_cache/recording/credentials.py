@@ -258,6 +258,8 @@ class TextRules:
         self.patterns = tuple(dict.fromkeys(patterns))
         self.defaults = defaults
         self._own_names = frozenset(map(squash, self.names))
+        spelled = ("[-_ .]*".join(map(re.escape, name)) for name in self._own_names)
+        self._own_stems = re.compile("|".join(spelled) or "(?!)", re.IGNORECASE)
         try:
             self._own_patterns = list(map(re.compile, self.patterns))
         except re.error as error:
@@ -387,15 +389,25 @@ class TextRules:
                         done = one[1]
 
     def _names(self, text: str, low: bytes) -> Iterator[Span]:
-        """Where names stand that may be names of secrets, from left to right. ``API key`` is one of two words."""
-        squashed = squash(text) if self._own_names else ""
-        if any(name in squashed for name in self._own_names):
-            found: Iterable[Span] = (match.span() for match in RE.name.finditer(text))
-        else:
-            found = _names_with_stem(text, low) if self.defaults else ()
-        for begin, end in found:
-            two = RE.two_words.search(text, max(0, begin - 10), begin)
-            yield (two.start() if two else begin), end
+        """Where names stand that may be names of secrets, from left to right. ``API key`` is one of two words.
+
+        Looking for stems of names, and not for names, is four times as fast.
+        """
+        starts = [match.start() for match in self._own_stems.finditer(text)]
+        for stem in _STEMS if self.defaults else ():
+            if stem in low:
+                starts += (match.start() for match in re.finditer(stem, low))
+        last = -1
+        for at in sorted(starts):
+            if at < last:
+                continue
+            begin, least = at, max(0, at - _LONGEST_PATH)
+            while begin > least and (text[begin - 1] in _NAME_CHARACTERS or text[begin - 1].isalnum()):
+                begin -= 1
+            if (name := RE.name.match(text, begin)) is not None:
+                last = name.end()
+                two = RE.two_words.search(text, max(0, begin - 10), begin)
+                yield (two.start() if two else begin), last
 
     def _kind_in_text(self, name: str, text: str, begin: int) -> NameKind:
         if len(name) > _LONGEST_PATH:
@@ -521,20 +533,6 @@ class TextRules:
         if "-" in encoded or "_" in encoded:
             again = again.translate(_URL_SAFE)
         return (again if encoded.endswith("=") or len(encoded) % 4 == 0 else again.rstrip(b"=")).decode()
-
-
-def _names_with_stem(text: str, low: bytes) -> Iterator[Span]:
-    """The same without the user's own names. Looking for stems and not for names is four times as fast."""
-    last = -1
-    for at in sorted([match.start() for stem in _STEMS if stem in low for match in re.finditer(stem, low)]):
-        if at < last:
-            continue
-        begin, least = at, max(0, at - _LONGEST_PATH)
-        while begin > least and (text[begin - 1] in _NAME_CHARACTERS or text[begin - 1].isalnum()):
-            begin -= 1
-        if (name := RE.name.match(text, begin)) is not None:
-            last = name.end()
-            yield begin, last
 
 
 def _span_of_form(form: _Form, match: Match) -> Span | None:
