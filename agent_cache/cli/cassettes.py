@@ -30,9 +30,8 @@ from agent_cache.recording.file import digest_of, digest_of_key
 from agent_cache.recording.foreign import is_foreign, read_foreign
 from agent_cache.recording.functions import RecordedFunction, recorded_function
 from agent_cache.recording.http.bodies import pieces_of
-from agent_cache.recording.litellm import fixture_line, from_cassette, is_fixture, read_fixture, to_cassette
+from agent_cache.recording.litellm import is_fixture, read_fixture, to_cassette
 from agent_cache.recording.outcomes import check_outcome, encode, problems_of, read_value
-from agent_cache.recording.partial_file import replace_file
 from agent_cache.recording.prices import model_calls, savings_of
 
 _ONE_LINE = 80
@@ -86,14 +85,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="read what its functions returned, as a replay does: their classes may have changed",
     )  # fmt: skip
 
-    command = add("convert", _convert, "convert recordings of other tools, or to the fixtures of Reyn")
-    command.description = (
-        "Convert recordings of agentcassette, vcrpy, cassetter, betamax and Reyn, redacted as by record."
-    )
+    command = add("convert", _convert, "convert recordings of agentcassette, vcrpy, cassetter, betamax and Reyn")
     command.add_argument("paths", type=Path, nargs="+", metavar="SOURCE")
-    command.add_argument(
-        "--to", choices=("agent-cache", "reyn"), default="agent-cache", help="reyn: calls of litellm, as its fixtures"
-    )
     command.add_argument("-o", "--output", type=Path, metavar="PATH", help="default: SOURCE with the ending .jsonl")
     command.add_argument("--force", action="store_true", help="replace an existing file")
 
@@ -355,28 +348,21 @@ def _print_secrets(path: Path, found: Counter[str], verb: str) -> None:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    """Convert recordings of other tools, redacted as a recording would be; or cassettes to fixtures of Reyn."""
+    """Convert recordings of other tools, redacted as a recording would be."""
     if options.output is not None and len(options.paths) > 1:
         raise ConfigurationError("--output takes one SOURCE")
     results = []
     for path in options.paths:
-        cassette = load_cassette(path) if options.to == "reyn" else _load_other(path)
+        cassette = _load_other(path)
         target = options.output or path.with_suffix(".jsonl")
         if target.exists() and not options.force:
             raise CassetteError("exists already; --force replaces it, --output gives another path", target)
         rules = redaction_rules(cassette)
         found = secrets_in(cassette, rules)
-        count = len(cassette)
-        if options.to == "reyn":
-            cassette.steps = [redact_call(call, rules) for call in cassette]
-            entries = from_cassette(cassette)
-            count = len(entries)
-            replace_file(target, map(fixture_line, entries))
-        else:
-            _rewrite(cassette, target, rules)
-        results.append({"path": str(path), "target": str(target), "calls": count, "redacted": dict(found)})
+        _rewrite(cassette, target, rules)
+        results.append({"path": str(path), "target": str(target), "calls": len(cassette), "redacted": dict(found)})
         if not options.json:
-            Printer().line(f"{path} -> {target}  {count} calls")
+            Printer().line(f"{path} -> {target}  {len(cassette)} calls")
             if found:
                 _print_secrets(target, found, "redacted")
     if options.json:

@@ -19,7 +19,7 @@ import msgspec
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.file import RecordedCall, digest_of, read_bytes
-from agent_cache.recording.http.bodies import ResponseBody, model_payloads
+from agent_cache.recording.http.bodies import ResponseBody, can_be_unpacked, model_payloads
 from agent_cache.recording.http.exchange import response_data
 from agent_cache.recording.http.identity import Http, identity
 from agent_cache.recording.prices import Usage, asked_model
@@ -130,14 +130,11 @@ def _response(response: Any, rules: Redaction) -> dict[str, Any]:
         raise TypeError(f"expected a status, got {status!r}")
     pairs = [(name, value) for name, values in _headers(response) for value in values]
     content, is_decoded = _content(response)
-    body = ResponseBody(dict(pairs))
-    has_known_encoding = not body.is_encoded
-    body.add(content)
-    if is_decoded or (body.is_encoded and has_known_encoding):
+    if is_decoded or not can_be_unpacked(dict(pairs), content):
         # The recorder has taken the encoding off, and left the header.
         pairs = [pair for pair in pairs if pair[0] != "content-encoding"]
-        body = ResponseBody(dict(pairs))
-        body.add(content)
+    body = ResponseBody(dict(pairs))
+    body.add(content)
     return response_data(status, reason, pairs, body, rules)
 
 

@@ -87,11 +87,22 @@ def _unpacked(headers: Headers, raw: bytes) -> bytes:
         return raw
     if encoding in ("gzip", "x-gzip", "deflate"):
         return zlib.decompressobj(47).decompress(raw)
-    module: Any = next(sys.modules[one] for one in _PACKAGES[encoding] if one in sys.modules)
+    module: Any = sys.modules[next((one for one in _PACKAGES.get(encoding, ()) if one in sys.modules), encoding)]
     made = module.Decompressor() if encoding == "br" else module.ZstdDecompressor()
     made = made.decompressobj() if hasattr(made, "decompressobj") else made
     content: bytes = (made.process if hasattr(made, "process") else made.decompress)(raw)
     return content
+
+
+def can_be_unpacked(headers: Headers, raw: bytes) -> bool:
+    """Whether a body has the encoding that its headers name, or one that is not known here."""
+    try:
+        _unpacked(headers, raw)
+    except LookupError:
+        return True
+    except Exception:  # noqa: BLE001 - each package has its own errors
+        return False
+    return True
 
 
 # Requests

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_cache.recording import Cassette, cached_llm_call, intercept, record, replay
+from agent_cache.recording.litellm import read_fixture
 
 SECRET = "sk-" + "a1b2c3d4" * 4
 
@@ -123,15 +124,13 @@ def test_convert_overwrites_nothing_by_accident(theirs, command, tmp_path):
     assert len(Cassette.load(target)) == 1
     assert command("convert", target)[0] == 2  # ours already
     assert command("convert", theirs, theirs, "-o", target)[0] == 2
-    code, _, err = command("convert", theirs, "--to", "reyn", "-o", tmp_path / "reyn.jsonl")
-    assert (code, "no call of litellm" in err) == (2, True)
 
 
-def test_a_fixture_of_reyn_is_converted_and_back(command, tmp_path):
+def test_a_fixture_of_reyn_is_converted_redacted(command, tmp_path):
     message = {"role": "assistant", "content": f"the key is {SECRET}"}
     response = {"id": "a", "model": "m", "choices": [{"index": 0, "message": message}], "usage": {"prompt_tokens": 3}}
     entry = {"key": "0a", "model": "m", "prompt_preview": "hi", "response": response}
-    of_reyn, ours, back = (tmp_path / f"{name}.jsonl" for name in ("fixture", "ours", "back"))
+    of_reyn, ours = (tmp_path / f"{name}.jsonl" for name in ("fixture", "ours"))
     of_reyn.write_text(f"{json.dumps(entry)}\n", "utf-8")
     assert command("convert", of_reyn)[0] == 2  # to its own path
     code, out, _ = command("convert", of_reyn, "-o", ours)
@@ -139,5 +138,4 @@ def test_a_fixture_of_reyn_is_converted_and_back(command, tmp_path):
     assert command("verify", ours)[0] == 0
     [call] = Cassette.load(ours)
     assert (call.name, call.key, call.input_tokens) == ("litellm:acompletion", "0a", 3)
-    assert command("convert", ours, "--to", "reyn", "-o", back)[0] == 0
-    assert json.loads(back.read_text("utf-8")) == json.loads(json.dumps(entry).replace(SECRET, "[redacted]"))
+    assert read_fixture(ours) == [json.loads(json.dumps(entry).replace(SECRET, "[redacted]"))]
