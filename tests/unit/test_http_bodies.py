@@ -6,7 +6,7 @@ import base64
 import gzip
 import json
 import zlib
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,16 +22,12 @@ from agent_cache.recording.http.bodies import (
 from tests.harness.http_server import CONVERSE_EVENTS, aws_frame
 from tests.harness.searches import searched
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
-)
-LAYOUTS: list[dict[str, Any]] = [{}, {"separators": (",", ":")}, {"indent": 2}, {"indent": 4}]
+AS_JSON = {"content-type": "application/json"}
+EVENTS, FRAMES = "text/event-stream; charset=utf-8", "application/vnd.amazon.eventstream"
 
 
 def received(headers: dict[str, str], *pieces: bytes) -> dict[str, Any]:
-    """The body of a response with these headers, recorded and in its headers."""
+    """The body of a response with these headers, recorded."""
     body = ResponseBody(headers)
     for piece in pieces:
         body.add(piece)
@@ -42,11 +38,32 @@ def back(data: dict[str, Any]) -> bytes:
     return b"".join(pieces_of({"status": 200, **data}))
 
 
-@searched(15, 100, JSON, st.sampled_from(LAYOUTS), st.booleans(), st.sampled_from(["", "\n"]))
-@example({"a": [], "b": {}}, {"indent": 2}, False, "")
-def test_json_gives_every_byte_back(value, layout, is_ascii, end):
-    raw = (json.dumps(value, ensure_ascii=is_ascii, **layout) + end).encode("utf-8", "surrogatepass")
-    data = received({"content-type": "application/json"}, raw)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+LAYOUTS: list[dict[str, Any]] = [{}, {"separators": (",", ":")}, {"indent": 2}, {"indent": 4}]
+SPELLED = st.builds(
+    lambda value, layout, is_ascii, end: (json.dumps(value, ensure_ascii=is_ascii, **layout) + end).encode(
+        "utf-8", "surrogatepass"
+    ),
+    JSON, st.sampled_from(LAYOUTS), st.booleans(), st.sampled_from(["", "\n"]),
+)  # fmt: skip
+LINES = ["data: a", 'data: {"a":1}', "event: x", "id: 7", ": ping", "data:b", "", "retry: 5", "é"]
+STREAMED = st.builds(
+    lambda lines, line_end: line_end.join(lines).encode(),
+    st.lists(st.sampled_from(LINES)), st.sampled_from(["\n", "\r\n", "\r"]),
+)  # fmt: skip
+KINDS = ["", "application/json", "text/plain", "image/png", EVENTS, FRAMES, "application/x-ndjson"]
+
+
+@searched(40, 300, SPELLED | STREAMED | st.binary(max_size=200), st.sampled_from(KINDS), st.lists(st.integers(0, 200)))
+@example(b'{\n  "a": [],\n  "b": {}\n}', "application/json", [])
+@example(b"abc\xff", "text/plain; charset=iso-8859-1", [])
+def test_any_body_comes_back_however_it_was_cut(raw: bytes, kind: str, cuts: list[int]):
+    places = sorted({0, len(raw), *(cut for cut in cuts if cut < len(raw))})
+    data = received({"content-type": kind}, *(raw[begin:end] for begin, end in pairwise(places)))
     assert back(data) == raw
     assert "json" not in data or json.loads(json.dumps(data["json"])) == json.loads(raw)
 
@@ -58,160 +75,105 @@ def test_json_gives_every_byte_back(value, layout, is_ascii, end):
     ids=lambda raw: repr(raw[:20]),
 )  # fmt: skip
 def test_json_that_would_lose_a_byte_stays_text(raw: bytes):
-    assert received({"content-type": "application/json"}, raw) == {"text": raw.decode()}
+    assert received(AS_JSON, raw) == {"text": raw.decode()}
 
 
-@searched(
-    30, 100, st.binary(max_size=200), st.sampled_from(["", "application/json", "text/plain", "image/png", "text/html"])
-)
-@example(b"abc\xff", "text/plain; charset=iso-8859-1")
-def test_any_body_comes_back(raw: bytes, kind: str):
-    headers = {"content-type": kind, "content-length": str(len(raw))}
-    assert b"".join(pieces_of({"status": 200, **received(headers, raw)})) == raw
+FRAME = aws_frame(*CONVERSE_EVENTS[0])
+MESSAGE_START = {
+    "headers": {":event-type": "messageStart", ":content-type": "application/json", ":message-type": "event"},
+    "json": {"role": "assistant"}, "spelling": "spaced",
+}  # fmt: skip
 
 
-@searched(
-    30,
-    100,
-    st.lists(
-        st.sampled_from(["data: a", 'data: {"a":1}', "event: x", "id: 7", ": ping", "data:b", "", "retry: 5", "é"])
-    ),
-    st.sampled_from(["\n", "\r\n", "\r"]),
-    st.lists(st.integers(0, 200)),
-)
-def test_any_stream_of_events_comes_back_however_it_was_cut(lines: list[str], line_end: str, cuts: list[int]):
-    raw = line_end.join(lines).encode()
-    places = sorted({0, len(raw), *(cut for cut in cuts if cut < len(raw))})
-    pieces = [raw[begin:end] for begin, end in pairwise(places)]
-    data = received({"content-type": "text/event-stream"}, *pieces)
-    assert b"".join(pieces_of(data)) == raw
-
-
-def test_events_are_data():
-    raw = b'event: done\nid: 7\ndata: {"a": 1}\n\ndata: [DONE]\n\n: ping\n\ndata:{"b":2}\r\n\r\n'
-    data = received({"content-type": "text/event-stream; charset=utf-8"}, raw[:20], raw[20:])
-    assert data == {
-        "events": [
-            {"event": "done", "id": "7", "json": {"a": 1}, "spelling": "spaced"},
-            {"data": "[DONE]"},
-            {"text": ": ping\n\n"},
-            {"json": {"b": 2}, "style": "tight crlf"},
-        ]
-    }
-    assert b"".join(pieces_of(data)) == raw
-    assert list(model_payloads(data)) == [{"a": 1}, {"b": 2}]
-
-
-def test_frames_of_aws_are_data_in_whatever_pieces_they_come():
-    raw = b"".join(aws_frame(*event) for event in CONVERSE_EVENTS)
-    headers = {"content-type": "application/vnd.amazon.eventstream"}
-    data = received(headers, *(raw[at : at + 7] for at in range(0, len(raw), 7)))
-    assert [frame["json"] for frame in data["frames"]] == [event for _, event in CONVERSE_EVENTS]
-    assert data["frames"][0]["headers"][":event-type"] == "messageStart"
-    assert b"".join(pieces_of(data)) == raw
-
-
-@pytest.mark.parametrize("cut", [3, 11, 40])
-def test_a_frame_that_is_none_or_not_whole_keeps_its_bytes(cut: int):
-    frame = aws_frame(*CONVERSE_EVENTS[0])
-    broken = frame[:-1] + bytes([frame[-1] ^ 1])
-    data = received({"content-type": "application/vnd.amazon.eventstream"}, frame, broken, frame[:cut])
-    assert "json" in data["frames"][0]
-    assert [list(one) for one in data["frames"][1:]] == [["bytes"], ["bytes"]]
-    assert b"".join(pieces_of(data)) == frame + broken + frame[:cut]
+@pytest.mark.parametrize(
+    ("kind", "raw", "expected"),
+    [
+        ("application/json", b'{\n  "a": 1\n}\n', {"json": {"a": 1}, "spelling": "indent2 newline"}),
+        ("application/json", '{"a":"é"}'.encode(), {"json": {"a": "é"}}),
+        (EVENTS, b'event: done\nid: 7\ndata: {"a":1}\n\n', {"events": [{"event": "done", "id": "7", "json": {"a": 1}}]}),
+        (EVENTS, b"data: [DONE]\n\n: ping\n\n", {"events": [{"data": "[DONE]"}, {"text": ": ping\n\n"}]}),
+        (EVENTS, b'data:{"b":2}\r\n\r\n', {"events": [{"json": {"b": 2}, "style": "tight crlf"}]}),
+        (FRAMES, FRAME, {"frames": [MESSAGE_START]}),
+        (FRAMES, FRAME + FRAME[:11], {"frames": [MESSAGE_START, {"bytes": base64.b64encode(FRAME[:11]).decode()}]}),
+        (FRAMES, FRAME[:-1] + b"\0", {"frames": [{"bytes": base64.b64encode(FRAME[:-1] + b"\0").decode()}]}),
+        ("image/png", b"\xff\0", {"bytes": "/wA="}),
+    ],
+)  # fmt: skip
+def test_bodies_are_data_that_people_can_read(kind: str, raw: bytes, expected: dict[str, Any]):
+    data = received({"content-type": kind}, *(raw[at : at + 7] for at in range(0, len(raw), 7)))
+    assert data == expected
+    assert back(data) == raw
+    payloads = [one["json"] for one in (data, *data.get("events", ()), *data.get("frames", ())) if "json" in one]
+    assert list(model_payloads(data)) == payloads
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
-def test_content_encoding_is_taken_off_as_it_comes(encoding: str):
+def test_content_encoding_is_taken_off(encoding: str):
     packed = {"gzip": gzip.compress, "deflate": zlib.compress}
     pack: Any = packed[encoding] if encoding in packed else pytest.importorskip("brotli").compress
     sent = pack(b'{"packed":true}')
-    headers = {"content-type": "application/json", "content-encoding": encoding}
+    headers = {**AS_JSON, "content-encoding": encoding}
     assert received(headers, sent[:5], sent[5:]) == {"json": {"packed": True}}
+    assert request_arguments(headers, sent) == {"json": {"packed": True}}
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "of-tomorrow"])
 def test_what_cannot_be_unpacked_keeps_its_bytes_and_its_encoding(encoding: str):
-    body = ResponseBody({"content-type": "text/event-stream", "content-encoding": encoding})
+    body = ResponseBody({"content-type": EVENTS, "content-encoding": encoding})
     body.add(b"\x1f\x8bnot ")
     body.add(b"gzip\xff")
-    assert b"".join(pieces_of(body.data())) == b"\x1f\x8bnot gzip\xff"
+    assert back(body.data()) == b"\x1f\x8bnot gzip\xff"
     assert body.is_encoded
 
 
-def test_a_request_is_known_by_its_content():
-    as_json = {"content-type": "application/json"}
-    assert request_arguments(as_json, b'{"b": [1,\n 2]}') == {"json": {"b": [1, 2]}}
-    assert request_arguments({}, b'{"b":1}') == {"json": {"b": 1}}
-    assert request_arguments({"content-type": "application/x-www-form-urlencoded"}, b"a=1&b=&a=2") == {
-        "form": {"a": ["1", "2"], "b": ""}
-    }
-    assert request_arguments({"content-type": "text/plain"}, b"hello") == {"text": "hello"}
-    digest = request_arguments({"content-type": "image/png"}, b"\xff\x00")
-    assert digest["bytes"]["size"] == 2
-    assert digest != request_arguments({"content-type": "image/png"}, b"\xff\x01")
-    packed = {**as_json, "content-encoding": "gzip"}
-    assert request_arguments(packed, gzip.compress(b"[1]")) == {"json": [1]}
-    assert request_arguments(as_json, b"[1, NaN]") == {"text": "[1, NaN]"}
-    assert request_arguments(as_json, b"") == {}
+@pytest.mark.parametrize(
+    ("kind", "body", "expected"),
+    [
+        ("application/json", b'{"b": [1,\n 2]}', {"json": {"b": [1, 2]}}),
+        ("", b'{"b":1}', {"json": {"b": 1}}),
+        ("application/x-www-form-urlencoded", b"a=1&b=&a=2", {"form": {"a": ["1", "2"], "b": ""}}),
+        ("text/plain", b"hello", {"text": "hello"}),
+        ("application/json", b"[1, NaN]", {"text": "[1, NaN]"}),
+        ("application/json", b"", {}),
+    ],
+)
+def test_a_request_is_known_by_its_content(kind: str, body: bytes, expected: dict[str, Any]):
+    assert request_arguments({"content-type": kind}, body) == expected
 
 
 def test_the_boundary_of_parts_does_not_identify_a_request():
     def request(boundary: str, content: bytes = b"\xff\x00\r\n\n") -> dict[str, Any]:
-        lines = [
-            b"--%b",
-            b'Content-Disposition: form-data; name="file"; filename="a.png"\r\nContent-Type: image/png\r\n',
-            content,
-            b"--%b",
-            b'Content-Disposition: form-data; name="note"\r\n',
-            "grün".encode(),
-            b"--%b--",
-            b"",
-        ]
-        raw = b"\r\n".join(line.replace(b"%b", boundary.encode()) for line in lines)
-        return request_arguments({"content-type": f"multipart/form-data; boundary={boundary}"}, raw)
+        raw = (
+            b'--%b\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n'
+        )
+        raw += content + '\r\n--%b\r\nContent-Disposition: form-data; name="note"\r\n\r\ngrün\r\n--%b--\r\n'.encode()
+        headers = {"content-type": f"multipart/form-data; boundary={boundary}"}
+        return request_arguments(headers, raw.replace(b"%b", boundary.encode()))
 
     one = request("one")
     assert one == request("b1946ac92492d2347c6235b4d2611184")
     assert one != request("one", b"\xff\x01\r\n\n")
-    assert [part["name"] for part in one["multipart"]] == ["file", "note"]
-    assert one["multipart"][0]["filename"] == "a.png"
-    assert one["multipart"][0]["bytes"]["size"] == 5
-    assert one["multipart"][1]["text"] == "grün"
+    file, note = one["multipart"]
+    assert (file["name"], file["filename"], file["bytes"]["size"]) == ("file", "a.png", 5)
+    assert note == {"name": "note", "text": "grün"}
 
 
 def test_a_change_reaches_headers_and_bodies_and_no_cookie():
     def change(data: Any) -> Any:
-        if isinstance(data, str):
-            return data.replace("secret", "-")
-        if isinstance(data, list):
-            return [change(one) for one in data]
-        return {key: change(value) for key, value in data.items()} if isinstance(data, dict) else data
+        return json.loads(json.dumps(data).replace("secret", "-"))
 
     binary = base64.b64encode(b"\xff secret").decode()
-    response = {"status": 200, "headers": {"a": "secret", "set-cookie": "secret=x"}, "bytes": binary}
-    changed = map_response(response, change)
-    assert changed["headers"] == {"a": "-", "set-cookie": "secret=x"}
-    assert b"".join(pieces_of(changed)) == b"\xff -"
     wide = base64.b64encode("secret".encode("utf-16")).decode()
-    assert b"".join(pieces_of(map_response({"status": 200, "bytes": wide}, change))).decode("utf-16") == "-"
-    changed = map_response({"status": 200, "lines": [{"bytes": binary}, {"text": "secret"}]}, change)
-    assert list(pieces_of(changed)) == [b"\xff -", b"-"]
+    changed = map_response({"headers": {"a": "secret", "set-cookie": "secret=x"}, "bytes": binary}, change)
+    assert (changed["headers"], back(changed)) == ({"a": "-", "set-cookie": "secret=x"}, b"\xff -")
+    assert back(map_response({"bytes": wide}, change)).decode("utf-16") == "-"
+    assert back(map_response({"lines": [{"bytes": binary}, {"text": "secret"}]}, change)) == b"\xff --"
     with pytest.raises(TypeError, match="expected a dict"):
-        map_response(response, lambda data: None)
+        map_response({}, lambda data: None)
 
 
-EDITED: list[Any] = [{"json": 1, "spelling": "curly"}, {"event": "a"}, "json", ["json"], {"bytes": "?"}]
-
-
-@pytest.mark.parametrize(
-    ("field", "piece"),
-    [
-        *product(["events", "lines", "frames"], EDITED),
-        ("events", {"json": 1, "style": 1}),
-    ],
-    ids=str,
-)
-def test_a_piece_that_was_edited_is_found_before_the_first_one_is_handed_out(field, piece):
+@pytest.mark.parametrize("field", ["events", "lines", "frames"])
+@pytest.mark.parametrize("piece", [{"json": 1, "spelling": "curly"}, {"event": "a"}, "json", ["json"], {"bytes": "?"}])
+def test_a_piece_that_was_edited_is_found_before_the_first_one_is_handed_out(field: str, piece: Any):
     with pytest.raises((LookupError, TypeError, ValueError, AttributeError)):
         pieces_of({"status": 200, field: [{"text": "a"}, piece]})
