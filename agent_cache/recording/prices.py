@@ -62,24 +62,19 @@ def _tokens(block: Any) -> Tokens:
                 return int(found)
         return None
 
-    total, output = count("billed input"), count("billed output")  # Cohere's
-    read = written = hour = 0
-    if total is not None or output is not None:
-        total, output, read = total or 0, output or 0, count("read") or 0
-    else:
-        prompt, read_beside, written_beside = count("prompt"), count("read beside"), count("written beside")
-        total = (prompt if prompt is not None else count("input") or 0) + (count("tool results") or 0)
-        if prompt is None and all(_member(block, name) is None for name in _PLACES["details"]):
-            total += (read_beside or 0) + (written_beside or 0)
-        read = (count("read") or 0) if read_beside is None else read_beside
-        hour = count("for an hour") or 0
-        of_any_age = hour + (count("for minutes") or 0)
-        if entries := _member(block, "cacheDetails"):  # Bedrock's
-            hour = sum(_member(one, "inputTokens") or 0 for one in entries if _member(one, "ttl") == "1h")
-        written = (count("written") or of_any_age) if written_beside is None else written_beside
-        output = (count("output") or 0) + (count("thoughts") or 0)
-        if prompt is not None:  # xAI, and Gemini where it speaks like OpenAI: reasoning is in the total only
-            output = max(output, (count("total") or 0) - prompt)
+    prompt, read_beside, written_beside = map(count, ("prompt", "read beside", "written beside"))
+    total = (prompt if prompt is not None else count("input") or 0) + (count("tool results") or 0)
+    if prompt is None and all(_member(block, name) is None for name in _PLACES["details"]):
+        total += (read_beside or 0) + (written_beside or 0)
+    read = (count("read") or 0) if read_beside is None else read_beside
+    hour = count("for an hour") or 0
+    of_any_age = hour + (count("for minutes") or 0)
+    if entries := _member(block, "cacheDetails"):  # Bedrock's
+        hour = sum(_member(one, "inputTokens") or 0 for one in entries if _member(one, "ttl") == "1h")
+    written = (count("written") or of_any_age) if written_beside is None else written_beside
+    output = (count("output") or 0) + (count("thoughts") or 0)
+    if prompt is not None:  # xAI, and Gemini where it speaks like OpenAI: reasoning is in the total only
+        output = max(output, (count("total") or 0) - prompt)
     read = min(read, total)
     written = min(written, total - read)
     return Tokens(total, output, read, written, min(hour, written))
@@ -96,11 +91,9 @@ def _larger(one: Tokens, other: Tokens) -> Tokens:
 
 def asked_model(arguments: Mapping[str, Any]) -> str | None:
     """The model that a call has asked for, by its arguments."""
-    for place in (arguments, *(arguments.get(name) for name in ("kwargs", "request", "json"))):
-        for name in ("model", "modelId", "model_id") if isinstance(place, Mapping) else ():
-            if isinstance(found := place.get(name), str) and found:  # type: ignore[union-attr]  # it is a mapping
-                return found
-    return None
+    places = (arguments, *(arguments.get(name) for name in ("kwargs", "request", "json")))
+    names = (_member(place, name) for place in places for name in ("model", "modelId", "model_id"))
+    return next((name for name in names if isinstance(name, str) and name), None)
 
 
 class Usage:

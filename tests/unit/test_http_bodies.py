@@ -90,7 +90,7 @@ MESSAGE_START = {
     [
         ("application/json", b'{\n  "a": 1\n}\n', {"json": {"a": 1}, "spelling": "indent2 newline"}),
         ("application/json", '{"a":"é"}'.encode(), {"json": {"a": "é"}}),
-        (EVENTS, b'event: done\nid: 7\ndata: {"a":1}\n\n', {"events": [{"event": "done", "id": "7", "json": {"a": 1}}]}),
+        (EVENTS, b'event: a\nid: 7\ndata: {"a":1}\n\n', {"events": [{"event": "a", "id": "7", "json": {"a": 1}}]}),
         (EVENTS, b"data: [DONE]\n\n: ping\n\n", {"events": [{"data": "[DONE]"}, {"text": ": ping\n\n"}]}),
         (EVENTS, b'data:{"b":2}\r\n\r\n', {"events": [{"json": {"b": 2}, "style": "tight crlf"}]}),
         (FRAMES, FRAME, {"frames": [MESSAGE_START]}),

@@ -5,7 +5,8 @@ import pytest
 from agent_cache import ConfigurationError
 from agent_cache.recording import DivergenceError, cached_llm_call, record, replay
 
-OPENAI = {"id": "x", "model": "gpt-x", "usage": {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}}
+USAGE = {"prompt_tokens": 11, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 4}}
+OPENAI = {"id": "x", "model": "gpt-x", "usage": USAGE}
 
 
 async def test_the_model_that_was_asked_for_stands_where_the_answer_names_none(path):
@@ -29,7 +30,7 @@ def test_extractors_of_the_users_own_come_first(path):
     with record(path) as recorder:
         ask("hi", m="mine")
     [call] = recorder.steps
-    assert (call.model, call.input_tokens, call.output_tokens) == ("mine", 1, 9)
+    assert (call.model, call.input_tokens, call.output_tokens, call.cache_read_tokens) == ("mine", 1, 9, 0)
 
 
 def test_extractors_and_keys_that_raise_are_a_warning_and_the_default(path, caplog):

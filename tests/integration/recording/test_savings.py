@@ -27,19 +27,9 @@ def unpriced(monkeypatch):
 
 
 def model_call(model="gpt-4o", input_tokens=1000, output_tokens=50, *, name="ask", **fields):
-    return RecordedCall(
-        **{
-            "id": 1,
-            "kind": "llm",
-            "name": name,
-            "digest": digest_of(name, {}).hex(),
-            "outcome": {"value": ""},
-            "model": model,
-            "input_tokens": input_tokens,
-            "output_tokens": output_tokens,
-        }
-        | fields
-    )
+    tokens = {"input_tokens": input_tokens, "output_tokens": output_tokens}
+    given = {"id": 1, "outcome": {"value": ""}, **tokens, **fields}
+    return RecordedCall(kind="llm", name=name, digest=digest_of(name, {}).hex(), model=model, **given)
 
 
 def cost(*calls, recorded_at=DAY):

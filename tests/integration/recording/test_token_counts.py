@@ -23,13 +23,6 @@ ANSWERS = {
             "completion_tokens_details": {"reasoning_tokens": 20},
         },
     }),
-    "openai chat, written to the cache": (CACHED, {
-        "model": "m",
-        "usage": {
-            "prompt_tokens": 1000, "completion_tokens": 50,
-            "prompt_tokens_details": {"cached_tokens": 800, "cache_write_tokens": 100},
-        },
-    }),
     "openai responses": (READ, {
         "model": "m",
         "usage": {
@@ -211,18 +204,6 @@ def test_the_counts_of_a_stream_are_those_of_all_its_chunks_together(shape, form
         list(ask("hi"))
     [call] = recorder.steps
     assert (call.model, tokens_of(call)) == ("m", tokens)
-
-
-def test_the_extractors_of_the_user_leave_nothing_of_what_was_found(path):
-    """The counts of the user would not contain the cached tokens that were found."""
-
-    @cached_llm_call(extract_tokens=lambda call, answer: (7, 3))
-    def ask(prompt: str):
-        return ANSWERS["anthropic"][1]
-
-    with record(path) as recorder:
-        ask("hi")
-    assert tokens_of(recorder.steps[0]) == Tokens(7, 3)
 
 
 # What real clients give
