@@ -19,7 +19,7 @@ import msgspec
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.file import RecordedCall, digest_of, read_bytes
-from agent_cache.recording.http.bodies import ResponseBody, can_be_unpacked, model_payloads
+from agent_cache.recording.http.bodies import ResponseBody, model_payloads, unpacked
 from agent_cache.recording.http.exchange import response_data
 from agent_cache.recording.http.identity import Http, identity
 from agent_cache.recording.prices import Usage, asked_model
@@ -130,8 +130,13 @@ def _response(response: Any, rules: Redaction) -> dict[str, Any]:
         raise TypeError(f"expected a status, got {status!r}")
     pairs = [(name, value) for name, values in _headers(response) for value in values]
     content, is_decoded = _content(response)
-    if is_decoded or not can_be_unpacked(dict(pairs), content):
-        # The recorder has taken the encoding off, and left the header.
+    try:
+        unpacked(dict(pairs), content)
+    except LookupError:  # an encoding that is not known here
+        pass
+    except Exception:  # noqa: BLE001 - each package has its own errors
+        is_decoded = True
+    if is_decoded:  # the recorder has taken the encoding off, and left the header
         pairs = [pair for pair in pairs if pair[0] != "content-encoding"]
     body = ResponseBody(dict(pairs))
     body.add(content)

@@ -118,13 +118,18 @@ class Usage:
         """Search an answer, or a chunk of one, or a list of chunks."""
         if isinstance(answer, list | tuple):
             for one in answer:
-                if isinstance(one, Mapping | list):
+                if isinstance(one, Mapping):
                     self.add(one)
         elif not isinstance(answer, _PLAIN):
             with suppress(Exception):  # reading an attribute of the user's object may raise anything
                 for holder in (answer, *(_member(answer, name) for name in _PLACES["nested"])):
                     if holder is not None:
                         self._search(holder)
+
+    def add_all(self, answers: Iterable[Any]) -> None:
+        """Search several answers."""
+        for one in answers:
+            self.add(one)
 
     def _search(self, answer: Any) -> None:
         blocks = [_member(answer, name) for name in _PLACES["blocks"]]

@@ -80,29 +80,25 @@ def _json_bytes(data: Mapping[str, Any]) -> bytes:
 _PACKAGES = {"br": ("brotli", "brotlicffi"), "zstd": ("compression.zstd", "backports.zstd", "zstandard")}
 
 
-def _unpacked(headers: Headers, raw: bytes) -> bytes:
+def unpacked(headers: Headers, raw: bytes) -> bytes:
     """A body without its encoding, as far as it has come. A client that accepts one has imported the package for it."""
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("", "identity"):
         return raw
     if encoding in ("gzip", "x-gzip", "deflate"):
-        return zlib.decompressobj(47).decompress(raw)
+        content, is_bare = (
+            b"",
+            encoding == "deflate" and raw[:1] not in b"x\x1f",
+        )  # some servers leave the header of zlib out
+        while raw:  # gzip may have several members
+            step = zlib.decompressobj(-15 if is_bare else 47)
+            content, raw = content + step.decompress(raw), step.unused_data
+        return content
     module: Any = sys.modules[next((one for one in _PACKAGES.get(encoding, ()) if one in sys.modules), encoding)]
     made = module.Decompressor() if encoding == "br" else module.ZstdDecompressor()
     made = made.decompressobj() if hasattr(made, "decompressobj") else made
-    content: bytes = (made.process if hasattr(made, "process") else made.decompress)(raw)
-    return content
-
-
-def can_be_unpacked(headers: Headers, raw: bytes) -> bool:
-    """Whether a body has the encoding that its headers name, or one that is not known here."""
-    try:
-        _unpacked(headers, raw)
-    except LookupError:
-        return True
-    except Exception:  # noqa: BLE001 - each package has its own errors
-        return False
-    return True
+    decompress: Callable[[bytes], bytes] = made.process if hasattr(made, "process") else made.decompress
+    return decompress(raw)
 
 
 # Requests
@@ -113,7 +109,7 @@ def request_arguments(headers: Headers, body: bytes) -> dict[str, Any]:
     if not body:
         return {}
     try:
-        body = _unpacked(headers, body)
+        body = unpacked(headers, body)
     except Exception:  # noqa: BLE001 - the sender's own format; then the bytes identify it
         return _digest(body)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -188,7 +184,7 @@ class ResponseBody:
         """The body as plain data, with the field that says its form. Nothing for an empty body."""
         content, kind = bytes(self._sent), self._headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
-            content = _unpacked(self._headers, content)
+            content = unpacked(self._headers, content)
         except Exception:  # noqa: BLE001 - no package has it, or it is broken: the client will not read it either
             self.is_encoded = True
         if not content:

@@ -414,14 +414,14 @@ class Exchange:
                 ended = failure_outcome(end, tape.redaction) if isinstance(end, BaseException) else end
                 outcome = self._outcome(ended, tape.redaction)
             if call.usage is not None and "response" in outcome:
-                call.usage.add(list(model_payloads(outcome["response"])))
+                call.usage.add_all(model_payloads(outcome["response"]))
                 call.usage.complete(call, None)
                 if call.usage.model is None and (found := MODEL_IN_PATH.search(urlsplit(self._url).path)):
                     call.usage.model = unquote(found[1])
             tape.end_exchange(call, outcome)
         if self.learners and self._body is not None:
             inside = Usage()
-            inside.add(list(model_payloads(self._body.data(is_whole=end is None))))
+            inside.add_all(model_payloads(self._body.data(is_whole=end is None)))
             for usage in self.learners:
                 usage.join(inside)
 
