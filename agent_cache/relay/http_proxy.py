@@ -35,7 +35,6 @@ from agent_cache.relay.messages import (
     ConnectionLost,
     Message,
     RpcError,
-    data_of,
     error_line,
     parsed,
     refusal_of,
@@ -461,7 +460,7 @@ class HttpListener:
             for each in asking or (session.running if session is not None else ()):
                 each.asked_host = True
         elif message.method in self.relay.observed:
-            await self.relay.observe(message.method, data_of(message.params), session)
+            await self.relay.observe(message.method, message.content, session)
 
 
 def _host_in(url: str) -> str:

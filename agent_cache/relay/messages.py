@@ -1,7 +1,7 @@
 """The messages of JSON-RPC 2.0: parsing as far as a relay needs it, and the errors of the protocol.
 
-A message is parsed into its members, whose contents stay as they came. So what only passes by is never built as
-objects, and what is passed on is what came, byte for byte.
+A message is parsed into its members, whose contents stay as they came until somebody asks for them. So what only passes
+by is never built as objects, and what is passed on is what came, byte for byte.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _NOTHING: Final = msgspec.Raw()
 
 
-class Message(msgspec.Struct):
+class Message(msgspec.Struct, dict=True):
     """One message. A request has an id and a method, a notification a method, a response an id.
 
     `params`, `result` and `error` are as they came, empty where the message has none; `line` is all of it.
@@ -48,16 +48,37 @@ class Message(msgspec.Struct):
         """Whether it answers a request."""
         return not self.method and bool(self.result or self.error)
 
+    def _read(self) -> tuple[Any, bool]:
+        read: tuple[Any, bool] | None = self.__dict__.get("read")
+        if read is None:
+            raw = self.params or self.error or self.result
+            try:
+                read = msgspec.json.decode(raw) if raw else None, True
+            except _UNREADABLE:
+                read = _leniently(bytes(raw)), False
+            self.__dict__["read"] = read
+        return read
+
+    @property
+    def content(self) -> Any:
+        """The content of its parameters, its error or its result; None if there is none, or nobody can read it."""
+        return self._read()[0]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its content can be written again as it came."""
+        return self._read()[1]
+
+    @property
     def params_by_name(self) -> dict[str, Any]:
         """Its parameters; none if they are something else."""
-        params = data_of(self.params)
-        return params if isinstance(params, dict) else {}
+        return self.content if isinstance(self.content, dict) else {}
 
     def answer(self) -> Any:
         """The content of its result. Raises `RpcError` if it is an error."""
         if self.error:
-            raise RpcError(data_of(self.error))
-        return data_of(self.result)
+            raise RpcError(self.content)
+        return self.content
 
 
 _decoder = msgspec.json.Decoder(Message)
@@ -89,23 +110,6 @@ def _leniently(text: bytes) -> Any:
         return None
 
 
-def data_of(raw: msgspec.Raw | bytes) -> Any:
-    """The content of a member; None if there is none, or nobody can read it."""
-    try:
-        return msgspec.json.decode(raw) if raw else None
-    except _UNREADABLE:
-        return _leniently(bytes(raw))
-
-
-def is_json(raw: msgspec.Raw) -> bool:
-    """Whether a member can be written again as it came."""
-    try:
-        msgspec.json.decode(raw)
-    except _UNREADABLE:
-        return not raw
-    return True
-
-
 def refusal_of(line: bytes, message: Message | None) -> bytes | None:
     """The error that answers a message of a host which calls a tool in a form that nobody can judge: a batch, a call
     without an id, what is no JSON. None for any other message.
@@ -113,7 +117,7 @@ def refusal_of(line: bytes, message: Message | None) -> bytes | None:
     if message is None:
         is_judged = b"tools/call" not in line
     else:
-        is_judged = message.method != "tools/call" or (message.id is not None and is_json(message.params))
+        is_judged = message.method != "tools/call" or (message.id is not None and message.is_plain)
     if is_judged:
         return None
     text = "a call of a tool is one request of plain JSON; this is not passed on"
@@ -142,9 +146,8 @@ def result_line(id: Any, result: Any) -> bytes:  # noqa: A002 - as above
 
 def error_line(id: Any, error: dict[str, Any] | str, code: int = INTERNAL_ERROR) -> bytes:  # noqa: A002 - as above
     """A response with an error of the protocol, or with one of the relay's own, as text."""
-    return _line_of(
-        id=id, error={"code": code, "message": f"agent-cache: {error}"} if isinstance(error, str) else error
-    )
+    told = error if isinstance(error, dict) else {"code": code, "message": f"agent-cache: {error}"}
+    return _line_of(id=id, error=told)
 
 
 @register  # so that a replay raises it again
@@ -153,9 +156,8 @@ class RpcError(Exception):
 
     def __init__(self, error: Any) -> None:
         super().__init__(error)
-        self.error: dict[str, Any] = (
-            error if isinstance(error, dict) else {"code": INTERNAL_ERROR, "message": str(error)}
-        )
+        is_known = isinstance(error, dict)
+        self.error: dict[str, Any] = error if is_known else {"code": INTERNAL_ERROR, "message": str(error)}
 
     def __str__(self) -> str:
         return f"{self.error.get('message')} ({self.error.get('code')})"

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from agent_cache import AgentCacheSession, AgentLoopDetectedError, Read, Toolbox, writing
+from agent_cache import AgentCacheSession, AgentLoopDetectedError, Read, Toolbox, Write, writing
 from agent_cache.core.asker import Apart
 from agent_cache.integrations.shared import Answer, Private, fails, is_kept, notice, requested_version
 from agent_cache.recording import CassetteError, intercept, record, replay
@@ -32,11 +32,10 @@ from agent_cache.relay.messages import (
     RpcError,
     envelope_of,
     error_line,
-    is_json,
     listed,
     result_line,
 )
-from agent_cache.relay.relay_settings import RelaySettings, new_session, write_of_notification
+from agent_cache.relay.relay_settings import RelaySettings, new_session
 from agent_cache.toolbox.box import every_tag, tier_of
 
 _LOG = logging.getLogger("agent_cache")
@@ -96,7 +95,7 @@ class HostRequest(ABC):
 
     def __init__(self, message: Message, vary: Any = None, host: HostSession | None = None) -> None:
         self.message, self.vary, self.host = message, vary, host
-        self.id, self.method, self.params = message.id, message.method, message.params_by_name()
+        self.id, self.method, self.params = message.id, message.method, message.params_by_name
         self.asked_host = self.is_answered = self.is_sent = False
         self.response: Message | None = None
         self.result: Any = None
@@ -156,11 +155,12 @@ class Relay:
         tier = tier_of(box)
         shared: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
         lists = {method: Read(tag, ttl=_life_of, **shared) for method, tag in _HINTED.items()}
-        self._lists = Toolbox(lists, namespace=f"{box.namespace}.mcp")  # and resources, as long as they say
-        self._every_tag = every_tag(box)
         changes = {method: (*_CHANGES.get(method, ()), *settings.tags_of(method)) for method in _CHANGES | settings.on}
-        self._writes = {method: write_of_notification(method, tags) for method, tags in changes.items()}
-        self.observed = frozenset({"notifications/tasks/status", *self._writes})
+        writes = {method: Write(tags) for method, tags in changes.items()}
+        self._own = Toolbox({**lists, **writes}, namespace=f"{box.namespace}.mcp")
+        self._changes = frozenset(changes)
+        self.observed = self._changes | {"notifications/tasks/status"}
+        self._every_tag = every_tag(box)
         self.hosts: dict[str, HostSession] = {}  # the last one is the one used last
         self._task_ends: dict[str, asyncio.Future[None]] = {}
         self._blocks = AsyncExitStack()
@@ -226,7 +226,7 @@ class Relay:
             return True
         if self.is_taped:
             return self.is_replay or method not in _UNRECORDED
-        return method in _HINTED and bool(envelope_of(message.params_by_name()))
+        return method in _HINTED and bool(envelope_of(message.params_by_name))
 
     def start(self, request: HostRequest) -> asyncio.Task[None]:
         """Answer a request in a task of its own; to cancel the task is to cancel the request. It may have its response
@@ -249,8 +249,9 @@ class Relay:
             self.box.forget()
         elif method == "notifications/tasks/status":
             self._note_task(params)
-        if method in self._writes:
-            await asyncio.shield(self._start_outside(self._writes[method](params)))
+        if method in self._changes:
+            write = self._own.call(method, {"params": params}, _nothing)
+            await asyncio.shield(self._start_outside(write))
 
     def _start_outside(self, work: Any) -> asyncio.Task[Any]:
         """Run something that is no call of the agent outside of its session."""
@@ -304,7 +305,7 @@ class Relay:
             request.answer(response.line)
             await self._end_of_task(task)
         is_final = isinstance(result, dict) and result.get("resultType", "complete") == "complete"
-        if task is not None or request.asked_host or not is_final or not is_json(response.result):
+        if task is not None or request.asked_host or not is_final or not response.is_plain:
             result = Private(result)
         request.result = result
         return result
@@ -348,7 +349,7 @@ class Relay:
             return {"at": time.time(), "result": await self._run(request)}
 
         asked = {**request.params, "_meta": meta}
-        call = self._lists.call(
+        call = self._own.call(
             request.method, asked, dated, vary=request.vary, returns=dict[str, Any], store_if=_is_fresh_for_others
         )
         kept = await self._start_outside(call)  # a host may ask as often as it likes
@@ -427,6 +428,10 @@ def _plain(result: Any) -> Any:
 
 def _who_asks(request: HostRequest, *_: Any) -> Any:
     return request.vary.who if type(request.vary) is Apart else request.vary
+
+
+async def _nothing() -> None:
+    """What a notification runs: the change was made elsewhere."""
 
 
 async def _all_pages(request: HostRequest, envelope: dict[str, Any]) -> dict[str, Any]:

@@ -13,15 +13,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from agent_cache import AgentCacheInvalidator, AgentCacheSession, ConfigurationError, LoopPolicy, Toolbox
+from agent_cache import AgentCacheSession, ConfigurationError, LoopPolicy, Toolbox, Write
 from agent_cache.toolbox.box import has_rule
+from agent_cache.toolbox.rules import compiled_tags
 from agent_cache.values.compare import escaped
 
 DEFAULT_NAMESPACE: Final = "mcp"
@@ -54,19 +55,10 @@ def load(path: str | os.PathLike[str]) -> tuple[Toolbox, RelaySettings]:
     try:
         settings = msgspec.toml.decode(Path(path).read_text("utf-8-sig"), type=RelaySettings)
         for method, ends in settings.on.items():
-            write_of_notification(method, tuple(ends.invalidate))
+            compiled_tags(Write(ends.invalidate), ("params",), method)
     except (msgspec.ValidationError, ConfigurationError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
     return box, settings
-
-
-def write_of_notification(method: str, tags: tuple[str, ...]) -> Callable[[Any], Coroutine[Any, Any, None]]:
-    """What a notification invalidates, as a write of its parameters."""
-
-    async def notified(params: Any) -> None:
-        pass
-
-    return AgentCacheInvalidator(tags, name=method)(notified)
 
 
 def new_session(settings: RelaySettings) -> AgentCacheSession:

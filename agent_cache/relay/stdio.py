@@ -12,11 +12,13 @@ import contextlib
 import itertools
 import os
 import queue
+import select
 import shutil
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from agent_cache.relay.messages import (
@@ -26,7 +28,6 @@ from agent_cache.relay.messages import (
     ConnectionLost,
     Message,
     RpcError,
-    data_of,
     error_line,
     listed,
     parsed,
@@ -40,6 +41,8 @@ _PATIENCE_FOR_CALLS: Final = 30.0
 before the server has started. A host that does not want to wait sends a signal."""
 _PATIENCE_FOR_SERVER: Final = 2.0
 """Seconds that the server has to end by itself, and again after a signal."""
+_AT_ONCE: Final = getattr(select, "PIPE_BUF", 0)
+"""Bytes that a pipe takes without blocking, once it is ready; none on Windows, where nothing tells that."""
 
 
 async def serve(relay: Relay, command: Sequence[str], *, vary: str) -> int:
@@ -58,11 +61,13 @@ async def serve(relay: Relay, command: Sequence[str], *, vary: str) -> int:
 
 
 class _Request(HostRequest):
-    """A request of the host. `cancellation` is what tells the server that it is cancelled."""
+    """A request of the host. `cancellation` is what tells the server that it is cancelled, as the host has said it."""
+
+    cancellation = b""
+    task: asyncio.Task[None]
 
     def __init__(self, link: _Link, message: Message) -> None:
         super().__init__(message)
-        self.cancellation = request_line(None, "notifications/cancelled", {"requestId": message.id})
         self._link = link
 
     async def forward(self) -> Message:
@@ -70,7 +75,8 @@ class _Request(HostRequest):
         try:
             return await self._link.exchange(self.id, self.message.line)
         except asyncio.CancelledError:
-            self._link.pass_on(self.cancellation)
+            said = self.cancellation or request_line(None, "notifications/cancelled", {"requestId": self.id})
+            self._link.pass_on(said)
             raise
         finally:
             self._link.forwarded.discard(self)
@@ -89,105 +95,110 @@ class _Link:
     """
 
     def __init__(self, relay: Relay) -> None:
-        self.exit_code = 0
+        self.exit_code = self._signal = 0
         self.forwarded: set[_Request] = set()
         self.numbers = itertools.count(1)
         self._relay = relay
         sys.stdout.flush()
-        self._output = _Output(os.dup(1))
-        self.write = self._output.write
+        self._to_host = _Writer(os.fdopen(os.dup(1), "wb", buffering=0))
+        self.write = self._to_host.write
         os.dup2(2, 1)  # from here on, what any code prints goes to standard error
-        self._server: asyncio.subprocess.Process | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+        self._to_server: _Writer | None = None
+        self._is_connected = False  # whether the server may still answer
         self._open: dict[Any, asyncio.Future[Message] | None] = {}
-        self._calls: dict[Any, tuple[_Request, asyncio.Task[None]]] = {}
-        self._running: list[asyncio.Task[Any]] = []
-        self._signal: int | None = None
+        self._calls: dict[Any, _Request] = {}
+        self._running: set[asyncio.Task[None]] = set()
 
     # Life
 
     async def run(self, command: Sequence[str]) -> None:
         """Carry messages until there are no more. Calls that a signal has interrupted are left under way."""
-        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        stopped: asyncio.Future[None] = loop.create_future()
+        server_end: asyncio.Future[None] = loop.create_future()
 
         def stop(number: int) -> None:
             self._signal = number
-            stopped.set()
+            if not stopped.done():
+                stopped.set_result(None)
 
         with signals(stop):
-            end = self._start(stopped.wait())
             if not self._relay.is_replay:
-                self._server = await started(command)
-                self._start(self._read_server(self._server))
-            host = self._start(self._read_host())
-            done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            if host in done:
-                answered = asyncio.gather(*(task for _, task in self._calls.values()), return_exceptions=True)
-                await asyncio.wait({end, answered}, timeout=_PATIENCE_FOR_CALLS, return_when=asyncio.FIRST_COMPLETED)
+                self._server = started(command)
+                self._to_server, self._is_connected = _Writer(self._server.stdin), True
+                server_end = asyncio.ensure_future(self._read_server(self._server))
+            host_end = read_lines(0, self._from_host)
+            await asyncio.wait({stopped, server_end, host_end}, return_when=asyncio.FIRST_COMPLETED)
+            if host_end.done():
+                ends: set[asyncio.Future[Any]] = {stopped, self._answered()}
+                await asyncio.wait(ends, timeout=_PATIENCE_FOR_CALLS, return_when=asyncio.FIRST_COMPLETED)
+        for end in (server_end, host_end):
+            end.cancel()
 
-    def _start(self, work: Any) -> asyncio.Task[Any]:
-        self._running.append(asyncio.create_task(work))
-        return self._running[-1]
+    def _answered(self) -> asyncio.Future[Any]:
+        return asyncio.gather(*self._running, return_exceptions=True)
+
+    def _run(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
 
     async def close(self) -> None:
         """End the server and what is still under way, and write what is left to be written."""
-        if self._server is not None:
+        if self._server is not None and self._to_server is not None:
+            self._to_server.close()
             code = await ended(self._server, at_once=bool(self._signal))
             self.exit_code = code if code >= 0 else 128 - code
         if self._signal:
             self.exit_code = 128 + self._signal
-        tasks = [*self._running, *(task for _, task in self._calls.values())]
-        for task in tasks:
+        for task in self._running:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(self._output.close)
+        await self._answered()
+        await asyncio.to_thread(self._to_host.close, _PATIENCE_FOR_SERVER)
 
     # From the host
 
-    async def _read_host(self) -> None:
-        async for line in _input():
-            message = parsed(line)
-            if refusal := refusal_of(line, message):
-                self.write(refusal)
-            elif message is not None and message.is_request:
-                self._request_from_host(message)
-            elif message is None or message.method != "notifications/cancelled" or not self._has_cancelled(message):
-                self.pass_on(line)
+    def _from_host(self, line: bytes) -> None:
+        message = parsed(line)
+        if refusal := refusal_of(line, message):
+            self.write(refusal)
+        elif message is not None and message.is_request:
+            self._request_from_host(message)
+        elif message is None or message.method != "notifications/cancelled" or not self._has_cancelled(message):
+            self.pass_on(line)
 
     def _request_from_host(self, message: Message) -> None:
-        name = message.id
-        known = self._calls.get(name)
-        if (known is not None and not known[0].is_answered) or name in self._open:
+        name, known = message.id, self._calls.get(message.id)
+        if (known is not None and not known.is_answered) or name in self._open:
             self.write(error_line(name, "another request has this id", INVALID_REQUEST))
         elif self._relay.answers(message):
-            request = _Request(self, message)
-            task = self._relay.start(request)
-            self._calls[name] = own = request, task
+            request = self._calls[name] = _Request(self, message)
+            request.task = self._run(self._relay.start(request))
             # The host may use the id again as soon as it is answered: then it is the next request's.
-            task.add_done_callback(lambda _: self._calls.get(name) is own and self._calls.pop(name))
+            request.task.add_done_callback(lambda _: self._calls.get(name) is request and self._calls.pop(name))
         else:
             self._open[name] = None
             self.pass_on(message.line)
 
     def _has_cancelled(self, message: Message) -> bool:
         """Cancel a request that the relay answers. False if it is none, and the server's affair."""
-        name = message.params_by_name().get("requestId")
-        request, task = self._calls.get(name, (None, None)) if isinstance(name, str | int) else (None, None)
-        if request is None or task is None or request.is_answered:
+        name = message.params_by_name.get("requestId")
+        request = self._calls.get(name) if isinstance(name, str | int) else None
+        if request is None or request.is_answered:
             return False
         request.cancellation = message.line
-        task.cancel()
+        request.task.cancel()
         return True
 
     def pass_on(self, line: bytes) -> None:
         """Send a line to the server as it came. The end of the server ends this process too."""
-        if self._server is not None and self._server.stdin is not None:
-            self._server.stdin.write(line)
+        if self._to_server is not None:
+            self._to_server.write(line)
 
     async def exchange(self, name: Any, line: bytes) -> Message:
         """Send a request under this id, and wait for the response."""
-        if self._server is None or self._server.stdout is None or self._server.stdout.at_eof():
+        if not self._is_connected:
             raise ConnectionLost("the server has ended")
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._open[name] = future
@@ -199,10 +210,10 @@ class _Link:
 
     # From the server
 
-    async def _read_server(self, server: asyncio.subprocess.Process) -> None:
+    async def _read_server(self, server: subprocess.Popen[bytes]) -> None:
         assert server.stdout is not None
-        async for line in server.stdout:
-            await self._from_server(line)
+        await read_lines(server.stdout.fileno(), self._from_server)
+        self._is_connected = False
         for name, future in list(self._open.items()):
             lost = ConnectionLost("the server has ended before it answered")
             if future is None:
@@ -210,25 +221,32 @@ class _Link:
             elif not future.done():
                 future.set_exception(lost)
         self._relay.lose_server()
-        await asyncio.gather(*(task for _, task in self._calls.values()), return_exceptions=True)
+        await self._answered()
 
-    async def _from_server(self, line: bytes) -> None:
+    def _from_server(self, line: bytes) -> None:
         message = parsed(line)
         if message is None:
             # What is no message does not belong on the host's side: it would end some hosts
             (self.write if b'"jsonrpc"' in line else _show_noise)(line)
+        elif message.method in self._relay.observed and message.id is None:
+            self._run(asyncio.create_task(self._observe(message)))
         elif message.method:
             if message.id is not None and message.method != "ping":
                 for request in self.forwarded:
                     request.asked_host = True
-            elif message.method in self._relay.observed:
-                await self._relay.observe(message.method, data_of(message.params))
             self.write(line)
         elif (future := self._open.pop(message.id, None)) is not None:
             if not future.done():
                 future.set_result(message)
         elif not str(message.id).startswith("agent-cache:"):  # else the relay has given it up
             self.write(line)
+
+    async def _observe(self, message: Message) -> None:
+        """Pass a notification on once the relay has taken note of it. What comes after it does not wait."""
+        try:
+            await self._relay.observe(message.method, message.content)
+        finally:
+            self.write(message.line)
 
 
 def _show_noise(line: bytes) -> None:
@@ -254,74 +272,109 @@ def signals(stop: Callable[[int], None]) -> Iterator[None]:
 # Pipes
 
 
-async def _input() -> AsyncIterator[bytes]:
-    """The lines of standard input. A thread reads: an event loop can watch no file, and on Windows no pipe."""
-    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=sys.maxsize)
+def read_lines(descriptor: int, take: Callable[[bytes], object]) -> asyncio.Future[None]:
+    """Show `take` each line that comes. The future is done at the end of them; to cancel it ends the reading."""
+    loop, rest = asyncio.get_running_loop(), bytearray()
+    end: asyncio.Future[None] = loop.create_future()
 
-    def read() -> None:
+    def feed(data: bytes) -> None:
+        if end.done():
+            return
+        rest.extend(data)
+        lines = bytes(rest).split(b"\n") if b"\n" in data else []
+        if lines:
+            rest[:] = lines.pop()
+        if not data:
+            lines += [bytes(rest)] if rest else []
+            end.set_result(None)
+        for line in lines:
+            take(line + b"\n")
+
+    def read() -> bytes:
+        with contextlib.suppress(OSError):  # a terminal that has gone
+            return os.read(descriptor, 1 << 16)
+        return b""
+
+    def read_in_thread() -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has ended
-            while data := os.read(0, 1 << 16):
-                loop.call_soon_threadsafe(reader.feed_data, data)
-            loop.call_soon_threadsafe(reader.feed_eof)
+            while data := read():
+                loop.call_soon_threadsafe(feed, data)
+            loop.call_soon_threadsafe(feed, b"")
 
-    threading.Thread(target=read, daemon=True, name="agent-cache mcp: input").start()
-    async for line in reader:
-        yield line if line.endswith(b"\n") else line + b"\n"
+    try:
+        loop.add_reader(descriptor, lambda: feed(read()))
+        end.add_done_callback(lambda _: loop.remove_reader(descriptor))
+    except (NotImplementedError, OSError):  # an event loop can watch no file, and on Windows no pipe
+        threading.Thread(target=read_in_thread, daemon=True, name="agent-cache mcp: input").start()
+    return end
 
 
-class _Output:
-    """Writes lines to a descriptor, in order, in a thread: nobody waits for who reads them."""
+class _Writer:
+    """Writes lines to a pipe or a file, in order, and blocks nobody: a thread writes what has no room at once."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.write = self._queue.put
-        self._thread = threading.Thread(target=self._write, daemon=True, name="agent-cache mcp: output")
-        self._thread.start()
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._queue: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._queued = self._written = 0
+        self._room = select.poll() if _AT_ONCE else None
+        if self._room is not None:
+            self._room.register(file, select.POLLOUT)
+
+    def write(self, line: bytes) -> None:
+        rest = memoryview(line)
+        try:
+            while rest and self._queued == self._written and self._room is not None and self._room.poll(0):
+                rest = rest[self._file.write(rest[:_AT_ONCE]) :]
+        except OSError:  # who reads has gone, and the input will end
+            return
+        if rest:
+            self._queued += 1
+            self._queue.put(rest)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write, daemon=True, name="agent-cache mcp: output")
+                self._thread.start()
 
     def _write(self) -> None:
-        while (line := self._queue.get()) is not None:
-            rest = memoryview(line)
-            with contextlib.suppress(OSError):  # who reads has gone, and the input will end
+        while (rest := self._queue.get()) is not None:
+            with contextlib.suppress(OSError):
                 while rest:
-                    rest = rest[os.write(self._descriptor, rest) :]
+                    rest = rest[self._file.write(rest) :]
+            self._written += 1
+        self._file.close()
 
-    def close(self) -> None:
-        """Wait a little until all is written, and close the descriptor."""
-        self._queue.put(None)
-        self._thread.join(_PATIENCE_FOR_SERVER)
-        os.close(self._descriptor)
+    def close(self, patience: float = 0.0) -> None:
+        """Close the file when all is written; wait for that a little."""
+        if self._thread is None:
+            self._file.close()
+        else:
+            self._queue.put(None)
+            self._thread.join(patience)
 
 
 # The server
 
 
-async def started(command: Sequence[str]) -> asyncio.subprocess.Process:
+def started(command: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a server as a child process. Its standard error is this process's own."""
     program = shutil.which(command[0])  # on Windows also `npx.cmd`
     if program is None:
         raise FileNotFoundError(2, f"there is no command {command[0]!r}; the server is started by what follows --")
-    pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(program, *command[1:], stdin=pipe, stdout=pipe, limit=1 << 40)
+    pipe = subprocess.PIPE
+    return subprocess.Popen([program, *command[1:]], stdin=pipe, stdout=pipe, bufsize=0)  # noqa: S603 - the user's own
 
 
-async def ended(server: asyncio.subprocess.Process, *, at_once: bool = False) -> int:
-    """Let a server end, or end it. Returns its exit code; 0 if it had to be ended."""
-    assert server.stdin is not None
-    server.stdin.close()
+async def ended(server: subprocess.Popen[bytes], *, at_once: bool = False) -> int:
+    """Let a server whose input is closed end, or end it. Returns its exit code; 0 if it had to be ended."""
+    patience = 0 if at_once else _PATIENCE_FOR_SERVER
     is_forced = False
-    for patience, end in (
-        (0 if at_once else _PATIENCE_FOR_SERVER, server.terminate),
-        (_PATIENCE_FOR_SERVER, server.kill),
-    ):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                code = await server.wait()
-                return 0 if is_forced else code
+    for seconds, end in ((patience, server.terminate), (_PATIENCE_FOR_SERVER, server.kill)):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = await asyncio.to_thread(server.wait, seconds)
+            return 0 if is_forced else code
         is_forced = True
-        with contextlib.suppress(ProcessLookupError):
-            end()
-    await server.wait()
+        end()
+    await asyncio.to_thread(server.wait)
     return 0
 
 
@@ -350,27 +403,27 @@ async def introduced(ask: Ask) -> tuple[str, list[Any]]:
 
 async def introduced_by_command(command: Sequence[str]) -> tuple[str, list[Any]]:
     """The same of a server that a command starts."""
-    server = await started(command)
-    assert server.stdin is not None
-    output = server.stdout
-    assert output is not None
     numbers = itertools.count(1)
-
-    async def ask(method: str, params: dict[str, Any]) -> Any:
-        number = None if method.startswith("notifications/") else next(numbers)
+    with started(command) as server:
         assert server.stdin is not None
-        server.stdin.write(request_line(number, method, params))
-        while number is not None:
-            if not (line := await output.readline()):
-                raise ConnectionLost("the server has ended")
-            message = parsed(line)
-            if message is None:
-                _show_noise(line)
-            elif message.id == number and not message.method:
-                return message.answer()
-        return None
+        assert server.stdout is not None
+        to_server, from_server = server.stdin, os.fdopen(server.stdout.fileno(), "rb", closefd=False)
 
-    try:
-        return await introduced(ask)
-    finally:
-        await ended(server)
+        async def ask(method: str, params: dict[str, Any]) -> Any:
+            number = None if method.startswith("notifications/") else next(numbers)
+            to_server.write(request_line(number, method, params))
+            while number is not None:
+                if not (line := await asyncio.to_thread(from_server.readline)):
+                    raise ConnectionLost("the server has ended")
+                message = parsed(line)
+                if message is None:
+                    _show_noise(line)
+                elif message.id == number and not message.method:
+                    return message.answer()
+            return None
+
+        try:
+            return await introduced(ask)
+        finally:
+            to_server.close()
+            await ended(server)

@@ -161,6 +161,12 @@ async def test_a_notification_that_does_not_say_what_has_changed_drops_all_of_it
             assert text(await answer(relay, serve, "get", id="a")) == str(number)
 
 
+async def test_a_list_that_changes_before_anybody_has_asked_for_it_warns_of_nothing(clock, caplog):
+    async with Relay(Toolbox(RULES, namespace="early")) as relay:
+        await relay.observe("notifications/tools/list_changed", {})
+    assert caplog.text == ""
+
+
 # Lists and resources, by their hints
 
 ENVELOPE = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
