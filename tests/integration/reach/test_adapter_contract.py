@@ -95,44 +95,44 @@ class Adapter(ABC):
 
     def functions(self, kind: Any, user_of: Callable[[Any], str]) -> tuple[list[Any], Any]:
         """The tools, and `get_secret`. `kind` is what the framework injects, of which `user_of` is the user."""
-        run = self.shop.run
+        shop = self.shop
 
         async def get_order(order_id: str) -> str:
             """Get an order."""
-            return await run("get_order", order_id)
+            return await shop.run("get_order", order_id)
 
         async def cancel_order(order_id: str) -> str:
             """Cancel an order."""
-            return await run("cancel_order", order_id)
+            return await shop.run("cancel_order", order_id)
 
         async def get_mine(tool_context: Any) -> str:
             """Get the orders of the user."""
-            return await run("get_mine", user_of(tool_context))
+            return await shop.run("get_mine", user_of(tool_context))
 
         async def get_number(number: int) -> str:
             """Get a number."""
-            return await run("get_number", str(number))
+            return await shop.run("get_number", str(number))
 
         async def get_many(ids: list[int]) -> str:
             """Get numbers."""
-            return await run("get_many", str(ids))
+            return await shop.run("get_many", str(ids))
 
         async def set_number(number: int) -> str:
             """Set a number."""
-            return await run("set_number", str(number))
+            return await shop.run("set_number", str(number))
 
         async def get_secret(order_id: str) -> str:
             """Get a secret."""
-            return await run("get_secret", order_id)
+            return await shop.run("get_secret", order_id)
 
         @AgentCache("order:{order_id}", name="decorated")
         async def get_decorated(order_id: str) -> str:
             """Get an order, by a decorated function."""
-            return await run("get_decorated", order_id)
+            return await shop.run("get_decorated", order_id)
 
         async def get_own(tool_context: Any) -> str:
             """Get the orders of the user, by a decorated function."""
-            return await run("get_own", user_of(tool_context))
+            return await shop.run("get_own", user_of(tool_context))
 
         get_mine.__annotations__["tool_context"] = get_own.__annotations__["tool_context"] = kind
         get_own = AgentCache("mine", name="own")(get_own)
@@ -508,6 +508,18 @@ class TestAdapterContract:
         shop.gate.set()
         assert (await follower)[0].startswith("get_order 1")
 
+    async def test_a_write_that_is_cancelled_is_in_doubt(self, kind: type[Adapter]) -> None:
+        shop = Shop()
+        adapter = kind(shop, toolbox())
+        await adapter.turn(GET)
+        shop.gate, shop.has_begun = asyncio.Event(), asyncio.Event()
+        writing = asyncio.create_task(adapter.turn(CANCEL))
+        await shop.has_begun.wait()
+        writing.cancel()
+        await asyncio.wait([writing])
+        shop.gate = None
+        assert await adapter.turn(GET) != await adapter.turn(GET)  # it may take effect now, so nothing is stored
+
     async def test_a_recorded_run_replays(self, kind: type[Adapter], tmp_path: Any) -> None:
         path = tmp_path / "run.jsonl"
 
@@ -620,6 +632,15 @@ def test_explain_says_what_is_done_with_the_tools_of_an_agent(kind: type[Adapter
     }
     assert {name for name, row in rows.items() if "context" in row.why} - {"get_secret"} == {"get_mine"}
     assert capsys.readouterr().out == f"{table}\n"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ADAPTERS if kind not in (McpClient, GoogleADK)])
+async def test_tools_that_are_made_for_each_user_are_warned_of(kind: type[Adapter], caplog: Any) -> None:
+    box, shops = toolbox(), (Shop(), Shop())
+    for shop, warnings in ((shops[0], 0), (shops[0], 0), (shops[1], 1)):
+        await kind(shop, box).turn(GET)
+        found = [one for one in caplog.messages if "get_order: it was made anew around other values" in one]
+        assert len(found) == warnings
 
 
 BY_CONTEXT = pytest.mark.parametrize("kind", [one for one in ADAPTERS if one in (LangChain, OpenAIAgents, PydanticAI)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -160,25 +159,6 @@ async def test_a_hit_is_a_message_of_its_own_under_the_id_of_its_call(run, shop)
     assert (first.name, first.status) == (second.name, second.status) == ("get_order", "success")
 
 
-async def test_equal_calls_in_the_threads_of_one_turn_wait_for_one_run(shop):
-    asked = [threading.Event(), threading.Event()]
-
-    @tool
-    def get_order(order_id: str) -> str:
-        """Say how an order stands."""
-        shop.runs.append("get")
-        for one in asked:
-            assert one.wait(30)
-        return "sent"
-
-    def vary(request: Any) -> None:
-        asked[request.tool_call["id"] == "call-0-1"].set()
-
-    messages = await Way("invoke")(agent_of(model_of([get(), get()]), [get_order], vary=vary))
-    assert texts(messages) == ["sent", "sent"]
-    assert shop.runs == ["get"]
-
-
 # Failures
 
 
@@ -200,44 +180,6 @@ async def test_an_exception_that_a_middleware_makes_a_text_of_is_not_stored(run,
     assert texts(messages) == ["sorry: no such"] * 2
     assert [one.status for one in messages] == ["error", "error"]
     assert [one.tool_call_id for one in messages] == ["call-0-0", "call-1-0"]
-
-
-async def test_a_retried_call_is_one_call(run, shop):
-    failures = iter([OSError("away")])
-
-    @tool
-    def get_order(order_id: str) -> str:
-        """Say how an order stands."""
-        shop.runs.append("get")
-        for error in failures:
-            raise error
-        return "sent"
-
-    async with AgentCacheSession() as session:
-        retry = ToolRetryMiddleware(max_retries=1, initial_delay=0)
-        messages = await run(agent_of(model_of(get(), get()), [get_order], behind=[retry]))
-    assert shop.runs == ["get", "get"]
-    assert texts(messages) == ["sent", "sent"]
-    assert [record.source for record in session.get_execution_trace()] == ["miss", "hit"]
-
-
-async def test_a_write_that_the_graph_has_timed_out_is_in_doubt(shop):
-    run = Way("ainvoke")
-    never, box = asyncio.Event(), box_of()
-
-    @tool
-    async def cancel_order(order_id: str) -> str:
-        """Cancel an order."""
-        await never.wait()
-        return "ok"
-
-    await run(agent_of(model_of(get()), shop.tools, box))
-    agent = agent_of(model_of(CANCEL), [cancel_order], box)
-    agent.step_timeout = 1.0  # in which the tool has begun on a busy machine, too
-    with pytest.raises(TimeoutError):
-        await run(agent)
-    await run(agent_of(model_of(get(), get()), shop.tools, box))
-    assert shop.runs == ["get 1"] * 3  # what is read while the write is in doubt is not stored
 
 
 # Commands, interrupts, artifacts

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -175,23 +174,6 @@ async def test_the_answer_of_an_agent_as_a_tool_is_not_stored():
 
 
 # Timeouts and cancellation
-
-
-async def test_a_write_that_the_sdk_times_out_is_in_doubt(clock):
-    shop, box = Shop(), toolbox()
-
-    @function_tool(timeout=0.01)
-    async def cancel_order(order_id: str) -> str:
-        shop.runs.append("cancel_order")
-        return await asyncio.Event().wait()
-
-    tools = [shop.get_order, cancel_order]
-    result = await run(cached(shop.agent([read()], [write()], [read()], [read()], tools=tools), box))
-    assert result["c1.0"] == "Tool 'cancel_order' timed out after 0.01 seconds."
-    assert [result["c0.0"], result["c2.0"], result["c3.0"]] == ["get_order 1", "get_order 3", "get_order 4"]
-    clock.advance(6)  # the doubt is over
-    kept = await run(cached(shop.agent([read()], [read()]), box))
-    assert len(set(kept.values())) == 1
 
 
 # Decorated tools, and tools of other kinds
@@ -429,16 +411,3 @@ async def test_two_users_share_nothing_and_one_has_her_hits(tool: FunctionTool):
         agent.model = script([read()])
         found += (await run(agent, context={"user": user, "runs": runs})).values()
     assert found == ["0 for ada", "1 for bob"] * 2
-
-
-def test_invokers_that_are_made_for_each_user_are_warned_of(caplog: pytest.LogCaptureFixture):
-    def invoker(user: str) -> Callable[..., Any]:
-        async def invoke(ctx: ToolContext[Any], raw: str) -> str:
-            return user
-
-        return invoke
-
-    box = toolbox()
-    for user, warnings in [("ada", 0), ("ada", 0), ("bob", 1)]:
-        cached(Agent("desk", tools=[FunctionTool("get_order", "Get.", SCHEMA, invoker(user))]), box)
-        assert caplog.text.count("made anew around other values") == warnings

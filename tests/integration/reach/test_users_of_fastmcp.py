@@ -176,25 +176,6 @@ async def test_users_in_the_metadata_of_a_request_are_apart(decorated: bool):
         assert [(await client.call_tool("my_tickets", meta=meta)).data for meta in metas] == ["0", "1", "0"]
 
 
-async def test_servers_that_are_made_for_each_user_over_one_box_are_warned_of(caplog: pytest.LogCaptureFixture):
-    box = Toolbox({"my_*": Read("ticket", ttl=60)}, namespace="desk of all")
-    for user in ("ada", "bob"):
-        server: FastMCP[Any] = FastMCP("desk", middleware=[AgentCacheMiddleware(box)])
-
-        server.tool(Named(user).call, name="my_tickets")
-        async with Client(server) as client:
-            await client.call_tool("my_tickets")
-    assert caplog.text.count("it was made anew around other values") == 1
-
-
-class Named:
-    def __init__(self, user: str) -> None:
-        self.user = user
-
-    def call(self) -> str:
-        return self.user
-
-
 async def test_clients_of_a_proxy_are_apart_by_what_it_passes_on():
     behind: FastMCP[Any] = FastMCP("behind")
     behind.tool(anew(by_headers), name="my_tickets")

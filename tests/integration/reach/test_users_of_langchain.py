@@ -16,7 +16,7 @@ from langchain.agents import AgentState, create_agent
 from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
-from langchain_core.tools import BaseTool, InjectedToolArg, StructuredTool
+from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.config import get_config
 from langgraph.prebuilt import InjectedState, ToolRuntime
 from pydantic import BaseModel, ConfigDict, Field
@@ -137,36 +137,6 @@ class Lookup(BaseTool):
 
     def _run(self, config: RunnableConfig) -> str:
         return str(next(RUNS))
-
-
-class OfOneUser(BaseTool):
-    name: str = "my_tickets"
-    description: str = "Tickets of a user."
-    user: str = ""
-
-    def _run(self) -> str:
-        return self.user
-
-
-def with_default(user: str) -> BaseTool:
-    def my_tickets(_user: Annotated[str, InjectedToolArg] = user) -> str:
-        """Tickets of a user."""
-        return _user
-
-    return StructuredTool.from_function(my_tickets)
-
-
-@pytest.mark.parametrize("made", [lambda user: OfOneUser(user=user), with_default], ids=["a field", "a default"])
-def test_tools_that_are_made_for_each_user_are_warned_of(
-    made: Callable[[str], BaseTool], caplog: pytest.LogCaptureFixture
-):
-    box = Toolbox({"my_*": Read("ticket")}, namespace="desk")
-    for user in ("ada", "ada"):
-        agent = create_agent(model(), [made(user)], middleware=[AgentCacheMiddleware(box)])
-        ask(agent)
-    assert "made anew" not in caplog.text
-    ask(create_agent(model(), [made("bob")], middleware=[AgentCacheMiddleware(box)]))
-    assert caplog.text.count("made anew around other values") == 1
 
 
 class Injected(BaseModel):
