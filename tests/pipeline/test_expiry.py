@@ -287,7 +287,7 @@ async def test_with_a_tier_the_local_copy_is_served_and_the_tier_is_asked_behind
     assert await here.get(1) == (1, 1)
     clock.advance(10)
     there.now = "new"
-    assert await there.get(1) == "new"
+    assert await there.get.fresh(1) == "new"
     assert await here.get(1) == (1, 1)
     await idle()
     assert await here.get(1) == "new"
