@@ -8,7 +8,7 @@ import json
 import msgspec
 import pytest
 
-from agent_cache import Inner, Read, Toolbox, Write
+from agent_cache import Read, Toolbox, Write
 from agent_cache.relay.messages import ConnectionLost, listed, parsed
 from agent_cache.relay.relay import HostRequest, Relay
 from agent_cache.relay.relay_settings import RelaySettings, load, proposals, starter_rules
@@ -291,23 +291,6 @@ async def test_a_tool_that_reads_by_its_hint_is_no_write_because_of_a_pattern(cl
             reply = await answer(relay, serve, tool, repo="r")
             found += [text(reply)] if tool == "git_log" else []
     assert found == ["1", "1", "1", "5"]
-
-
-async def test_a_meta_tool_goes_by_the_rule_of_the_tool_that_it_calls(clock):
-    serve = Server()
-    rules = {**RULES, "execute-tool": Inner(tool="tool_name", arguments="params")}
-
-    async def execute(tool, **arguments):
-        return text(await answer(relay, serve, "execute-tool", tool_name=tool, params=arguments))
-
-    async with Relay(Toolbox(rules, namespace="meta")) as relay:
-        assert [await execute("get", id="a") for _ in range(2)] == ["1", "1"]
-        await execute("put", id="b")
-        assert await execute("get", id="a") == "1"
-        await execute("put", id="a")
-        assert await execute("get", id="a") == "4"
-        assert text(await answer(relay, serve, "execute-tool", other=1)) == "5"  # it ends everything
-        assert await execute("get", id="a") == "6"
 
 
 # The file to begin with

@@ -17,7 +17,7 @@ runs: list[str] = []
 
 
 @server.tool(structured_output=True)
-async def get_order(order_id: str) -> dict[str, Any]:
+async def get_order(order_id: str, page: int = 1) -> dict[str, Any]:
     """How an order stands."""
     runs.append("get_order")
     return {"id": order_id, "run": len(runs), "note": None}
@@ -49,6 +49,12 @@ async def cancel_slowly(order_id: str) -> str:
 async def cancel_and_die(order_id: str) -> str:
     """End the process."""
     os._exit(1)
+
+
+@server.tool()
+async def get_same() -> str:
+    """Say the same, again and again."""
+    return "the same"
 
 
 @server.tool(name="count_runs")

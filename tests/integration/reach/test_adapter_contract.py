@@ -24,13 +24,12 @@ from agent_cache import (
 from agent_cache.integrations import explain
 from agent_cache.recording import record, replay
 from tests.harness import page_examples
+from tests.harness.scripted_models import Call, adk_model, langchain_model, openai_model, pydantic_model
 
 pytestmark = [
     pytest.mark.usefixtures("clock"),
     pytest.mark.filterwarnings("default"),  # those of the frameworks
 ]
-
-Call = tuple[str, dict[str, Any]]
 
 GET: Call = ("get_order", {"order_id": "1"})
 CANCEL: Call = ("cancel_order", {"order_id": "1"})
@@ -167,16 +166,9 @@ class LangChain(Adapter):
     def agent(self, *calls: Call) -> Any:
         from langchain.agents import create_agent
         from langchain.agents.middleware import HumanInTheLoopMiddleware
-        from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
-        from langchain_core.messages import AIMessage
         from langgraph.checkpoint.memory import InMemorySaver
 
-        class Model(FakeMessagesListChatModel):
-            def bind_tools(self, tools: Any, **options: Any) -> Any:
-                return self
-
-        made = [{"name": name, "args": args, "id": f"c{at}"} for at, (name, args) in enumerate(calls)]
-        model = Model(responses=[AIMessage("", tool_calls=made), AIMessage("done")])
+        model = langchain_model(calls)
         approvals = HumanInTheLoopMiddleware(interrupt_on={"get_secret": True})
         return create_agent(model, self.tools, middleware=[self.middleware, approvals], checkpointer=InMemorySaver())
 
@@ -212,25 +204,19 @@ class OpenAIAgents(Adapter):
         functions, secret = self.functions(agents.RunContextWrapper[Any], lambda run: user_in(run.context))
         self.tools = [agents.function_tool(each) for each in functions]
         self.tools.append(agents.function_tool(secret, needs_approval=True))
-        self.cached([])
+        self.agent()
 
-    def agent(self) -> Any:
-        return self.cached([])
-
-    def cached(self, turns: list[Any]) -> Any:
+    def agent(self, *calls: Call) -> Any:
         from agents import Agent
-        from agents.testing import ScriptedModel
 
         from agent_cache.integrations.openai_agents import cached
 
-        return cached(Agent("shop", model=ScriptedModel(turns), tools=self.tools), self.box, **self.options)
+        return cached(Agent("shop", model=openai_model(calls), tools=self.tools), self.box, **self.options)
 
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
         from agents import Runner
-        from agents.testing import assistant_message, function_call
 
-        made = [function_call(name, args, call_id=f"c{at}") for at, (name, args) in enumerate(calls)]
-        agent = self.cached([made, [assistant_message("done")]])
+        agent = self.agent(*calls)
         found: Any
         if self.streams:
             found = Runner.run_streamed(agent, "go", context=self.context(user))
@@ -261,26 +247,9 @@ class PydanticAI(Adapter):
 
     def agent(self, *calls: Call) -> Any:
         from pydantic_ai import Agent, DeferredToolRequests
-        from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
-        from pydantic_ai.models.function import DeltaToolCall, FunctionModel
-
-        parts = [ToolCallPart(name, args, tool_call_id=f"c{at}") for at, (name, args) in enumerate(calls)]
-
-        def is_over(messages: list[Any]) -> bool:
-            return any(isinstance(part, ToolReturnPart) for message in messages for part in message.parts)
-
-        def answer(messages: list[Any], _: Any) -> ModelResponse:
-            return ModelResponse(parts=[TextPart("done")] if is_over(messages) else parts)
-
-        async def stream(messages: list[Any], _: Any) -> Any:
-            if is_over(messages):
-                yield "done"
-                return
-            for at, part in enumerate(parts):
-                yield {at: DeltaToolCall(part.tool_name, part.args_as_json_str(), tool_call_id=part.tool_call_id)}
 
         kinds: Any = [str, DeferredToolRequests]
-        model = FunctionModel(answer, stream_function=stream)
+        model = pydantic_model(calls)
         return Agent(model, tools=self.tools, capabilities=[self.capability], deps_type=object, output_type=kinds)
 
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
@@ -385,25 +354,8 @@ class GoogleADK(Adapter):
 
     def agent(self, *calls: Call) -> Any:
         from google.adk.agents import LlmAgent
-        from google.adk.models.base_llm import BaseLlm
-        from google.adk.models.llm_response import LlmResponse
-        from google.genai import types
 
-        said: list[Any] = [
-            [
-                types.Part(function_call=types.FunctionCall(id=f"c{at}", name=name, args=args))
-                for at, (name, args) in enumerate(calls)
-            ],
-            [types.Part(text="done")],
-        ]
-
-        class Script(BaseLlm):
-            model: str = "script"
-
-            async def generate_content_async(self, llm_request: Any, stream: bool = False) -> Any:
-                yield LlmResponse(content=types.Content(role="model", parts=said.pop(0)))
-
-        return LlmAgent(name="shop", model=Script(), tools=self.tools)
+        return LlmAgent(name="shop", model=adk_model(calls), tools=self.tools)
 
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
         from google.adk.agents.run_config import RunConfig, StreamingMode

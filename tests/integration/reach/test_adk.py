@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ pytest.importorskip("google.adk", reason="the adapter of Google ADK needs google
 pytest.importorskip("mcp", reason="toolsets of MCP servers need google-adk[mcp]")
 
 from google.adk.agents import LlmAgent, SequentialAgent
-from google.adk.models.base_llm import BaseLlm
-from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import InMemoryRunner
 from google.adk.tools import AgentTool, BaseTool, FunctionTool, LongRunningFunctionTool, ToolContext
 from google.adk.tools.base_toolset import BaseToolset
@@ -25,6 +23,7 @@ from mcp import StdioServerParameters
 
 from agent_cache import AgentCache, AgentCacheSession, Read, Toolbox, Write
 from agent_cache.integrations.adk import cached
+from tests.harness.scripted_models import adk_model
 
 pytestmark = [
     pytest.mark.usefixtures("clock"),
@@ -37,25 +36,8 @@ GET: Turn = [("get_order", ORDER)]
 CANCEL: Turn = [("cancel_order", ORDER)]
 
 
-class Script(BaseLlm):
-    """A model that makes the calls of one turn after the other, and then answers."""
-
-    model: str = "script"
-    turns: list[Turn]
-    at: int = 0
-
-    async def generate_content_async(self, llm_request: Any, stream: bool = False) -> AsyncGenerator[Any, None]:
-        parts = [types.Part(text="done")]
-        if self.at < len(self.turns):
-            calls = enumerate(self.turns[self.at])
-            made = [types.FunctionCall(id=f"c{self.at}-{at}", name=name, args=args) for at, (name, args) in calls]
-            parts = [types.Part(function_call=one) for one in made]
-        self.at += 1
-        yield LlmResponse(content=types.Content(role="model", parts=parts))
-
-
 def agent_of(*turns: Turn, tools: list[Any], name: str = "clerk") -> LlmAgent:
-    return LlmAgent(name=name, model=Script(turns=list(turns)), tools=tools)
+    return LlmAgent(name=name, model=adk_model(*turns), tools=tools)
 
 
 def box_of(**rules: Any) -> Toolbox:

@@ -14,7 +14,6 @@ pytest.importorskip("langchain", reason='needs pip install "agent-cache[langchai
 
 from langchain.agents import AgentState, create_agent
 from langchain.agents.middleware import ToolRetryMiddleware
-from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, InjectedToolCallId, StructuredTool, ToolException, tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -31,29 +30,16 @@ from agent_cache import (
 )
 from agent_cache.integrations.langchain import AgentCacheMiddleware
 from agent_cache.recording import record, replay
+from tests.harness.scripted_models import langchain_message, langchain_model
 
 pytestmark = pytest.mark.usefixtures("clock")  # a write that is in doubt in one test is not in the next
 
 ASK = {"messages": [("user", "Where is my order?")]}
 
 
-class Model(FakeMessagesListChatModel):
-    """Says what it was given, turn by turn."""
-
-    def bind_tools(self, tools: Any, **options: Any) -> Any:
-        return self
-
-
-def turn(*calls: tuple[str, dict[str, Any]], number: int = 0) -> AIMessage:
-    made = [{"name": name, "args": args, "id": f"call-{number}-{place}"} for place, (name, args) in enumerate(calls)]
-    return AIMessage("", tool_calls=made)
-
-
-def model_of(*turns: Any) -> Model:
+def model_of(*turns: Any) -> Any:
     """A model that makes these tool calls, and says that it is done. A turn is a call, or a list of calls."""
-    lists = [one if isinstance(one, list) else [one] for one in turns]
-    answers = [turn(*calls, number=number) for number, calls in enumerate(lists)]
-    return Model(responses=[*answers, AIMessage("done")])
+    return langchain_model(*[[one] if isinstance(one, tuple) else one for one in turns])
 
 
 def get(order_id: Any = "1", name: str = "get_order", **more: Any) -> tuple[str, dict[str, Any]]:
@@ -105,7 +91,7 @@ def box_of(rules: Any = RULES, **options: Any) -> Toolbox:
     return Toolbox(rules, namespace="shop", **options)
 
 
-def agent_of(model: Model, tools: Any, box: Toolbox | None = None, *, vary: Any = None, behind: Any = (), **more: Any):
+def agent_of(model: Any, tools: Any, box: Toolbox | None = None, *, vary: Any = None, behind: Any = (), **more: Any):
     """An agent with our middleware outermost."""
     ours = AgentCacheMiddleware(box_of() if box is None else box, vary)
     return create_agent(model, tools, middleware=[ours, *behind], **more)
@@ -152,7 +138,7 @@ def texts(messages: list[ToolMessage]) -> list[Any]:
 async def test_a_hit_is_a_message_of_its_own_under_the_id_of_its_call(run, shop):
     """LangGraph replaces a message by a later one of the same id: both have to stay in the state."""
     first, second, third = await run(agent_of(model_of(get(), get(), get()), shop.tools))
-    assert (first.tool_call_id, second.tool_call_id) == ("call-0-0", "call-1-0")
+    assert (first.tool_call_id, second.tool_call_id) == ("c0.0", "c1.0")
     assert len({first.id, second.id, third.id}) == 3
     assert second.additional_kwargs is not third.additional_kwargs
     assert second.response_metadata is not third.response_metadata
@@ -179,7 +165,7 @@ async def test_an_exception_that_a_middleware_makes_a_text_of_is_not_stored(run,
     assert shop.runs == ["failed"] * 4
     assert texts(messages) == ["sorry: no such"] * 2
     assert [one.status for one in messages] == ["error", "error"]
-    assert [one.tool_call_id for one in messages] == ["call-0-0", "call-1-0"]
+    assert [one.tool_call_id for one in messages] == ["c0.0", "c1.0"]
 
 
 # Commands, interrupts, artifacts
@@ -208,7 +194,7 @@ async def test_a_command_is_neither_stored_nor_shared(run, shop, rule):
     async with AgentCacheSession(max_tool_repeats=9):
         state = await run.state(agent)
     assert state["mood"] == "good"
-    assert [one.tool_call_id for one in tool_messages(state)] == ["call-0-0", "call-0-1", "call-1-0"]
+    assert [one.tool_call_id for one in tool_messages(state)] == ["c0.0", "c0.1", "c1.0"]
     assert shop.runs == ["greet"] * 3
 
 
@@ -240,8 +226,8 @@ def node_of(tools: Any, box: Toolbox | None = None, **options: Any) -> Any:
 async def test_a_node_of_tools_is_cached(run, shop):
     graph = node_of(shop.tools)
     for number in range(2):
-        [message] = await run(graph, {"messages": [turn(get(), number=number)]})
-        assert (message.content, message.tool_call_id) == ("pending", f"call-{number}-0")
+        [message] = await run(graph, {"messages": [langchain_message([get()], number)]})
+        assert (message.content, message.tool_call_id) == ("pending", f"c{number}.0")
     assert shop.runs == ["get 1"]
 
 
@@ -262,8 +248,7 @@ async def test_commands_are_replayed_under_the_ids_of_the_replaying_run(run, sho
     other = Shop()
     renamed = AIMessage("", tool_calls=[{"name": "get_greeting", "args": {"order_id": "1"}, "id": "other"}])
     async with replay(path):
-        model = Model(responses=[renamed, AIMessage("done")])
-        state = await run.state(agent_of(model, [greeting(other)], state_schema=Moody))
+        state = await run.state(agent_of(model_of(renamed), [greeting(other)], state_schema=Moody))
     assert other.runs == []
     assert (state["mood"], recorded["mood"]) == ("good", "good")
     assert [(one.content, one.tool_call_id) for one in tool_messages(state)] == [("hello", "other")]
@@ -323,12 +308,7 @@ async def test_the_example_of_readme_works():
         runs.append(order_id)
         return "pending"
 
-    calls = (
-        turn(("get_order", {"order_id": "W1"})),
-        turn(("get_order", {"order_id": "W1"}), number=1),
-        AIMessage("done"),
-    )
-    names: dict[str, Any] = {"model": Model(responses=[*calls]), "tools": [get_order]}
+    names: dict[str, Any] = {"model": model_of(get("W1"), get("W1")), "tools": [get_order]}
     exec(code, names)
     await names["agent"].ainvoke(ASK)
     assert runs == ["W1"]

@@ -20,7 +20,7 @@ from langchain_mcp_adapters.client import MultiServerMCPClient
 from langchain_mcp_adapters.sessions import create_session
 from langchain_mcp_adapters.tools import load_mcp_tools
 
-from agent_cache import AgentCacheSession, AgentLoopDetectedError, Pass, Read, Toolbox, Write
+from agent_cache import AgentCacheSession, AgentLoopDetectedError, Read, Toolbox, Watch, Write
 from agent_cache.integrations.langchain import AgentCacheMiddleware
 from tests.integration.reach.test_langchain import ASK, CANCEL, get, model_of, tool_messages
 from tests.integration.reach.user_servers import WhoAmI
@@ -29,42 +29,36 @@ pytestmark = pytest.mark.usefixtures("clock")
 
 RULES = {
     "get_order": Read("order:{order_id}"),
+    "get_same": Watch(),
+    "get_refused": Read("order:{order_id}"),
     "cancel_order": Write("order:{order_id}"),
-    "list_runs": Pass(),
 }
 
 
 @asynccontextmanager
 async def tools_of_server() -> AsyncIterator[dict[str, BaseTool]]:
-    server = [str(Path(__file__).with_name("adapters_shop.py"))]
+    server = [str(Path(__file__).with_name("sdk_shop.py"))]
     async with create_session({"transport": "stdio", "command": sys.executable, "args": server}) as session:
         await session.initialize()
         yield {one.name: one for one in await load_mcp_tools(session)}
 
 
-def agent_of(tools: dict[str, BaseTool], *turns: Any, **options: Any) -> Any:
-    box = Toolbox(RULES, namespace="adapters", **options)
-    return create_agent(model_of(*turns), list(tools.values()), middleware=[AgentCacheMiddleware(box)])
-
-
-async def run(tools: dict[str, BaseTool], *turns: Any, **options: Any) -> list[ToolMessage]:
-    return tool_messages(await agent_of(tools, *turns, **options).ainvoke(ASK))
-
-
-async def runs_of(tools: dict[str, BaseTool]) -> Any:
-    call = {"name": "list_runs", "args": {}, "id": "c", "type": "tool_call"}
-    return (await tools["list_runs"].ainvoke(call)).artifact["structured_content"]["result"]
+async def run(tools: dict[str, BaseTool], *turns: Any) -> list[ToolMessage]:
+    middleware = AgentCacheMiddleware(Toolbox(RULES, namespace="adapters"))
+    return tool_messages(await create_agent(model_of(*turns), [*tools.values()], middleware=[middleware]).ainvoke(ASK))
 
 
 async def test_tools_of_a_server_are_cached_with_their_structured_contents():
     async with tools_of_server() as tools:
         same = get(page=1)  # the default of its schema
-        found = await run(tools, [get(), same], get(), CANCEL, get(), get("lost"), get("lost"))
-        assert await runs_of(tools) == ["get 1 1", "cancel 1", "get 1 1", "get lost 1", "get lost 1"]
-    first, second, third, _, after, *lost = found
-    assert first.artifact == second.artifact == third.artifact == {"structured_content": {"id": "1", "runs": "1"}}
-    assert after.artifact == {"structured_content": {"id": "1", "runs": "3"}}
-    assert [one.tool_call_id for one in found[:4]] == ["call-0-0", "call-0-1", "call-1-0", "call-2-0"]
+        refused = get(name="get_refused")
+        found = await run(tools, [get(), same], get(), CANCEL, get(), refused, refused, ("count_runs", {}))
+    first, second, third, _, after, *lost, count = found
+    answer = {"id": "1", "run": 1, "note": None}
+    assert first.artifact == second.artifact == third.artifact == {"structured_content": answer}
+    assert after.artifact == {"structured_content": {**answer, "run": 3}}
+    assert count.artifact == {"structured_content": {"result": 5}}
+    assert [one.tool_call_id for one in found[:4]] == ["c0.0", "c0.1", "c1.0", "c2.0"]
     assert {one.status for one in lost} == {"error"}
     assert "no such order" in str(lost[1].content)
 
@@ -74,8 +68,8 @@ async def test_answers_that_differ_by_the_ids_of_their_parts_alone_are_a_loop():
     async with tools_of_server() as tools:
         with pytest.raises(AgentLoopDetectedError) as caught:
             async with AgentCacheSession(max_tool_repeats=3):
-                await run(tools, *[("say_again", {})] * 6, hints="kind")
-    assert (caught.value.tool, caught.value.kind) == ("adapters:say_again", "repeat")
+                await run(tools, *[("get_same", {})] * 6)
+    assert (caught.value.tool, caught.value.kind) == ("adapters:get_same", "repeat")
 
 
 async def test_two_accounts_at_one_server_share_nothing_and_one_has_her_hits():

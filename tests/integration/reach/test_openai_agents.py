@@ -22,7 +22,7 @@ from agents import (  # noqa: E402
     handoff,
 )
 from agents.mcp import MCPServer  # noqa: E402
-from agents.testing import ScriptedModel, assistant_message, function_call  # noqa: E402
+from agents.testing import ScriptedModel, assistant_message  # noqa: E402
 from agents.tool_context import ToolContext  # noqa: E402
 from mcp import MCPError  # noqa: E402
 
@@ -33,8 +33,7 @@ from agent_cache import (  # noqa: E402
     Write,
 )
 from agent_cache.integrations.openai_agents import LoopInAgent, cached, describe  # noqa: E402
-
-Call = tuple[str, Any]
+from tests.harness.scripted_models import Call, openai_model, openai_steps  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -71,22 +70,7 @@ class Shop:
 
     def agent(self, *turns: list[Call], tools: list[Any] | None = None, **options: Any) -> Agent[Any]:
         tools = [self.get_order, self.cancel_order] if tools is None else tools
-        return Agent("shop", model=script(*turns), tools=tools, **options)
-
-
-def script(*turns: list[Call]) -> ScriptedModel:
-    """A model that makes the calls of each turn, and ends."""
-    return ScriptedModel([*steps(*turns), [assistant_message("done")]])
-
-
-def steps(*turns: list[Call], prefix: str = "c") -> list[Any]:
-    return [
-        [
-            function_call(name, arguments, call_id=f"{prefix}{turn}.{place}")
-            for place, (name, arguments) in enumerate(calls)
-        ]
-        for turn, calls in enumerate(turns)
-    ]
+        return Agent("shop", model=openai_model(*turns), tools=tools, **options)
 
 
 def read(order_id: str = "7") -> Call:
@@ -196,9 +180,9 @@ async def test_agents_that_are_reached_by_handoffs_are_cached_also_in_a_circle()
     shop = Shop()
     first, second, third = (Agent(name, tools=[shop.get_order]) for name in ("first", "second", "third"))
     first.handoffs, second.handoffs, third.handoffs = [second], [handoff(third)], [first]
-    first.model = script([read()], [("transfer_to_second", "{}")], [read()])
-    second.model = ScriptedModel(steps([read()], [("transfer_to_third", "{}")], prefix="second"))
-    third.model = ScriptedModel(steps([read()], [("transfer_to_first", "{}")], prefix="third"))
+    first.model = openai_model([read()], [("transfer_to_second", "{}")], [read()])
+    second.model = ScriptedModel(openai_steps([read()], [("transfer_to_third", "{}")], prefix="second"))
+    third.model = ScriptedModel(openai_steps([read()], [("transfer_to_first", "{}")], prefix="third"))
     copy = cached(first, toolbox())
     result = await Runner.run(copy, "go")
     assert result.last_agent is copy
@@ -220,10 +204,10 @@ async def test_tools_of_one_name_in_agents_of_one_handoff_are_kept_apart():
     billing = Agent(
         "billing",
         tools=[status_of("invoice")],
-        model=ScriptedModel([*steps(ask, ask, prefix="billing"), [assistant_message("done")]]),
+        model=ScriptedModel([*openai_steps(ask, ask, prefix="billing"), [assistant_message("done")]]),
     )
     orders = Agent("orders", tools=[status_of("order")], handoffs=[billing])
-    orders.model = ScriptedModel(steps(ask, ask, [("transfer_to_billing", "{}")]))
+    orders.model = ScriptedModel(openai_steps(ask, ask, [("transfer_to_billing", "{}")]))
     result = await run(cached(orders, box))
     assert [result[call] for call in ("c0.0", "c1.0", "billing0.0", "billing1.0")] == ["order 7"] * 2 + [
         "invoice 7"
@@ -237,7 +221,9 @@ async def test_an_agent_that_a_handoff_makes_is_cached():
         return shop.agent([read()], [read()])
 
     to_new = agents.Handoff("to_new", "Go on.", {}, make, "shop", strict_json_schema=False)
-    agent = Agent("first", model=ScriptedModel(steps([read()], [("to_new", "{}")], prefix="f")), handoffs=[to_new])
+    agent = Agent(
+        "first", model=ScriptedModel(openai_steps([read()], [("to_new", "{}")], prefix="f")), handoffs=[to_new]
+    )
     agent.tools = [shop.get_order]
     await Runner.run(cached(agent, toolbox()), "go")
     assert shop.runs == [("get_order", "7")]
@@ -321,7 +307,7 @@ async def test_a_tool_of_an_mcp_server_that_changes_is_asked_anew():
     agent = cached(mcp_agent(shop, [read()], server=server), box)
     assert texts(await run(agent)) == {"c0.0": "get_order 1"}
     server.properties = {**server.properties, "lines": {"type": "boolean", "default": True}}
-    agent.model = script([read()])
+    agent.model = openai_model([read()])
     assert texts(await run(agent)) == {"c0.0": "get_order 2"}
 
 
@@ -408,6 +394,6 @@ async def test_two_users_share_nothing_and_one_has_her_hits(tool: FunctionTool):
     agent, runs = cached(Shop().agent(tools=[tool]), toolbox()), itertools.count()
     found = []
     for user in ("ada", "bob", "ada", "bob"):
-        agent.model = script([read()])
+        agent.model = openai_model([read()])
         found += (await run(agent, context={"user": user, "runs": runs})).values()
     assert found == ["0 for ada", "1 for bob"] * 2

@@ -22,11 +22,7 @@ from pydantic_ai import (
 )
 from pydantic_ai.messages import (
     ModelRequest,
-    ModelResponse,
-    TextPart,
-    ToolCallPart,
 )
-from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.toolsets import CombinedToolset, FunctionToolset, WrapperToolset
 from pydantic_ai.usage import RunUsage
@@ -39,8 +35,7 @@ from agent_cache import (
 )
 from agent_cache.integrations.pydantic_ai import AgentCacheCapability, AgentCacheToolset
 from agent_cache.recording import record, replay
-
-Call = tuple[str, Any]
+from tests.harness.scripted_models import Call, pydantic_model
 
 
 class Shop:
@@ -70,26 +65,11 @@ class Shop:
         """An agent whose model makes the calls of each turn; without a box, it has no cache."""
         capabilities = [AgentCacheCapability(box, vary)] if box is not None else []
         return Agent(
-            script(*turns),
+            pydantic_model(*turns),
             tools=[self.get_order, self.cancel_order] if tools is None else tools,
             capabilities=[*options.pop("capabilities", ()), *capabilities],
             **options,
         )
-
-
-def script(*turns: list[Call]) -> FunctionModel:
-    def answer(messages: list[Any], info: AgentInfo) -> ModelResponse:
-        made = sum(isinstance(message, ModelResponse) for message in messages)
-        if made >= len(turns):
-            return ModelResponse(parts=[TextPart("done")])
-        return ModelResponse(
-            parts=[
-                ToolCallPart(name, arguments, tool_call_id=f"c{made}.{place}")
-                for place, (name, arguments) in enumerate(turns[made])
-            ]
-        )
-
-    return FunctionModel(answer)
 
 
 def read(order_id: str = "7") -> Call:

@@ -154,17 +154,6 @@ async def test_a_session_ends_where_the_host_ends_it(relay, key):
 # Streams
 
 
-@VERSIONS
-async def test_messages_of_the_server_reach_the_host_while_the_call_runs(relay, key, version):
-    async with hosted(relay.url, version=version) as host:
-        running = host.begin("wait_for", key=key)
-        await host.until(lambda: host.notifications)
-        assert host.notifications[0]["method"] == "notifications/progress"
-        assert not running.done()
-        await host.call("open_gate", key=key)
-        assert (await running).text == f"{key} open (1)"
-
-
 async def test_the_server_can_ask_the_host_during_a_read_which_is_not_stored_then(relay, key):
     async with hosted(relay.url) as host:
         one = await host.call("ask_host", key=key)

@@ -53,16 +53,6 @@ async def test_without_a_file_nothing_is_stored():
 # Calls at the same time
 
 
-async def test_two_equal_calls_at_once_run_once_and_each_gets_its_own_id(rules):
-    async with relayed("--config", rules) as host:
-        first, second = host.begin("hold", key="a"), host.begin("hold", key="a")
-        await host.call("release")
-        one, two = await first, await second
-        assert one["id"] != two["id"]
-        assert text_of(one["result"]) == text_of(two["result"]) == "a released (1)"
-        assert await host.call("run_count", name="hold") == "1"
-
-
 async def test_when_the_leader_is_cancelled_a_waiter_runs_the_tool_anew_and_the_server_is_told(rules):
     async with relayed("--config", rules) as host:
         progress = {"_meta": {"progressToken": "of the second"}}
@@ -129,16 +119,6 @@ async def test_what_is_no_tool_call_passes_byte_for_byte(rules):
         await direct.request("ping")
         assert host.lines == direct.lines
         assert len(host.lines) > len(requests)
-
-
-async def test_progress_and_logs_reach_the_host_during_the_call(rules):
-    async with relayed("--config", rules) as host:
-        call = host.start("tools/call", {"name": "hold", "arguments": {"key": "a"}, "_meta": {"progressToken": 5}})
-        await host.until(lambda: host.notifications)
-        assert host.notifications[0]["params"]["progressToken"] == 5
-        assert not call.done()
-        await host.call("release")
-        await call
 
 
 async def test_a_host_that_writes_before_it_reads_does_not_wait_for_ever(rules):

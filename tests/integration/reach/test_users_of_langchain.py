@@ -13,8 +13,6 @@ import pytest
 pytest.importorskip("langchain", reason='needs pip install "agent-cache[langchain]"')
 
 from langchain.agents import AgentState, create_agent
-from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
-from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.config import get_config
@@ -23,22 +21,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agent_cache import AgentCache, Read, Toolbox, get_metrics
 from agent_cache.integrations.langchain import AgentCacheMiddleware
+from tests.harness.scripted_models import langchain_model
 
 pytestmark = pytest.mark.usefixtures("clock")
 
 
 class ContextDict(TypedDict, total=False):
     user: str
-
-
-class Model(FakeMessagesListChatModel):
-    def bind_tools(self, tools: Any, **options: Any) -> Any:
-        return self
-
-
-def model() -> Model:
-    call = {"name": "my_tickets", "args": {}, "id": "c0"}
-    return Model(responses=[AIMessage("", tool_calls=[call]), AIMessage("done")])
 
 
 RUNS = itertools.count()
@@ -87,7 +76,13 @@ def agent_of(function: Any, *, decorated: bool = False) -> Any:
     inner = AgentCache("ticket")(function) if decorated else function
     made = inner if isinstance(inner, BaseTool) else StructuredTool.from_function(inner, name="my_tickets")
     middleware = [] if decorated else [AgentCacheMiddleware(box)]
-    return create_agent(model(), [made], middleware=middleware, context_schema=ContextDict, state_schema=State)
+    return create_agent(
+        langchain_model([("my_tickets", {})]),
+        [made],
+        middleware=middleware,
+        context_schema=ContextDict,
+        state_schema=State,
+    )
 
 
 class State(AgentState[Any]):
