@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from agent_cache.recording import (
     DriftEvent,
     DriftSeverity,
     RecordedCall,
-    Redaction,
     Tolerance,
     intercept,
     observe,
@@ -148,17 +146,9 @@ async def test_each_drift_has_its_severity(runs: Runs, new: list[Any], drift: tu
 async def test_a_changed_result_of_a_read_is_a_warning(runs: Runs) -> None:
     baseline = Baseline(await runs(script(ASK, READ)))
     (drift,) = baseline.compare(await runs(script(ASK, READ), Shop(W1="delivered")))
-    assert drift == DriftEvent(
-        WARNING,
-        "result",
-        "shop:get_order",
-        "get_order(order_id='W1') had another outcome: result.status: pending -> delivered",
-        "pending",
-        "delivered",
-        "tool",
-        2,
-        "result.status",
-    )
+    text = "get_order(order_id='W1') had another outcome: result.status: pending -> delivered"
+    values = "pending", "delivered", "tool", 2, "result.status"
+    assert drift == DriftEvent(WARNING, "result", "shop:get_order", text, *values)
 
 
 @pytest.mark.parametrize("tool", ["get_order", "cancel", "send"])
@@ -345,10 +335,8 @@ async def test_tokens_of_the_run_may_vary_by_a_fifth(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"ignore": "get_order:result"}, "ignore: Expected `array`, got `str`"),
         ({"ignore": ["get_order:status"]}, "ignore: Expected `str` matching regex"),
         ({"same_arguments": {"get_order": "x"}}, "same_arguments: takes functions by name"),
-        ({"tokens": -1}, "tokens: Expected `float` >= 0"),
         ({"calls": -1}, "calls: Expected `int` >= 0"),
         ({"fail_on": "fatal"}, "fail_on: Invalid enum value 'fatal'"),
     ],
@@ -359,13 +347,16 @@ def test_a_tolerance_that_cannot_work_is_refused_with_the_field(arguments: dict[
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize("suffix", ["toml", "json"])
-def test_a_tolerance_is_read_from_a_file(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"tolerance.{suffix}"
-    data = {"ignore": ["get_order:result.id"], "tokens": 0.5, "calls": 2, "fail_on": "critical"}
-    lines = [f"{name} = {json.dumps(value)}" for name, value in data.items()]
-    path.write_text(json.dumps(data) if suffix == "json" else "\n".join(lines))
-    assert Tolerance.load(path) == Tolerance(ignore=("get_order:result.id",), tokens=0.5, calls=2, fail_on="critical")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.toml", 'ignore = ["get_order:result.id"]\ntokens = 0.5\nfail_on = "critical"'),
+        ("t.json", '{"ignore": ["get_order:result.id"], "tokens": 0.5, "fail_on": "critical"}'),
+    ],
+)
+def test_a_tolerance_is_read_from_a_file(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert Tolerance.load(tmp_path / name) == Tolerance(ignore=("get_order:result.id",), tokens=0.5, fail_on="critical")
 
 
 # What cannot be compared
@@ -424,12 +415,9 @@ async def test_a_detector_of_a_path_watches_one_run_after_another_and_two_at_onc
 
 
 async def test_a_detector_redacts_as_its_baseline_does(runs: Runs) -> None:
-    recorded = await runs(script(READ, WRITE), redact=["order_id"])
-    detector = DriftDetector(Baseline(recorded))
+    detector = DriftDetector(Baseline(await runs(script(READ, WRITE), redact=["order_id"])))
     await runs(script(READ, WRITE), drift=detector)
     assert detector.drifts == []
-    assert isinstance(detector.redaction, Redaction)
-    assert detector.http is None
 
 
 async def test_a_callback_that_raises_is_called_once_and_the_run_goes_on(runs: Runs) -> None:
