@@ -100,18 +100,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 ANSWERS = ["o1 is open", "o1 is paid", "answer to next", "o2 is open", "o2 is paid", "answer to end"]
 
 
-# Torn lines
-
-
-async def test_a_torn_trailer_is_a_run_that_has_not_come_to_its_end(tmp_path):
-    await run(tmp_path)
-    path = Journal(tmp_path).path("s")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-9])
-    carried_out.clear()
-    assert await run(tmp_path) == ANSWERS
-    assert carried_out == []
-    assert read_journal(path).is_sealed
+# Checks
 
 
 @AgentCache("order:{order}", name="status")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from agent_cache import AgentCacheInvalidator, AgentCacheSession
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, InDoubtError, JournalError
 from agent_cache.recording import Cassette, fork, intercept, record, replay
 from agent_cache.recording.encryption import KEY_VARIABLE
-from agent_cache.resume import Journal, NotDone, idempotency_key
+from agent_cache.resume import Journal, idempotency_key
 from agent_cache.resume.journal import branch_journal, journal_path, read_journal
 
 MADE = []
@@ -188,8 +187,8 @@ async def slow_pay(order: str) -> None:
     await asyncio.sleep(3600)
 
 
-def test_a_branch_has_the_calls_that_had_ended_at_the_checkpoint(run_with_checkpoints, tmp_path):
-    source, first, _ = run_with_checkpoints
+def test_a_branch_has_the_calls_that_had_ended_at_the_checkpoint_and_replaces_nothing(run_with_checkpoints, tmp_path):
+    source, first, second = run_with_checkpoints
     path = branch_journal(source, "branch", until=first, directory=tmp_path / "branches")
     stored, original = read_journal(path), read_journal(source)
     assert (stored.session_id, stored.is_sealed) == ("branch", False)
@@ -197,6 +196,11 @@ def test_a_branch_has_the_calls_that_had_ended_at_the_checkpoint(run_with_checkp
     assert [call.arguments["order"] for call in stored.calls] == ["1"]
     assert stored.in_doubt == []
     assert [one.label for one in stored.checkpoints] == ["first"]
+    with pytest.raises(JournalError, match="there is a journal of the session 'branch' already"):
+        branch_journal(source, "branch", until=second, directory=tmp_path / "branches")
+    with pytest.raises(JournalError, match="has no checkpoint"):
+        branch_journal(begun(tmp_path / "other", "1"), "another", until=first, directory=tmp_path)
+    MADE.clear()
     assert asyncio.run(make(tmp_path / "branches", "1", "2", session_id="branch"))[0] == ["paid 1", "paid 2"]
     assert MADE == ["2"]
     keys = {one.key for stored in (read_journal(path), original) for one in stored.intents.values()}
@@ -205,42 +209,11 @@ def test_a_branch_has_the_calls_that_had_ended_at_the_checkpoint(run_with_checkp
 
 def test_a_write_that_was_running_at_the_checkpoint_is_in_doubt_in_the_branch(run_with_checkpoints, tmp_path):
     source, _, second = run_with_checkpoints
-    path = branch_journal(source, "branch", until=second, directory=tmp_path)
-    (doubt,) = read_journal(path).in_doubt
-    assert (doubt.name, doubt.arguments) == ("file:slow_pay", {"order": "3"})
-    assert doubt.key == next(one for one in read_journal(source).intents.values() if one.name == doubt.name).key
-    with pytest.raises(InDoubtError):
+    (doubt,) = read_journal(branch_journal(source, "branch", until=second, directory=tmp_path)).in_doubt
+    assert (doubt.name, doubt.arguments, doubt.key) == ("file:slow_pay", {"order": "3"}, KEYS[-1])
+    with pytest.raises(InDoubtError) as caught:
         asyncio.run(make(tmp_path, "1", "2", session_id="branch"))
-
-    keys = []
-
-    def look(_arguments, key):
-        keys.append(key)
-        return NotDone
-
-    async def resumed():
-        async with AgentCacheSession("branch", journal=Journal(tmp_path, on_doubt={slow_pay: look})):
-            await pay("1")
-            await pay("2")
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0):
-                    await slow_pay("3")
-
-    asyncio.run(resumed())
-    assert keys == KEYS[-1:] == [doubt.key]
-
-
-def test_a_branch_replaces_nothing(run_with_checkpoints, tmp_path):
-    source, first, second = run_with_checkpoints
-    path = branch_journal(source, "branch", until=first, directory=tmp_path)
-    before = path.read_bytes()
-    with pytest.raises(JournalError, match="there is a journal of the session 'branch' already"):
-        branch_journal(source, "branch", until=second, directory=tmp_path)
-    assert path.read_bytes() == before
-    path.unlink()
-    with pytest.raises(JournalError, match="has no checkpoint"):
-        branch_journal(begun(tmp_path / "other", "1"), "branch", until=first, directory=tmp_path)
-    assert sorted(one.name for one in Path(tmp_path).iterdir()) == ["other", "run.jsonl"]
+    assert caught.value.key == doubt.key
 
 
 def test_a_journal_is_for_its_owner_and_its_header_names_no_secret_of_the_user(tmp_path):

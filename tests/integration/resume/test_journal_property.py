@@ -1,7 +1,6 @@
 """A random run, killed at each byte of its journal and resumed: each write once, and no answered model call twice."""
 
 import asyncio
-import contextlib
 import json
 import random
 import tempfile
@@ -223,8 +222,6 @@ def every_kill(tmp_path, program, chance):
     global WORLD
     WORLD = Receiver()
     directory = Path(tmp_path) / "first"
-    with contextlib.suppress(FileNotFoundError):
-        (directory / "run.jsonl").unlink()
     result = asyncio.run(session(directory, program))
     first = WORLD
     sealed = (directory / "run.jsonl").read_bytes()

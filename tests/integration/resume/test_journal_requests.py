@@ -111,18 +111,6 @@ def test_a_request_that_changes_something_is_in_doubt(shop, journal):
         assert (raised.value.tool, raised.value.key) == (doubt.name, doubt.key)
     assert shop.seen == {"GET /orders/1": 1, "POST /v1/chat/completions": 1, "POST /pay": 1}
 
-
-@pytest.mark.parametrize("on_doubt", ["rerun", {"127.0.0.1": lambda arguments, key: NotDone}])
-def test_it_can_be_made_again(shop, journal, on_doubt):
-    kill(journal, shop, "/pay")
-    assert run(journal, shop, on_doubt)[:2] == [{"answer": 1}, {"answer": 2}]
-    assert shop.seen == {"GET /orders/1": 2, "POST /v1/chat/completions": 1, "POST /pay": 2}
-
-
-def test_a_check_can_give_its_response(shop, journal):
-    kill(journal, shop, "/pay")
-    (doubt,) = read_journal(journal).in_doubt
-
     def check(arguments, key):
         return {"status": 201, "json": {"paid": arguments["json"]["order"], "key": key}}
 
@@ -131,6 +119,13 @@ def test_a_check_can_give_its_response(shop, journal):
     assert shop.seen == {"GET /orders/1": 2, "POST /v1/chat/completions": 1, "POST /pay": 1}
     with replay(journal, strict=True):
         assert agent(shop.url) == result
+
+
+@pytest.mark.parametrize("on_doubt", ["rerun", {"127.0.0.1": lambda arguments, key: NotDone}])
+def test_it_can_be_made_again(shop, journal, on_doubt):
+    kill(journal, shop, "/pay")
+    assert run(journal, shop, on_doubt)[:2] == [{"answer": 1}, {"answer": 2}]
+    assert shop.seen == {"GET /orders/1": 2, "POST /v1/chat/completions": 1, "POST /pay": 2}
 
 
 @pytest.mark.parametrize("path", ["/orders/1", "/v1/chat/completions"])
