@@ -160,30 +160,12 @@ def checked_middleware(given: Any, what: str) -> Sequence[Callable[[Any, Any], A
 # The policies
 
 
-class Value:
-    """Equality and hash of a frozen dataclass by its fields, with ``eq=False`` and ``slots=True``: `dataclass` would
-    compile both anew for each class, which is half of what it adds to the time of an import.
-    """
-
-    __slots__: tuple[str, ...] = ()
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and _values(self) == _values(other)
-
-    def __hash__(self) -> int:
-        return hash(_values(self))
-
-
-def _values(value: Any) -> tuple[Any, ...]:
-    return tuple([getattr(value, name) for name in value.__slots__])
-
-
 Scope = Literal["global", "session"]
 
 
 @configures
-@dataclass(frozen=True, slots=True, eq=False)
-class LoopHints(Value):
+@dataclass(frozen=True, slots=True)
+class LoopHints:
     """How the loop detector of a session compares the calls of a tool: ``loop=LoopHints(...)`` on either decorator.
 
     Args:
@@ -231,8 +213,8 @@ def checked_hints(given: Any, where: str, *, is_write: bool) -> LoopHints:
 
 
 @configures
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RemotePolicy(Value):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotePolicy:
     """How a tool uses the tier that it shares with other processes: ``remote=RemotePolicy(...)``.
 
     Args:

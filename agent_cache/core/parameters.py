@@ -303,17 +303,13 @@ class JsonArguments(Parameters):
         return [("arguments", dict(arguments)), *((name, one) for name, one in others if one is not None)]
 
     def key(self, arguments: Mapping[str, Any]) -> Part:
-        return self.key_of(key_part(dict(arguments)), getattr(arguments, "vary", None), self._form)
+        part, vary = key_part(dict(arguments)), getattr(arguments, "vary", None)
+        if vary is not None:  # lists have aliases
+            part = key_part([vary.who, vary.where] if type(vary) is Apart else vary), part
+        return part if self._form is None else (self._form, part)
 
     def varied(self, arguments: Mapping[str, Any]) -> Any:
         vary = getattr(arguments, "vary", None)
         if type(vary) is UnknownAsker:
             raise vary
         return vary.who if type(vary) is Apart else vary
-
-    @staticmethod
-    def key_of(part: Part, vary: Any, form: str | None) -> Part:
-        """The key of a call by that of its arguments, what else identifies it, and the form of its answers."""
-        if vary is not None:  # lists have aliases
-            part = key_part([vary.who, vary.where] if type(vary) is Apart else vary), part
-        return part if form is None else (form, part)

@@ -25,7 +25,6 @@ from agent_cache.engine.scope import Call
 from agent_cache.engine.state import TOOLS, clear_tools
 from agent_cache.metrics import Stats
 from agent_cache.values.compare import fingerprint
-from agent_cache.values.copies import packed
 
 if TYPE_CHECKING:
     from agent_cache.remote.versioned import Tier
@@ -137,18 +136,10 @@ class Evidence:
         self.expired += 1
         results = former.expired_value(), value
         try:
-            one, other = map(_image, results if outcome_key is None else map(outcome_key, results))
+            one, other = map(fingerprint, results if outcome_key is None else map(outcome_key, results))
         except Exception:  # noqa: BLE001 - the user's function; the loop guard logs that it raises
             return
         if one is not None and other is not None:
             self.unchanged += one == other
             self.changed += one != other
             self.seconds += interval
-
-
-def _image(result: Any) -> bytes | None:
-    """What is equal for equal results; None if this one cannot be compared. MessagePack takes 1 us for 0.8 KB."""
-    try:
-        return packed(result)
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return fingerprint(result)

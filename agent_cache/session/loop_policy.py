@@ -8,7 +8,7 @@ from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
-from agent_cache.core.options import Value, checked_text, configures, count, seconds
+from agent_cache.core.options import checked_text, configures, count, seconds
 from agent_cache.errors import ConfigurationError
 
 __all__ = ["ANY_NUMBER", "CHECKS", "LoopPolicy", "Threshold", "policy_of", "seconds_of"]
@@ -38,8 +38,8 @@ _Seconds = float | timedelta | None
 
 
 @configures
-@dataclass(frozen=True, slots=True, eq=False)
-class LoopPolicy(Value):
+@dataclass(frozen=True, slots=True)
+class LoopPolicy:
     """The thresholds at which a session notices a loop and acts on it, and the budgets of a run.
 
     The *signature* of a call is its tool, its arguments and its outcome. An *epoch* is the time in which the same

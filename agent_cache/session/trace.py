@@ -7,13 +7,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from agent_cache.core.options import Value
-
 __all__ = ["Trace", "TraceRecord"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TraceRecord(Value):
+@dataclass(frozen=True, slots=True)
+class TraceRecord:
     """One call of a session.
 
     Attributes:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
-from marshal import dumps
 from threading import RLock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from agent_cache.config import Configuration
 from agent_cache.core.asker import Apart, Injected, UnknownAsker, asker_in
-from agent_cache.core.keys import ALIASES, Uncacheable, key_part
+from agent_cache.core.keys import Uncacheable
 from agent_cache.core.options import (
     ReadPolicy,
     WritePolicy,
@@ -318,21 +318,10 @@ class Toolbox:
         key: Any = UNKEYED
         given: dict[str, Any] = {}
         try:
-            given = arguments if type(arguments) is dict else dict(arguments)
-            if tool.defaults is not None:
-                given = tool.defaults | given
+            given = {**tool.defaults, **arguments}
             if context is not None and operation.policy.heeds_contexts:
                 vary = _with_asker(operation, vary, context)
-            if tool.has_plain_key:
-                try:  # as `key_part`, one call less
-                    key = ALIASES.get(dumps(given, 4))
-                except ValueError:
-                    key = None
-                if key is None:
-                    key = key_part(given)
-                if vary is not None or form is not None:
-                    key = JsonArguments.key_of(key, vary, tool.form)
-            elif isinstance(operation, ReadOperation):
+            if isinstance(operation, ReadOperation):
                 key = operation.key_of(Named(given, vary))
         except (Uncacheable, TypeError, ValueError) as error:
             plain_result(vary.who if type(vary) is Apart else vary, f"{operation.name}: vary")
@@ -407,8 +396,7 @@ class Toolbox:
         operation.form, operation.rule, operation.is_new = form, rule, False
         described = (_properties_in(schema) or {}).items()
         defaults = {name: one["default"] for name, one in described if isinstance(one, Mapping) and "default" in one}
-        has_plain_key = not is_write and operation.policy.key is None and operation.policy.vary is None
-        return _Tool(operation, rule, schema, defaults or None, has_plain_key, form.label)
+        return _Tool(operation, rule, schema, defaults)
 
     def _warn_of_unknown(self, found: Found, full_name: str) -> None:
         if found.is_unknown:
@@ -461,9 +449,7 @@ class _Tool(NamedTuple):
     operation: ReadOperation | WriteOperation | None  # None for `Pass` and `Inner`
     rule: Rule
     schema: Mapping[str, Any] | None  # as the caller gave it
-    defaults: dict[str, Any] | None = None  # in the schema
-    has_plain_key: bool = False  # whether its calls have a key, to which the rule adds nothing
-    form: str | None = None  # the label of the callers' form of answers
+    defaults: Mapping[str, Any] = MappingProxyType({})  # in the schema
     annotations: Any = None  # as the caller gave them
 
 
