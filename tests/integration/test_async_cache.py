@@ -117,22 +117,6 @@ async def test_warmup_loads_what_is_not_there(ours_and_theirs):
 # It is async-cache's
 
 
-async def test_their_decorators_run_on_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("cache.async_lru.AsyncCache", AsyncCache)
-    calls = []
-
-    @upstream.AsyncLRU(maxsize=2)
-    async def double(number):
-        calls.append(number)
-        return number * 2
-
-    assert [await double(1), await double(1), await double(1, use_cache=False)] == [2, 2, 2]
-    double.invalidate_cache(1)
-    assert await double(1) == 2
-    assert calls == [1, 1, 1]
-    assert double.get_metrics()["size"] == 1
-
-
 async def test_what_is_done_at_once_may_also_be_awaited_as_their_documentation_does():
     cache = AsyncCache()
     assert await cache.set("k", 1, ttl=60) is None

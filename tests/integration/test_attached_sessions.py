@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from agent_cache import (
-    AgentCache,
     AgentCacheInvalidator,
     AgentCacheSession,
     AgentLoopDetectedError,
@@ -20,9 +19,7 @@ from agent_cache import (
     LoopPolicy,
 )
 from agent_cache.engine.scope import PLACE
-from agent_cache.recording import record, replay
 from agent_cache.resume import Journal
-from tests.harness.threads import in_threads
 from tests.integration.test_session import Runs
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -50,24 +47,6 @@ async def test_requests_that_attach_share_the_cache_and_the_trace_of_one_session
         assert await elsewhere(request) == 1
         assert await runs.read() == 1
     assert tools_of(session) == [("read", "miss"), ("read", "hit"), ("read", "hit")]
-
-
-def test_threads_without_an_event_loop_join_a_session_by_synchronous_tools():
-    runs = 0
-
-    @AgentCache("r", "session")
-    def read() -> int:
-        nonlocal runs
-        runs += 1
-        return runs
-
-    def join(_: int) -> int:
-        with session.attach():
-            return read()
-
-    with AgentCacheSession(loop_detection=False) as session:
-        assert in_threads(8, join) == [1] * 8
-    assert len(session.get_execution_trace()) == 8
 
 
 async def test_the_loop_guard_counts_over_all_that_have_joined():
@@ -101,12 +80,6 @@ async def test_a_block_outside_of_the_session_is_refused():
         async with session.attach():
             pass
     assert PLACE.get().scope.participants == ()
-
-
-async def test_entering_a_session_twice_names_attach():
-    async with AgentCacheSession() as session:
-        with pytest.raises(ConfigurationError, match=r"session\.attach\(\)"):
-            await elsewhere(session.__aenter__)
 
 
 async def test_inside_of_another_session_it_is_the_innermost():
@@ -196,27 +169,6 @@ async def test_a_block_is_left_where_it_was_entered():
 
 
 # -- Recordings ----------------------------------------------------------------------------------------------
-
-
-async def test_calls_of_a_block_are_recorded_with_the_session(tmp_path: Path):
-    runs = Runs("session")
-
-    async def request(number: int) -> Any:
-        with session.attach():
-            return await runs.read(number)
-
-    async def run() -> list[Any]:
-        return [await elsewhere(lambda n=number: request(n)) for number in (1, 2, 1)]
-
-    with record(tmp_path / "run.jsonl") as recorder:
-        async with AgentCacheSession() as session:
-            answers = await run()
-    assert sorted(step.source for step in recorder.steps) == ["hit", "miss", "miss"]  # each context is a lane
-    with replay(tmp_path / "run.jsonl", strict=True):
-        async with AgentCacheSession() as session:
-            assert await run() == answers
-    assert runs.count == 2
-    assert len(session.get_execution_trace()) == 3
 
 
 async def test_a_write_of_a_block_is_in_the_journal_of_the_session(tmp_path: Path):

@@ -123,14 +123,6 @@ async def test_writes_inside_invalidate_everywhere(orders: Orders):
     assert here.orders.count("begin") == here.orders.count("commit") == 3
 
 
-async def test_an_entry_of_a_tier_is_neither_found_nor_stored(orders: Orders):
-    here = WatchedTier(MemoryServer())
-    with configure(remote=here), bypass():
-        await orders.get("7")
-    assert "lookup" not in here.orders
-    assert "store" not in here.orders
-
-
 async def test_sessions_trace_count_and_check_for_loops(orders: Orders):
     async with AgentCacheSession() as session:
         await orders.own("7")
@@ -151,17 +143,6 @@ async def test_sessions_trace_count_and_check_for_loops(orders: Orders):
             with bypass():
                 for _ in range(3):
                     await same()
-
-
-async def test_a_session_that_is_entered_inside_is_bypassed_too_and_keeps_its_tenant(orders: Orders):
-    async with AgentCacheSession(tenant="mine"):
-        first = await orders.get("7")
-    with bypass():
-        async with AgentCacheSession(tenant="mine") as session:
-            assert [await orders.get("7"), await orders.own("7")] == [2, 3]
-            assert session.metrics.uncached == 2
-    async with AgentCacheSession(tenant="mine"):
-        assert await orders.get("7") == first
 
 
 @pytest.mark.parametrize("tenant", [None, "mine"])

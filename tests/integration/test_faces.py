@@ -51,14 +51,6 @@ class Runs:
 # -- Identity ------------------------------------------------------------------------------------------------
 
 
-async def test_key_replaces_the_arguments_as_identity():
-    runs = Runs(key=lambda x, y, *, z: x["id"])
-    first = await runs.tool({"id": 1}, "a", z=1)
-    assert await runs.tool(y="b", x={"id": 1, "more": object()}) == first
-    assert await runs.tool({"id": True}) != first
-    assert await runs.tool({"id": 2}) != first
-
-
 @pytest.mark.parametrize("option", ["key", "vary"])
 @pytest.mark.parametrize("failure", ["raises", "gives no identity", "raises unprintably"])
 async def test_an_identity_that_cannot_be_made_runs_the_call_uncached_and_counts_it(option: str, failure: str):
@@ -90,27 +82,6 @@ async def test_vary_adds_what_is_ambient():
         assert await each.keeps(1, 1) == [False, True]
         place.reset(token)
         assert await each.keeps(1) == [True]
-
-
-async def test_vary_may_look_at_the_arguments():
-    seen: list[Any] = []
-
-    def vary(arguments: Any) -> Any:
-        seen.append(dict(arguments))
-        return arguments["x"] % 2
-
-    runs = Runs(vary=vary, key=lambda *args, **kwargs: "all")
-    assert await runs.keeps(1, 3, 2, 4) == [False, True, False, True]
-    assert seen[0] == {"x": 1, "y": 0, "z": 0}
-
-
-async def test_name_is_the_identity_of_the_tool():
-    one, other = Runs(name="shop"), Runs(name="depot")
-    assert one.tool.__agent_cache__.name == "shop"
-    await one.tool(1)
-    await other.tool(1)
-    assert set(get_metrics()["tools"]) == {"shop", "depot"}
-    assert "shop" in repr(one.tool.cache_key(1))
 
 
 # -- What is kept --------------------------------------------------------------------------------------------

@@ -163,22 +163,6 @@ async def test_tools_that_share_a_helper_are_not_in_a_loop():
     assert session.metrics.calls == 60
 
 
-async def test_what_a_tool_newly_writes_changes_the_world():
-    shop = Shop()
-    steps = iter(range(100))
-
-    @AgentCacheInvalidator("work", name="work")
-    async def work() -> str:
-        await shop.add(next(steps))
-        return "done"
-
-    async with AgentCacheSession() as session:
-        for _ in range(15):
-            await shop.get()
-            await work()
-    assert session.get_metrics()["loops"] == {}
-
-
 @pytest.mark.parametrize("on_loop", ["notice", "short_circuit", lambda loop: "notice"])
 async def test_a_text_for_the_model_does_not_become_part_of_an_answer(on_loop: Any):
     shop = Shop()
@@ -469,22 +453,6 @@ async def test_an_answer_without_identity_is_never_the_same():
 # -- Budgets -------------------------------------------------------------------------------------------------
 
 
-async def test_tools_that_call_tools_end_somewhere():
-    depth = 0
-
-    @AgentCache("r", name="down")
-    async def down(x: int) -> Any:
-        nonlocal depth
-        depth = max(depth, x)
-        return await down(x + 1)
-
-    with pytest.raises(STOPPED) as caught:
-        async with AgentCacheSession(loop_policy=LoopPolicy(max_nesting=7)):
-            await down(1)
-    assert (caught.value.kind, caught.value.count, depth) == ("nesting", 8, 7)
-    assert "max_nesting" in str(caught.value)
-
-
 @pytest.mark.parametrize("how", ["hit", "miss", "write"])
 async def test_a_run_has_so_much_time(how: str, clock: library.Clock):
     shop = Shop()
@@ -747,20 +715,6 @@ async def test_the_session_of_a_server_still_finds_a_loop_and_forgets_it_after_a
             clock.advance(61)
     assert len(shop.runs) == 30
     assert session.get_metrics()["loops"] == {"repeat": 9}, "the tenth write is reported, and two are refused"
-
-
-async def test_a_slow_tool_is_no_pause(clock: Any):
-    """The time from the end of one call to the start of the next one is measured."""
-    shop = Shop()
-
-    def slowly(x: Any) -> str:
-        clock.advance(3_600)
-        return "same"
-
-    shop.answers = slowly
-    with pytest.raises(STOPPED):
-        async with AgentCacheSession(loop_policy=LoopPolicy(new_turn_after=60)):
-            assert await outcomes(shop.get.fresh, 5) == ["same"] * 4 + [STOPPED]
 
 
 # -- What a model is told: the names that it knows -----------------------------------------------------------------

@@ -126,39 +126,10 @@ async def found_stale_by_a_call() -> None:
     await thing(1)
 
 
-async def stale_when_another_is_stored_without_a_bound() -> None:
-    thing = reader(maxsize=None)
-    await thing(1)
-    await invalidate("thing:1")
-    await thing(2)
-
-
-async def stale_when_room_is_made_in_all_stores() -> None:
-    thing, other = reader(), reader()
-    with configure(max_bytes=4_000):
-        await thing(1)
-        await thing(2)
-        await invalidate("thing:2")
-        for number in range(3, 6):
-            await other(number)
-
-
-async def cleared() -> None:
-    thing = reader()
-    await thing(1)
-    thing.clear()
-
-
 async def a_session_ends() -> None:
     thing = reader(scope="session")
     async with AgentCacheSession(loop_detection=False):
         await thing(1)
-
-
-async def set_again_in_async_cache() -> None:
-    cache = AsyncCache()
-    cache.set(1, Watched())
-    cache.set(1, None)
 
 
 async def cleared_from_async_cache() -> None:
@@ -167,29 +138,14 @@ async def cleared_from_async_cache() -> None:
     cache.clear()
 
 
-async def evicted_by_a_load_of_async_cache() -> None:
-    cache = AsyncCache(maxsize=1)
-    cache.set(1, Watched())
-
-    async def load() -> None:
-        return None
-
-    await cache.get(2, load)
-
-
 WAYS = [
     replaced_by_a_fresh_one,
     evicted_by_maxsize,
     evicted_by_max_bytes,
     expired_in_a_store_without_a_bound,
     found_stale_by_a_call,
-    stale_when_another_is_stored_without_a_bound,
-    stale_when_room_is_made_in_all_stores,
-    cleared,
     a_session_ends,
-    set_again_in_async_cache,
     cleared_from_async_cache,
-    evicted_by_a_load_of_async_cache,
 ]
 
 

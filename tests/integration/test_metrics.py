@@ -216,25 +216,6 @@ async def test_every_way_to_invalidate_counts_once(clock: library.Clock, counts:
         agree(metrics)
 
 
-async def test_metrics_of_a_session_are_its_own_and_stay_readable():
-    @AgentCache("order", name="get")
-    async def get() -> int:
-        return 1
-
-    async with AgentCacheSession() as first:
-        await get()
-        await get()
-    async with AgentCacheSession() as second:
-        await get()
-    counted(first.get_metrics(), calls=2, hits=1, misses=1)
-    counted(second.get_metrics(), calls=1, hits=1)
-    async with first:
-        await get()
-    counted(first.get_metrics(), calls=3, hits=2, misses=1)
-    assert first.metrics.hits == 2
-    assert first.metrics.hit_rate == 2 / 3
-
-
 # -- Concurrency ---------------------------------------------------------------------------------------------
 
 

@@ -113,20 +113,6 @@ async def test_a_miss_is_seen_with_its_arguments_source_and_tags(seen: Seen, ord
     assert call.tags == ("orders", "order:7", "user:ann")
 
 
-async def test_tags_of_the_result_are_known_after_it(orders: Orders):
-    tags: list[Any] = []
-
-    async def observe(call: ToolCall, proceed: Proceed) -> None:
-        tags.append(call.tags)
-        await proceed()
-        tags.append(call.tags)
-
-    with configure(middleware=(observe,)):
-        await orders.get("7")
-        await orders.save("7")
-    assert tags == [("orders", "order:7"), ("orders", "order:7", "user:ann"), ("order:7",), ("order:7",)]
-
-
 async def test_the_first_one_is_the_outermost(orders: Orders):
     one = Seen("one")
     two = Seen("two")

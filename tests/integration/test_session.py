@@ -20,13 +20,11 @@ from agent_cache import (
     AgentCacheSession,
     AgentLoopDetectedError,
     ConfigurationError,
-    LoopPolicy,
     Toolbox,
     Write,
     get_metrics,
     invalidate,
 )
-from agent_cache.engine.scope import PLACE
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started
 
@@ -95,22 +93,6 @@ async def test_each_call_is_recorded_with_where_its_answer_came_from(clock: libr
         ("gated", "read", "miss", "ok"),
         ("gated", "read", "shared", "ok"),
     ]
-
-
-async def test_a_record_says_when_the_call_began_and_how_long_it_took(clock: library.Clock):
-    @AgentCache("r", name="slow")
-    async def slow() -> None:
-        clock.advance(2.5)
-
-    async with AgentCacheSession() as session:
-        clock.advance(100)
-        await slow()
-        clock.advance(7)
-        await slow()
-    miss, hit = session.get_execution_trace()
-    assert miss.duration == 2.5
-    assert hit.duration == 0.0
-    assert hit.started - miss.started == 9.5
 
 
 async def test_equal_calls_have_equal_keys_and_others_have_others():
@@ -219,19 +201,6 @@ async def test_the_trace_keeps_the_newest_calls_and_can_be_read_afterwards():
 
 
 # -- Nesting -------------------------------------------------------------------------------------------------
-
-
-async def test_calls_inside_an_inner_session_count_in_the_outer_one_too():
-    runs = Runs()
-    async with AgentCacheSession() as outer:
-        await runs.read(1)
-        async with AgentCacheSession() as inner:
-            await runs.read(1)
-            await runs.write()
-        await runs.read(2)
-    assert short(outer, "source") == ["miss", "hit", "write", "miss"]
-    assert short(inner, "source") == ["hit", "write"]
-    assert outer.session_id != inner.session_id
 
 
 async def test_session_scoped_answers_live_in_the_innermost_session_and_end_with_it():
@@ -532,18 +501,6 @@ async def test_a_call_that_one_session_refuses_is_blocked_in_both_and_counted_in
     assert get_metrics()["loop_detections"] == 1
 
 
-async def test_the_inner_sessions_calls_are_no_loop_of_the_outer_one():
-    tool = same()
-    async with AgentCacheSession() as outer:
-        for _ in range(5):
-            async with AgentCacheSession():
-                await tool()
-                await tool()
-                await tool()
-    assert outer.get_metrics()["loop_detections"] == 0
-    assert outer.get_metrics()["calls"] == 15
-
-
 async def test_sessions_that_are_left_in_another_order_than_they_were_entered_are_refused():
     outer, inner = AgentCacheSession("outer"), AgentCacheSession("inner")
     await outer.__aenter__()
@@ -630,38 +587,6 @@ async def test_a_loop_over_a_generator_with_a_session_may_be_left_by_break(aroun
 
 
 # -- Long sessions -------------------------------------------------------------------------------------------
-
-
-async def test_a_poll_that_schedules_itself_keeps_none_of_its_former_runs_alive():
-    """Each run begins the next one before it ends, so each has the one before around it, and no more than that."""
-
-    @AgentCacheInvalidator("poll", name="poll")
-    async def poll(n: int) -> None:
-        call = PLACE.get().call
-        assert call is not None
-        above = [call]
-        while above[-1].parent is not None:
-            above.append(above[-1].parent)
-        assert len(above) <= 4
-        depths.append(call.depth)
-        if n < 100:
-            began = asyncio.Event()
-            tasks.append(asyncio.create_task(following(n + 1, began)))
-            await began.wait()
-            await asyncio.sleep(0)
-
-    async def following(n: int, began: asyncio.Event) -> None:
-        began.set()
-        await poll(n)
-
-    depths: list[int] = []
-    tasks: list[asyncio.Task[None]] = []
-    async with AgentCacheSession(max_execution_depth=1_000, loop_policy=LoopPolicy(max_nesting=3)) as session:
-        await poll(0)
-        for task in tasks:  # there are more of them meanwhile
-            await task
-    assert len(depths) == 101
-    assert sorted(short(session, "number", "parent"))[1:] == [(n + 1, n) for n in range(1, 101)]
 
 
 # -- What a session keeps alive ------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from agent_cache import (
     AgentCacheSession,
     get_metrics,
 )
-from agent_cache.testing import FakeClock
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -128,14 +127,6 @@ async def test_an_attribute_takes_the_instance_as_first_argument(kind: str):
     assert method.contains(receiver, 2) is False
 
 
-async def test_the_attributes_of_a_static_method_take_its_arguments_also_through_an_instance():
-    shop = Shop()
-    await shop.anywhere(2)
-    assert shop.anywhere.contains(2)
-    assert shop.anywhere.cache_key(2) == Shop.anywhere.cache_key(limit=2)
-    assert await shop.anywhere.invalidate(2) is True
-
-
 # -- contains ------------------------------------------------------------------------------------------------
 
 
@@ -151,22 +142,6 @@ async def cancel_order(order_id: str) -> None: ...
 @AgentCache("cart", "session", maxsize=3)
 async def get_cart(user_id: str) -> str:
     return user_id
-
-
-async def test_contains_tells_whether_a_call_would_be_answered_from_the_store(clock: FakeClock):
-    assert get_order.contains("1") is False
-    await get_order("1")
-    assert get_order.contains("1") is get_order.contains(order_id="1", full=False) is True
-    assert get_order.contains("1", full=True) is False
-    clock.advance(9.9)
-    assert get_order.contains("1") is True
-    clock.advance(0.1)
-    assert get_order.contains("1") is False
-    await get_order("1")
-    await cancel_order("1")
-    assert get_order.contains("1") is False
-    with pytest.raises(TypeError):
-        get_order.contains()
 
 
 async def test_contains_looks_where_a_call_would():

@@ -86,13 +86,6 @@ async def test_methods_are_called_on_the_class_and_on_the_instance():
     assert get_metrics()["misses"] == 4
 
 
-async def test_a_subclass_is_another_receiver_of_a_class_method():
-    shop = example.make_shop()
-    other = type("Other", (shop,), {"name": "other"})
-    assert (await shop.label("tea")).lines == ["shop"]
-    assert (await other.label("tea")).lines == ["other"]
-
-
 def test_a_decorated_tool_carries_what_it_was_decorated_with():
     async def tool(x: int) -> int:
         return x
@@ -215,16 +208,6 @@ def test_what_ends_the_program_ends_the_event_loop(decorate: Callable[[Any], Any
     assert error.__context__ is None
 
 
-async def test_an_argument_without_identity_leaves_no_trace_in_the_tools_error():
-    @AgentCache("r")
-    async def tool(x: object) -> None:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no") as caught:
-        await tool(object())
-    assert caught.value.__context__ is None
-
-
 async def test_callers_that_share_a_flight_share_its_exception_and_no_context_of_each_other():
     gate = Gate()
 
@@ -268,22 +251,6 @@ async def test_tracebacks_show_the_tool_and_readable_lines_of_the_body(decorate:
     frames = traceback.extract_tb(caught.value.__traceback__)
     assert frames[-1].name == "tool"
     assert all(frame.line for frame in frames), "the source of generated code must be found"
-
-
-async def test_an_error_is_never_cached():
-    outcomes: list[Any] = [ValueError("no"), "yes"]
-
-    @AgentCache("r")
-    async def tool() -> str:
-        outcome = outcomes.pop(0)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    with pytest.raises(ValueError, match="no"):
-        await tool()
-    assert await tool() == "yes"
-    assert await tool() == "yes"
 
 
 async def test_none_is_an_answer_like_any_other():

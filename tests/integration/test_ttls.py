@@ -102,27 +102,6 @@ async def test_a_longer_ttl_prolongs_nothing_that_is_stored(clock: FakeClock, na
     assert loads.count == 2
 
 
-async def test_what_was_made_of_the_results_is_dropped_with_a_shorter_ttl(clock: FakeClock, name: str):
-    inner_loads, outer_loads = Loads(), Loads()
-    inner = tool_of(inner_loads, name, ttl=100)
-
-    @AgentCache(f"{name}outer", name=f"{name}outer", ttl=1000)
-    async def outer() -> Any:
-        await inner()
-        return outer_loads.next()
-
-    await outer()
-    clock.advance(50)
-    await outer()
-    assert outer_loads.count == 1
-    set_ttl(inner, 20)
-    await outer()
-    assert (inner_loads.count, outer_loads.count) == (2, 2)
-    clock.advance(20)
-    await outer()
-    assert (inner_loads.count, outer_loads.count) == (3, 3)
-
-
 # Loads that run
 
 
@@ -151,14 +130,6 @@ async def test_a_load_that_runs_is_stored_with_the_ttl_of_now_unless_that_is_sho
 
 
 # Which tools
-
-
-async def test_it_is_found_by_its_name(clock: FakeClock, name: str):
-    tool = tool_of(Loads(), name, ttl=100)
-    set_ttl(name, timedelta(minutes=2))
-    assert get_ttl(tool) == get_ttl(name) == 120
-    set_ttl(name, None)
-    assert get_ttl(name) == 100
 
 
 # Bad input

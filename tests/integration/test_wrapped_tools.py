@@ -130,16 +130,6 @@ async def test_a_tool_does_what_it_does_undecorated(kind: str, below: str, call:
         assert await result_of(read, *args, **kwargs) == expected
 
 
-@pytest.mark.parametrize("below", BELOW)
-@pytest.mark.parametrize("kind", KINDS)
-def test_frameworks_see_what_they_see_undecorated(kind: str, below: str):
-    plain = BELOW[below](KINDS[kind])
-    for decorated in (AgentCache("order:{order_id}")(plain), AgentCacheInvalidator("order:{order_id}")(plain)):
-        assert inspect.signature(decorated) == inspect.signature(plain) == inspect.signature(KINDS[kind])
-        assert decorated.__doc__ == plain.__doc__
-        assert decorated.__annotations__ == plain.__annotations__
-
-
 # Defaults of a wrapper
 
 
@@ -230,19 +220,6 @@ async def test_positional_and_keyword_spellings_of_one_call_share_an_entry():
         await call
     assert runs == [("a", 5, True)]
     assert tool.cache_key("a", 5) == tool.cache_key(limit=5, query="a")
-
-
-async def test_the_attributes_of_the_tool_take_the_same_calls():
-    tool, runs = runs_of()
-    await tool("a", 5)
-    assert tool.contains(limit=5, query="a")
-    assert not tool.contains("a")
-    assert await tool.invalidate("a", limit=5)
-    assert await tool.set("given", limit=5, query="a")
-    assert await tool("a", 5) == "given"
-    assert await tool.fresh("a", limit=5) == "a 5 False"
-    assert tool.clear() == 1
-    assert len(runs) == 2
 
 
 async def test_a_tag_of_what_the_caller_left_out_is_its_whole_root():

@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from agent_cache import (
-    ConfigurationError,
     configure,
     invalidate,
     writing,
 )
 from agent_cache.config import CURRENT
 from agent_cache.testing import MemoryServer, MemoryTier
-from tests.contract.workbench import writing as writing_in
 from tests.pipeline.fleet import Process, Truth, WatchedTier
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -87,17 +85,6 @@ def test_blocks_that_threads_make_at_once_leave_nothing_behind(values: tuple[int
     assert in_force() == {"max_bytes": 9}
 
 
-def test_a_block_is_entered_once_at_a_time_and_may_be_left_twice():
-    block = configure(max_bytes=1)
-    with block:
-        with pytest.raises(ConfigurationError, match="already entered"):
-            block.__enter__()
-        assert in_force() == {"max_bytes": 1}
-    configure(max_bytes=2)
-    block.__exit__(None, None, None)
-    assert in_force() == {"max_bytes": 2}
-
-
 def test_the_environment_wins_over_every_layer(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AGENT_CACHE_ENABLED", "0")
     with configure(enabled=True):
@@ -155,20 +142,6 @@ async def test_a_write_after_a_block_reaches_the_tier_of_the_block(
     assert await other.get_order("7") == "new"
     with configure(remote=here):
         assert await process.get_order("7") == "new"
-
-
-async def test_nothing_that_another_process_writes_during_a_block_is_stale_after_it(
-    truth: Truth, here: WatchedTier, elsewhere: MemoryTier
-):
-    process = Process(truth, None)
-    configure(remote=here)
-    await process.get_order("7")
-    for number, layer in enumerate(LAYERS.values()):
-        with configure(**layer):
-            await process.get_order("7")
-            async with writing_in(elsewhere, "order:7"):
-                truth.orders["7"] = f"new {number}"
-        assert await process.get_order("7") == f"new {number}"
 
 
 @pytest.mark.parametrize("use", ["block", "call", "call that is kept"])

@@ -135,25 +135,6 @@ async def test_a_write_that_is_in_doubt_prevents_it(clock):
     assert await shop.get(1) == "loaded 1"
 
 
-async def test_a_load_that_began_earlier_does_not_replace_it():
-    gate = Gate()
-
-    @AgentCache("order:{order_id}")
-    async def get(order_id: int) -> Any:
-        return await gate()
-
-    @AgentCacheInvalidator("order:8")
-    async def touch_another() -> None:
-        assert await get.set("new", 8)
-
-    loads = [await started(get(8)), await started(get.fresh(8))]
-    await touch_another()
-    for held in gate.calls:
-        held.returns("old")
-    await asyncio.gather(*loads)
-    assert await get(8) == "new"
-
-
 @pytest.mark.parametrize("ends", ["before it", "after it"])
 @pytest.mark.parametrize("begins", ["before it", "in it"])
 async def test_a_write_of_another_root_that_overlaps_prevents_it(begins, ends):
@@ -239,18 +220,6 @@ async def test_what_may_not_be_stored_drops_what_was_there(value):
         loads = shop.loads
         await shop.get(1)
         assert shop.loads == loads + 1
-
-
-async def test_a_given_result_lives_for_its_ttl_and_is_a_copy(clock):
-    shop = Shop(ttl=10)
-    given = [1]
-    async with writing("order:1"):
-        await shop.get.set(given, 1)
-        given.append(2)
-    (await shop.get(1)).append(3)
-    assert await shop.get(1) == [1]
-    clock.advance(10)
-    assert await shop.get(1) == "loaded 1"
 
 
 # In a fleet

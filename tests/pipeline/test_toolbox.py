@@ -156,14 +156,6 @@ async def test_the_exact_name_comes_before_patterns_and_patterns_in_the_order_wr
     assert "get_other  watch" in str(table)
 
 
-def test_the_table_of_explain_escapes_what_a_terminal_would_interpret():
-    table = Toolbox({"get_order": Read("order")}, namespace="toolshop").explain(["get_order", "evil\n\x1b[31m"])
-    assert table[1].tool == "evil\n\x1b[31m"
-    lines = str(table).splitlines()
-    assert "evil\\n\\x1b[31m  write" in lines[2]
-    assert all(line.isprintable() for line in lines)
-
-
 async def test_a_rule_for_a_tool_that_does_not_exist_is_said_and_logged_once(caplog: pytest.LogCaptureFixture):
     box = Toolbox({"get_ordr": Read("order"), "put_*": Write("order")}, namespace="toolshop_typo")
     with caplog.at_level(logging.WARNING, "agent_cache"):
@@ -247,19 +239,6 @@ async def test_an_error_result_is_returned_and_not_stored():
     for _ in range(2):
         assert await one.call("get_order", {"order_id": "1"}, failed=is_error) == {"error": "not found"}
     assert len(one.runs) == 2
-
-
-def is_final(answer: Any) -> bool:
-    return bool(answer["final"])
-
-
-async def test_what_is_not_to_be_stored_is_no_failure():
-    one = Shop(Toolbox(ORDERS, namespace="toolshop"), lambda *_: {"final": False, "error": ""})
-    async with AgentCacheSession() as session:
-        for _ in range(2):
-            await one.call("get_order", {"order_id": "1"}, failed=is_error, store_if=is_final)
-    assert len(one.runs) == 2
-    assert session.get_metrics()["errors"] == 0
 
 
 async def test_callers_with_another_form_of_answers_share_tags_and_no_entries():

@@ -171,31 +171,6 @@ def test_values_with_different_texts_are_different_tags_and_none_reaches_beyond_
         assert first.count(":") == template.count(":")
 
 
-@pytest.mark.parametrize(
-    ("template", "arguments"),
-    [
-        ("order:{a.id}", {"a": 7}),
-        ("order:{a[id]}", {"a": {}}),
-        ("order:{a[0]}", {"a": []}),
-        ("order:{a[x]}", {"a": [1]}),
-    ],
-)
-def test_a_template_that_does_not_fit_its_value_raises(template: str, arguments: dict[str, Any]):
-    with pytest.raises((AttributeError, KeyError, IndexError, TypeError)):
-        tags_of(template, arguments)
-
-
-def test_several_resources_are_sorted_by_when_they_are_known():
-    resource = ["cart", "order:{id}", "user:{result}", "cart", "order:{id}:lines"]
-    compiled = TagSet.compile(resource, ("id",), "tool")
-    assert compiled.roots == ("cart", "order", "user")
-    assert tags_of(resource, {"id": "7"}, "u") == {
-        "static": ["cart"],
-        "early": ["order:7", "order:7:lines"],
-        "late": ["user:u"],
-    }
-
-
 def test_what_depends_on_a_whole_root_needs_nothing_below_it():
     assert tags_of(["order", "order:{id}", "order:{result}"], {"id": "7"}, "8") == only("static", "order")
     assert tags_of(["order:list", "order:{id}"], {"id": "7"}) == {
@@ -226,17 +201,6 @@ COMPUTED: dict[str, tuple[Callable[..., Any], str, tuple[str, ...]]] = {
 def test_a_function_gives(name: str):
     function, when, expected = COMPUTED[name]
     assert tags_of(tags_from("order", function), {"id": "7"}, "r") == only(when, *expected)
-
-
-def test_a_function_whose_parameters_cannot_be_seen_is_refused():
-    with pytest.raises(ConfigurationError, match="lambda"):
-        TagSet.compile(tags_from("order", max), (), "tool")
-
-
-def test_the_root_of_computed_tags_is_one_segment():
-    with pytest.raises(ConfigurationError, match="colon"):
-        tags_from("order:7", lambda arguments: 1)
-    assert tags_of(tags_from("50%", lambda arguments: "a")) == only("early", "50%25:a")
 
 
 def test_each_item_of_a_text_or_a_mapping_is_refused():
