@@ -304,9 +304,9 @@ class JsonArguments(Parameters):
 
     def key(self, arguments: Mapping[str, Any]) -> Part:
         part, vary = key_part(dict(arguments)), getattr(arguments, "vary", None)
-        if vary is not None:  # lists have aliases
-            part = key_part([vary.who, vary.where] if type(vary) is Apart else vary), part
-        return part if self._form is None else (self._form, part)
+        if vary is None:
+            return part
+        return key_part([vary.who, vary.where] if type(vary) is Apart else vary), part  # lists have aliases
 
     def varied(self, arguments: Mapping[str, Any]) -> Any:
         vary = getattr(arguments, "vary", None)

@@ -18,13 +18,14 @@ from agent_cache import (
     Toolbox,
     configure,
     get_metrics,
+    writing,
 )
 from agent_cache.recording import record, replay
 from agent_cache.remote.protocol import WriteIntent
 from agent_cache.resume import Journal
 from agent_cache.testing import FaultyTier, MemoryServer, MemoryTier
 from tests.harness import library
-from tests.harness.gates import idle
+from tests.harness.gates import idle, started
 from tests.harness.threads import until
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -128,6 +129,25 @@ async def test_a_write_without_the_tag_is_found_and_its_stale_answer_dropped(
         assert shop.threads[1].startswith("agent_cache audits")
 
 
+async def test_a_write_that_runs_explains_a_difference_before_its_result_names_the_tag(shop: Shop):
+    gate = asyncio.Event()
+
+    @AgentCacheInvalidator("price:{result}", name="late_save")
+    async def late_save() -> str:
+        shop.prices["7"] = 2
+        await gate.wait()
+        return "7"
+
+    await shop.get("7")
+    task = await started(late_save())
+    assert await shop.get("7") == 1
+    await idle()
+    assert (shop.runs, counts()) == (["7", "7"], (0, 0))
+    gate.set()
+    await task
+    assert await shop.get("7") == 2
+
+
 @pytest.mark.parametrize("failure", ["raises", "is rejected"])
 async def test_a_run_that_fails_says_nothing(failure: str, caplog: pytest.LogCaptureFixture):
     shop = Shop(audit=1.0, cache_if=lambda price: price != "Error: busy")
@@ -163,21 +183,24 @@ async def test_a_write_that_the_tool_makes_is_refused(caplog: pytest.LogCaptureF
             async with AgentCacheSession():
                 if how == "async":
                     await note_visit()
+                elif how == "writing":
+                    async with writing("log"):
+                        saved.append("writing")
                 else:
                     note_visit_now()
         except RuntimeError:
             pass  # a tool may well swallow it
         return len(saved)
 
-    for how in ("async", "def"):
+    for how in ("async", "def", "writing"):
         tool = AgentCache("visits", audit=1.0, name=f"visit_{how}")(read)
         for _ in range(3):
             await tool(how)
             await idle()
-    assert saved == ["async", "def"]
+    assert saved == ["async", "def", "writing"]
     assert counts() == (0, 0)
     assert get_metrics()["tools"]["note_visit"]["calls"] == 1
-    assert caplog.text.count("the tool writes, so its hits cannot be audited") == 2
+    assert caplog.text.count("the tool writes, so its hits cannot be audited") == 3
 
 
 async def test_the_caller_may_change_its_arguments_and_the_tool_cannot_change_them_behind_its_back():

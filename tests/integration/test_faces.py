@@ -72,6 +72,14 @@ async def test_an_identity_that_cannot_be_made_runs_the_call_uncached_and_counts
     assert strict.count == 0
 
 
+async def test_key_replaces_the_arguments_as_identity():
+    runs = Runs(key=lambda x, y, *, z: x["id"])
+    first = await runs.tool({"id": 1}, "a", z=1)
+    assert await runs.tool(y="b", x={"id": 1, "more": object()}) == first
+    assert runs.tool.cache_key({"id": 1}) == runs.tool.cache_key({"id": 1}, y=2)
+    assert await runs.tool({"id": True}) != first
+
+
 async def test_vary_adds_what_is_ambient():
     place = contextvars.ContextVar("place", default="here")
     runs = Runs(vary=place.get)
@@ -79,7 +87,9 @@ async def test_vary_adds_what_is_ambient():
     for each in (runs, other):
         assert await each.keeps(1, 1) == [False, True]
         token = place.set("there")
+        assert not each.tool.contains(1)
         assert await each.keeps(1, 1) == [False, True]
+        assert each.tool.contains(1)
         place.reset(token)
         assert await each.keeps(1) == [True]
 

@@ -453,6 +453,20 @@ async def test_an_answer_without_identity_is_never_the_same():
 # -- Budgets -------------------------------------------------------------------------------------------------
 
 
+async def test_tools_that_call_tools_end_somewhere():
+    depths: list[int] = []
+
+    @AgentCache("r", name="down")
+    async def down(x: int) -> Any:
+        depths.append(x)
+        return await down(x + 1)
+
+    with pytest.raises(STOPPED, match="max_nesting") as caught:
+        async with AgentCacheSession(loop_policy=LoopPolicy(max_nesting=7)):
+            await down(1)
+    assert (caught.value.kind, caught.value.count, depths[-1]) == ("nesting", 8, 7)
+
+
 @pytest.mark.parametrize("how", ["hit", "miss", "write"])
 async def test_a_run_has_so_much_time(how: str, clock: library.Clock):
     shop = Shop()
@@ -702,6 +716,15 @@ async def test_the_session_of_a_server_refuses_no_call_for_its_age(kind: str, cl
                 await asyncio.sleep(0)
     assert session.metrics.loop_detections == 0
     assert session.get_metrics()["loop_notices"] == {}
+
+
+async def test_a_slow_tool_is_no_pause(clock: Any):
+    """The time from the end of one call to the start of the next one is measured."""
+    shop = Shop()
+    shop.answers = lambda x: clock.advance(3_600)
+    with pytest.raises(STOPPED):
+        async with AgentCacheSession(loop_policy=LoopPolicy(new_turn_after=60)):
+            assert await outcomes(shop.get.fresh, 5) == [None] * 4 + [STOPPED]
 
 
 async def test_the_session_of_a_server_still_finds_a_loop_and_forgets_it_after_a_pause(clock: Any):

@@ -264,7 +264,7 @@ async def test_the_data_and_the_steps_of_a_graph_tell_nobody_apart(what: str):
     for step in range(3):
         state: dict[str, Any] = {"messages": [object()] * step, "remaining_steps": step, "draft": str(step)}
         if what == "a large state":
-            state = {"documents": {str(one): {"n": step} for one in range(20_000)}}
+            state = {"documents": {str(one): {"user": step} for one in range(20_000)}}
         assert await read(ToolRuntime(state=state, checkpoint_ns=str(step))) == 0
     assert get_metrics()["uncached"] == 0
 

@@ -161,6 +161,13 @@ async def test_within_its_grace_a_result_is_returned_at_once_and_loaded_again_on
     assert len(gate.calls) == 2
 
 
+async def test_a_fresh_call_waits_for_the_tool_within_the_grace_too(clock, gate, get_order):
+    await loaded(gate, get_order(1), "old")
+    clock.advance(10)
+    await loaded(gate, get_order.fresh(1), "new")
+    assert await get_order(1) == "new"
+
+
 async def test_a_reload_that_fails_is_counted_logged_once_and_tried_again(clock, gate, get_order, caplog):
     await loaded(gate, get_order(1), "old")
     clock.advance(10)

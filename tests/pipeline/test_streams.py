@@ -255,6 +255,41 @@ async def test_the_run_ends_with_its_last_reader(order: tuple[int, ...], source:
     assert not source.words.contains(1)
 
 
+@pytest.mark.parametrize("taken", [0, 1])
+async def test_who_has_no_chunk_of_a_run_that_is_interrupted_runs_it_alone_and_others_are_told(
+    taken: int, source: Source
+):
+    first, second = await listening(source.words(1)), await listening(source.words(1))
+    await source.last.yields(*"a"[:taken])
+    await source.last.raises(asyncio.CancelledError())
+    assert first.task.cancelled()
+    if taken:
+        with pytest.raises(RuntimeError, match="interrupted"):
+            await second.task
+    else:
+        await source.last.yields("new")
+        await source.last.ends()
+        assert await second.task == ["new"]
+    assert len(source.runs) == 2 - taken
+    assert library.nothing_in_flight()
+
+
+async def test_no_stale_answer_goes_on_where_a_stream_has_failed(clock: library.Clock):
+    source = Source(ttl=10, stale_if_error=30)
+    first = await listening(source.words(1))
+    await source.last.yields("old", "older")
+    await source.last.ends()
+    assert await first.task == ["old", "older"]
+    clock.advance(10)
+    second, empty = await listening(source.words(1)), await listening(source.words(2), most=1)
+    await source.runs[1].yields("new")
+    await source.runs[1].raises(Broken())
+    with pytest.raises(Broken):
+        await second.task
+    assert second.chunks == ["new"]
+    await cancelled(empty.task)
+
+
 async def test_a_generator_stays_in_one_task_and_one_context():
     """So it may have timeouts and context variables, whatever task reads it."""
     variable = contextvars.ContextVar("variable", default="outside")

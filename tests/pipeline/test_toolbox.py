@@ -1,9 +1,11 @@
 """Tools that are known by name: the rules of a toolbox, and calls by them."""
 
 import asyncio
+import enum
 import json
 import logging
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 
 import pytest
@@ -17,8 +19,14 @@ from agent_cache import (
     Toolbox,
     Watch,
     Write,
+    configure,
 )
+from agent_cache.testing import MemoryServer, MemoryTier
 from agent_cache.toolbox import ToolInfo
+
+
+class Status(enum.Enum):
+    OPEN = "open"
 
 
 class Shop:
@@ -91,6 +99,18 @@ async def test_defaults_of_the_schema_complete_the_call():
     await one.call("change", {"page": 1}, schema=schema)
     await one.call("find", {}, schema=schema)
     assert one.runs == ["find", "change", "find"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(7, 7.0), (7, "7"), (date(2026, 1, 1), "2026-01-01"), (Status.OPEN, "open")]
+)
+async def test_a_write_reaches_an_entity_whether_its_argument_was_parsed_or_not(one: Any, other: Any):
+    tools = shop(**ORDERS)
+    for read, written in (({"order_id": one}, {"order_id": other}), ({"order_id": other}, {"order_id": one})):
+        await tools.call("get_order", read)
+        await tools.call("cancel_order", written)
+        await tools.call("get_order", read)
+    assert tools.runs == ["get_order", "cancel_order", "get_order"] * 2
 
 
 async def test_an_argument_that_is_absent_stands_for_the_whole_root():
@@ -234,11 +254,32 @@ def is_error(answer: Any) -> bool:
     return bool(answer["error"])
 
 
+async def test_a_write_whose_answer_says_that_it_failed_has_failed():
+    one = Shop(Toolbox(ORDERS, namespace="toolshop"), lambda *_: {"error": "not found"})
+    async with AgentCacheSession(on_loop="warn") as session:
+        for _ in range(4):
+            await one.call("cancel_order", {"order_id": "1"}, failed=is_error)
+    assert session.get_metrics()["loops"] == {"error": 1}
+
+
+def is_final(answer: Any) -> bool:
+    return bool(answer["final"])
+
+
 async def test_an_error_result_is_returned_and_not_stored():
     one = Shop(Toolbox(ORDERS, namespace="toolshop"), lambda *_: {"error": "not found"})
     for _ in range(2):
         assert await one.call("get_order", {"order_id": "1"}, failed=is_error) == {"error": "not found"}
     assert len(one.runs) == 2
+
+
+async def test_what_is_not_to_be_stored_is_no_failure():
+    one = Shop(Toolbox(ORDERS, namespace="toolshop"), lambda *_: {"final": False, "error": ""})
+    async with AgentCacheSession() as session:
+        for _ in range(2):
+            await one.call("get_order", {"order_id": "1"}, failed=is_error, store_if=is_final)
+    assert len(one.runs) == 2
+    assert session.get_metrics()["errors"] == 0
 
 
 async def test_callers_with_another_form_of_answers_share_tags_and_no_entries():
@@ -250,6 +291,15 @@ async def test_callers_with_another_form_of_answers_share_tags_and_no_entries():
     await texts.call("cancel_order", {"order_id": "1"})
     await dicts.call("get_order", {"order_id": "1"}, failed=is_error)
     assert dicts.runs == ["get_order", "get_order"]
+
+
+async def test_they_share_none_in_a_tier_either(server: MemoryServer):
+    boxes = [Toolbox(ORDERS, namespace="toolshop") for _ in range(3)]
+    for box, options in zip(boxes, ({"failed": is_error}, {}, {"failed": is_error}), strict=True):
+        one = Shop(box, lambda *_: {"error": ""})
+        with configure(remote=MemoryTier(server)):
+            await one.call("get_order", {"order_id": "1"}, **options)
+        assert len(one.runs) == (box is not boxes[2]), "what one process has stored in its form another one finds"
 
 
 def own_result(loop: AgentLoopDetectedError) -> dict[str, Any]:
