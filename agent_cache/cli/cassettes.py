@@ -26,7 +26,7 @@ from agent_cache.recording import Cassette, RecordedCall, Redaction, diff_casset
 from agent_cache.recording.call_text import call_text, duration_text, has_error, outcome_text
 from agent_cache.recording.cassette import recorded_rules, redact_call, redacted_header, redacted_name
 from agent_cache.recording.differences import changes
-from agent_cache.recording.file import digest_of, digest_of_key
+from agent_cache.recording.file import digest_of
 from agent_cache.recording.foreign import is_foreign, read_foreign
 from agent_cache.recording.functions import RecordedFunction, recorded_function
 from agent_cache.recording.http.bodies import pieces_of
@@ -448,7 +448,7 @@ def _findings(cassette: Cassette, path: Path, functions: dict[str, RecordedFunct
         line, clean = index + 2 if has_lines else 0, redact_call(call, rules)
         shown = f"call {call.id}, {call_text(clean)}"
         yield from (("structure", line, f"{shown}: {message}") for message in _structure_findings(call))
-        digest = digest_of(call.name, call.arguments) if call.key is None else digest_of_key(call.name, call.key)
+        digest = digest_of(call.name, call.arguments, call.key)
         if call.digest != digest.hex():
             what = "the digest does not match the name and the arguments"
             yield "digest", line, f"{shown}: {what}; the line was edited, and a replay will not find the call"

@@ -15,21 +15,21 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from agent_cache.errors import CassetteError
+from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.encryption import decrypted, is_encrypted
 from agent_cache.recording.file import (
+    JOURNAL_VERSION,
     NO_TIME,
     VERSION,
-    Content,
     Header,
     Intent,
+    OtherLine,
     RecordedCall,
     Trailer,
     call_line,
+    check_version,
     digest_of,
-    digest_of_key,
     read_bytes,
-    read_lines,
     with_asker,
 )
 from agent_cache.recording.outcomes import encode, redact_call_outcome
@@ -50,7 +50,7 @@ class Cassette:
     Attributes:
         header, trailer: the first and the last line of the file; no trailer if the recording was killed.
         is_partial: whether the recording was killed, so that calls may be missing.
-        intents: of a loaded journal, the writes that have begun, in their order.
+        others: of a journal, its lines that are no calls, with their numbers.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Cassette:
         self.trailer: Trailer | None = Trailer(calls=len(self.steps), duration_ms=duration_ms)
         self.path = os.fspath(path)
         self.is_partial = False
-        self.intents: list[Intent] = []
+        self.others: list[tuple[int, OtherLine]] = []
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -78,24 +78,41 @@ class Cassette:
             CassetteError: if it is broken, in conflict, of another version, or another file, with the line.
         """
         data = read_bytes(Path(path))
-        text = decrypted(Path(path), data)
-        content = read_lines(Path(path), text)
-        if content is None:
-            try:
-                content = _converted(msgspec.json.decode(text), path)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise CassetteError(f"is no cassette, and no JSON document either: {error}", path, 1) from error
-        found = cls.of(content, path)
+        found = cls.read(Path(path), decrypted(Path(path), data))
         if is_encrypted(data):  # it is as the run has seen it
             apply_rules(found, Redaction().joined(recorded_rules(found)))
         return found
 
     @classmethod
-    def of(cls, content: Content, path: str | os.PathLike[str] = "") -> Self:
-        """The cassette that a file has."""
-        found = cls(content.calls, path=path)
-        found.header, found.trailer, found.is_partial = content.header, content.trailer, content.trailer is None
-        found.intents = [line.intent for _, line in content.others if line.intent is not None]
+    def read(cls, path: Path, text: bytes) -> Self:
+        """The cassette that a file of this text is. Checks every line, as `load` does."""
+        *lines, last = text.split(b"\n")
+        header = _read_header(path, (lines[0] if lines else last).strip().removeprefix(b"\xef\xbb\xbf"))
+        if header is None:
+            return cls.from_dict(_document(path, text), path)
+        if not last or (last.startswith(_TRAILER) and not header.is_log):  # else it was killed while it wrote this
+            lines.append(last)
+        calls: list[RecordedCall] = []
+        found, end, ids = cls(calls, path=path), OtherLine(), set[int]()
+        for number, line in enumerate(map(bytes.strip, lines[1:]), 2):
+            if not line:
+                continue
+            if end.trailer is not None:
+                raise CassetteError("a line follows the trailer", path, number)
+            if line.startswith(_OTHERS):
+                end = _decoded(path, number, line, _other_decoder)
+                found.others += [(number, end)] if end.trailer is None else []
+            else:
+                call: RecordedCall = _decoded(path, number, line, _call_decoder)
+                if call.id in ids:
+                    raise CassetteError(f"this line is broken: an earlier line has the id {call.id}, too", path, number)
+                ids.add(call.id)
+                calls.append(call)
+        found.header, found.trailer, found.is_partial = header, end.trailer, end.trailer is None
+        if not header.is_log and len(end.times) == len(calls):
+            for call, (started, duration) in zip(calls, end.times, strict=True):
+                _set(call, "started_ms", started / 1000)
+                _set(call, "duration_ms", duration / 1000)
         return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -107,26 +124,59 @@ class Cassette:
         replace_file(Path(path), self.lines())
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """A cassette from the result of `to_dict`, or from a document of agentcassette.
+    def from_dict(cls, data: dict[str, Any], path: str | os.PathLike[str] = "") -> Self:
+        """A cassette from the result of `to_dict`, or from a document of agentcassette. `path` is for messages.
 
         Raises:
             CassetteError: if it is neither.
         """
         if isinstance(data, dict) and "agent_cache_cassette" not in data:
-            return cls.of(_converted(data, ""))
+            return cls._converted(data, path)
         try:
-            found, header = msgspec.convert(data, _Whole), msgspec.convert(data, Header)
+            whole, header = msgspec.convert(data, _Whole), msgspec.convert(data, Header)
         except msgspec.ValidationError as error:
-            raise CassetteError(f"is not a result of Cassette.to_dict: {error}") from error
+            raise CassetteError(f"is not a result of Cassette.to_dict: {error}", path) from error
         if header.agent_cache_cassette != VERSION:
-            raise CassetteError(f"has format version {header.agent_cache_cassette}, and this one reads {VERSION}")
-        return cls.of(Content(header, found.calls, found.trailer, [], is_torn=False))
+            raise CassetteError(f"has format version {header.agent_cache_cassette}, and this one reads {VERSION}", path)
+        found = cls(whole.calls, path=path)
+        found.header, found.trailer, found.is_partial = header, whole.trailer, whole.trailer is None
+        return found
+
+    @classmethod
+    def _converted(cls, data: dict[str, Any], path: str | os.PathLike[str]) -> Self:
+        """The calls of agentcassette, whose files are one JSON document, version 1.
+
+        Its arguments are ``args`` and ``kwargs`` as the caller wrote them, its names have no module. A replay binds
+        them to the signature of the function that is called.
+        """
+        try:
+            document = msgspec.convert(data, _Document)
+        except msgspec.ValidationError as error:
+            text = f"is JSON, but no cassette of agent-cache or agentcassette: {error}"
+            raise CassetteError(text, path, 1) from error
+        calls = [
+            RecordedCall(
+                id=number, kind=step.type or "call", name=step.name, arguments=step.arguments,
+                digest=digest_of(step.name, step.arguments).hex(),
+                after=number - 1,  # it does not record concurrency: calls are in the order in which they ended
+                outcome={"value": step.result}, duration_ms=step.duration_ms or 0.0,
+                input_tokens=step.input_tokens or 0, output_tokens=step.output_tokens or 0, form="agentcassette",
+            )
+            for number, step in enumerate(document.steps, 1)
+        ]  # fmt: skip
+        found = cls(calls, duration_ms=document.duration_ms or 0.0, path=path)
+        found.header = Header(recorded_at=document.recorded_at, model=document.model, log=True)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """The whole cassette as plain data, for JSON."""
         whole = msgspec.to_builtins(_Whole(calls=list(self.steps), trailer=self.trailer))
         return {**msgspec.to_builtins(self.header), **whole}
+
+    @property
+    def intents(self) -> list[Intent]:
+        """Of a journal, the writes that have begun, in their order."""
+        return [line.intent for _, line in self.others if line.intent is not None]
 
     @property
     def outline(self) -> Outline:
@@ -249,35 +299,58 @@ class _Document(msgspec.Struct):
     version: Literal[1] = 1
 
 
-def _converted(document: Any, path: str | os.PathLike[str]) -> Content:
-    """What a document of agentcassette says: one JSON document, version 1.
+# Reading
 
-    Its arguments are ``args`` and ``kwargs`` as the caller wrote them, its names have no module. A replay binds them to
-    the signature of the function that is called.
-    """
+_CONFLICT = (b"<<<<<<< ", b"=======", b">>>>>>> ", b"||||||| ")
+_TRAILER = b'{"trailer":'
+_OTHERS = (_TRAILER, b'{"intent":', b'{"open":', b'{"checkpoint":', b'{"resumed":')
+
+_header_decoder = msgspec.json.Decoder(Header)
+_call_decoder = msgspec.json.Decoder(RecordedCall)
+_other_decoder = msgspec.json.Decoder(OtherLine)
+_set = msgspec.structs.force_setattr  # of calls that were just decoded, and that nobody else has
+
+
+def _decoded(path: Path, number: int, text: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+    if text.startswith(_CONFLICT):
+        raise CassetteError("has a merge conflict; resolve it, or record it again", path, number)
     try:
-        found = msgspec.convert(document, _Document)
-    except msgspec.ValidationError as error:
-        raise CassetteError(f"is JSON, but no cassette of agent-cache or agentcassette: {error}", path, 1) from error
-    calls = [
-        RecordedCall(
-            id=number,
-            kind=step.type or "call",
-            name=step.name,
-            arguments=step.arguments,
-            digest=digest_of(step.name, step.arguments).hex(),
-            after=number - 1,  # it does not record concurrency: calls are in the order in which they ended
-            outcome={"value": step.result},
-            duration_ms=step.duration_ms or 0.0,
-            input_tokens=step.input_tokens or 0,
-            output_tokens=step.output_tokens or 0,
-            form="agentcassette",
-        )
-        for number, step in enumerate(found.steps, 1)
-    ]
-    header = Header(recorded_at=found.recorded_at, model=found.model, log=True)
-    trailer = Trailer(calls=len(calls), duration_ms=found.duration_ms or 0.0)
-    return Content(header, calls, trailer, [], is_torn=False)
+        return decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CassetteError(f"this line is broken: {error}", path, number) from error
+
+
+def _read_header(path: Path, text: bytes) -> Header | None:
+    """The header; None if this is the beginning of another JSON document."""
+    try:
+        data = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        data = None
+    if isinstance(data, dict) and "agent_cache_journal" in data:  # its calls are a log
+        check_version(path, data["agent_cache_journal"], JOURNAL_VERSION)
+        text = encode({**{name: data[name] for name in ("recorded_at", "redact", "http") if name in data}, "log": True})
+    elif isinstance(data, dict) and "agent_cache_cassette" in data:
+        check_version(path, data["agent_cache_cassette"], VERSION)
+    elif not text or text[:1] == b"{":
+        return None
+    elif not text.startswith(_CONFLICT):
+        raise CassetteError('is no cassette: it does not begin with {"agent_cache_cassette": 2, ...}', path, 1)
+    header: Header = _decoded(path, 1, text, _header_decoder)
+    try:
+        Redaction().joined({**header.redact, "hook": False})
+    except (ConfigurationError, TypeError, AttributeError) as error:
+        raise CassetteError(f"its header has invalid redaction rules: {error}", path, 1) from error
+    return header
+
+
+def _document(path: Path, text: bytes) -> Any:
+    """A JSON document, in a file that is no cassette of ours."""
+    if not text.strip():
+        raise CassetteError("is empty; delete it, or record it again", path)
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CassetteError(f"is no cassette, and no JSON document either: {error}", path, 1) from error
 
 
 # Redaction
@@ -327,7 +400,7 @@ def redacted_identity(call: RecordedCall, rules: Redaction) -> tuple[Any, str | 
     arguments = rules.apply(call.arguments)
     key = None if call.key is None else redact_key(call.key, call.arguments, arguments, rules)
     name = redacted_name(call.name, rules)
-    return arguments, key, digest_of(name, arguments) if key is None else digest_of_key(name, key)
+    return arguments, key, digest_of(name, arguments, key)
 
 
 # Order

@@ -18,14 +18,13 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
+from agent_cache.errors import CassetteError, CassetteNotFound
 from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.outcomes import encode, encode_sorted
-from agent_cache.recording.redaction import Redaction
 
 VERSION = 2
 JOURNAL_VERSION = 1
@@ -166,14 +165,11 @@ UNKNOWN_ASKER = "unknown"
 """The asker of a call whose context may say who makes it, in a form that cannot be compared: it is no recorded call."""
 
 
-def digest_of(name: str, arguments: dict[str, Any]) -> bytes:
-    """Digest of a call by its redacted arguments."""
+def digest_of(name: str, arguments: dict[str, Any], key: str | None = None) -> bytes:
+    """Digest of a call by its redacted arguments, or by the redacted key that ``cache_key=`` returned."""
+    if key is not None:
+        return blake2b(encode_sorted([name, key]), digest_size=12, person=b"key").digest()
     return blake2b(encode_sorted([name, arguments]), digest_size=12).digest()
-
-
-def digest_of_key(name: str, key: str) -> bytes:
-    """Digest of a call by the redacted key that ``cache_key=`` returned."""
-    return blake2b(encode_sorted([name, key]), digest_size=12, person=b"key").digest()
 
 
 def digest_of_asker(parts: Mapping[str, Any]) -> str:
@@ -200,25 +196,6 @@ def is_inside(number: int | None, others: Collection[int], parents: Mapping[int,
 
 # Reading
 
-_CONFLICT = (b"<<<<<<< ", b"=======", b">>>>>>> ", b"||||||| ")
-_TRAILER = b'{"trailer":'
-_OTHERS = (_TRAILER, b'{"intent":', b'{"open":', b'{"checkpoint":', b'{"resumed":')
-
-_header_decoder = msgspec.json.Decoder(Header)
-_call_decoder = msgspec.json.Decoder(RecordedCall)
-_other_decoder = msgspec.json.Decoder(OtherLine)
-_set = msgspec.structs.force_setattr  # of calls that were just decoded, and that nobody else has
-
-
-class Content(NamedTuple):
-    """What a file has: `others` are lines of a journal that are no calls, with their numbers."""
-
-    header: Header
-    calls: list[RecordedCall]
-    trailer: Trailer | None
-    others: list[tuple[int, OtherLine]]
-    is_torn: bool
-
 
 def read_bytes(path: Path) -> bytes:
     """What is in a file."""
@@ -233,78 +210,6 @@ def read_bytes(path: Path) -> bytes:
         raise CassetteNotFound(f"{reason}; record it first", path) from None
     except (OSError, ValueError) as error:  # the latter for a name that has a null in it
         raise CassetteError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from error
-
-
-def read_lines(path: Path, text: bytes) -> Content | None:
-    """Check every line of a file. None if it is a JSON document, and no cassette of ours."""
-    *lines, last = text.split(b"\n")
-    header = _read_header(path, (lines[0] if lines else last).strip().removeprefix(b"\xef\xbb\xbf"))
-    if header is None:
-        if not text.strip():
-            raise CassetteError("is empty; delete it, or record it again", path)
-        return None
-    is_torn = bool(last) and (header.is_log or not last.startswith(_TRAILER))  # it was killed while it wrote this
-    if not is_torn:
-        lines.append(last)
-    found = Content(header, [], None, [], is_torn)
-    end: OtherLine | None = None
-    ids = set[int]()
-    for number, line in enumerate(map(bytes.strip, lines[1:]), 2):
-        if not line:
-            continue
-        if end is not None:
-            raise CassetteError("a line follows the trailer", path, number)
-        if line.startswith(_OTHERS):
-            other: OtherLine = _decoded(path, number, line, _other_decoder)
-            if other.trailer is None:
-                found.others.append((number, other))
-            else:
-                end = other
-        else:
-            call: RecordedCall = _decoded(path, number, line, _call_decoder)
-            if call.id in ids:
-                raise CassetteError(f"this line is broken: an earlier line has the id {call.id}, too", path, number)
-            ids.add(call.id)
-            found.calls.append(call)
-    if end is None:
-        return found
-    if not header.is_log and len(end.times) == len(found.calls):
-        for call, (started, duration) in zip(found.calls, end.times, strict=True):
-            _set(call, "started_ms", started / 1000)
-            _set(call, "duration_ms", duration / 1000)
-    return found._replace(trailer=end.trailer)
-
-
-def _decoded(path: Path, number: int, text: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
-    if text.startswith(_CONFLICT):
-        raise CassetteError("has a merge conflict; resolve it, or record it again", path, number)
-    try:
-        return decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CassetteError(f"this line is broken: {error}", path, number) from error
-
-
-def _read_header(path: Path, text: bytes) -> Header | None:
-    """The header; None if this is the beginning of another JSON document."""
-    try:
-        data = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        data = None
-    if isinstance(data, dict) and "agent_cache_journal" in data:  # its calls are a log
-        check_version(path, data["agent_cache_journal"], JOURNAL_VERSION)
-        text = encode({**{name: data[name] for name in ("recorded_at", "redact", "http") if name in data}, "log": True})
-    elif isinstance(data, dict) and "agent_cache_cassette" in data:
-        check_version(path, data["agent_cache_cassette"], VERSION)
-    elif not text or text[:1] == b"{":
-        return None
-    elif not text.startswith(_CONFLICT):
-        raise CassetteError('is no cassette: it does not begin with {"agent_cache_cassette": 2, ...}', path, 1)
-    header: Header = _decoded(path, 1, text, _header_decoder)
-    try:
-        Redaction().joined({**header.redact, "hook": False})
-    except (ConfigurationError, TypeError, AttributeError) as error:
-        raise CassetteError(f"its header has invalid redaction rules: {error}", path, 1) from error
-    return header
 
 
 def check_version(path: Path, version: Any, known: int, kind: type[CassetteError] = CassetteError) -> None:

@@ -28,7 +28,7 @@ import msgspec
 from agent_cache.core.options import checked_choice
 from agent_cache.errors import CassetteError, MissingFixture, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.file import CALLS_OF_LITELLM, RecordedCall, digest_of_key, read_bytes
+from agent_cache.recording.file import CALLS_OF_LITELLM, RecordedCall, digest_of, read_bytes
 from agent_cache.recording.partial_file import PartialFile
 from agent_cache.recording.prices import Savings, Usage, savings_of
 from agent_cache.recording.redaction import redaction_of
@@ -386,7 +386,7 @@ def _call(number: int, entry: Entry) -> RecordedCall:
         name=name,
         arguments={part: value for part, value in entry.items() if part not in {"key", "response", "value"}},
         key=key,
-        digest=digest_of_key(name, key).hex(),
+        digest=digest_of(name, {}, key).hex(),
         outcome={"value": entry["value"] if is_environment else entry.get("response")},
         model=usage.model or entry.get("model"),
         form=_FORM,

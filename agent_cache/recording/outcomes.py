@@ -365,8 +365,7 @@ def _clean(outcome: Outcome, rules: Redaction) -> Outcome:
 def redact_chunks(chunks: list[Outcome], redaction: Redaction) -> list[Outcome]:
     """The outcomes of the chunks of a stream without secrets, also without those that go over several chunks.
 
-    Texts in the same place of each chunk, such as the words of an answer, are read as one. The replacement of a secret
-    stands in the first chunk that has a part of it; the other parts are removed.
+    Texts in the same place of each chunk, such as the words of an answer, are read as one.
     """
     joined = _redact_joined(chunks, redaction)
     return [_clean(decode(raw), redaction) if redaction.may_change(raw := encode(one)) else one for one in joined]
@@ -396,7 +395,10 @@ _Place: TypeAlias = tuple[Any, str | int]
 
 
 def _redact_joined(chunks: list[Outcome], redaction: Redaction) -> list[Outcome]:
-    """Redact the texts that stand in the same place of each chunk as one text."""
+    """Redact the texts that stand in the same place of each chunk as one text.
+
+    If that finds a secret which no chunk has alone, the first of them has the whole text, and the others have none.
+    """
     if len(chunks) < 2:
         return chunks
     read: list[Outcome] = [decode(encode(chunk)) for chunk in chunks]
@@ -407,8 +409,11 @@ def _redact_joined(chunks: list[Outcome], redaction: Redaction) -> list[Outcome]
     is_changed = False
     for places in texts.values():
         parts = [holder[at] for holder, at in places]
-        if len(set(parts)) > 1 and _redact_parts(places, parts, redaction):
+        clean = redaction.text("".join(parts)) if len(set(parts)) > 1 else ""
+        if clean and clean != "".join(map(redaction.text, parts)):
             is_changed = True
+            for holder, at in places:
+                holder[at], clean = clean, ""
     return read if is_changed else chunks
 
 
@@ -431,24 +436,6 @@ def common_length(ones: Sequence[Any], others: Sequence[Any]) -> int:
         else:
             end = middle - 1
     return begin
-
-
-def _redact_parts(places: list[_Place], parts: list[str], redaction: Redaction) -> bool:
-    """Redact a text that is split into these parts. False if every secret in it stands in one part alone."""
-    text = "".join(parts)
-    clean = redaction.text(text)
-    if clean == text or clean == "".join(map(redaction.text, parts)):
-        return False
-    first = common_length(text, clean)
-    last = len(text) - common_length(text[first:][::-1], clean[first:][::-1])
-    instead, begin = clean[first : len(clean) - (len(text) - last)], 0
-    for (holder, at), part in zip(places, parts, strict=True):
-        end = begin + len(part)
-        if begin < last and end > first:
-            holder[at] = part[: max(0, first - begin)] + instead + part[max(0, last - begin) :]
-            instead = ""
-        begin = end
-    return True
 
 
 # Shape of an outcome in a file, which may have been edited

@@ -41,7 +41,6 @@ from agent_cache.recording.file import (
     RecordedCall,
     digest_of,
     digest_of_asker,
-    digest_of_key,
     partial_of,
 )
 from agent_cache.recording.functions import ActiveCall, FunctionCall, RecordedFunction, function_of
@@ -206,7 +205,7 @@ class Tape:
                 )
         if key is not None:
             key = redact_key(key, given, data, self.redaction)
-        digest = digest_of(function.name, data) if key is None else digest_of_key(function.name, key)
+        digest = digest_of(function.name, data, key)
         active = ActiveCall(self, function, data, key, digest, asker, call)
         if (data is not given and data != given) or key != given_key:
             active.given, active.given_key = given, given_key

@@ -45,7 +45,6 @@ from agent_cache.recording.file import (
     Trailer,
     call_line,
     digest_of,
-    digest_of_key,
     is_inside,
     now_text,
     trailer_line,
@@ -243,8 +242,7 @@ class _JournalTape(Tape):
         counts, enclosing = (self._counts, self._root) if parent is None else (parent.counts, parent.place)
         if call.given is not None:
             name, key = call.function.name, call.given_key
-            digest = digest_of(name, call.given) if key is None else digest_of_key(name, key)
-            call.matched = with_asker(digest, call.asker)
+            call.matched = with_asker(digest_of(name, call.given, key), call.asker)
         if self._paused and (again := self._paused.get((enclosing, call.matched))):
             call.occurrence = again.pop(0)
         else:

@@ -35,7 +35,6 @@ from agent_cache.recording.file import (
     check_version,
     is_inside,
     now_text,
-    read_lines,
 )
 from agent_cache.recording.outcomes import encode
 from agent_cache.recording.partial_file import lock_file, write_whole
@@ -173,14 +172,12 @@ class StoredJournal:
         self.path, self.is_torn = path, is_torn
         self.header = _header_of(path, text.partition(b"\n")[0])
         self.session_id, self.run = self.header.session_id, self.header.run
-        content = read_lines(path, text)
-        assert content is not None
-        if not all(call.place for call in content.calls):
+        self.cassette = Cassette.read(path, text)
+        if not all(call.place for call in self.cassette):
             raise JournalError("has a call without a place", path)
-        self.cassette = Cassette.of(content, path)
         self.trailer = self.cassette.trailer
         self.cassette.is_partial = False  # it is resumed, and not replayed as it is
-        others = content.others
+        others = self.cassette.others
         self.intents: dict[int, Intent] = {one.intent.id: one.intent for _, one in others if one.intent is not None}
         self.opened: dict[int, OpenCall] = {one.open.id: one.open for _, one in others if one.open is not None}
         self._checkpoints = [(number, one.checkpoint) for number, one in others if bytes(one.checkpoint)]
