@@ -89,7 +89,7 @@ class Cassette:
         *lines, last = text.split(b"\n")
         header = _read_header(path, (lines[0] if lines else last).strip().removeprefix(b"\xef\xbb\xbf"))
         if header is None:
-            return cls.from_dict(_document(path, text), path)
+            return cls._converted(path, text)
         if not last or (last.startswith(_TRAILER) and not header.is_log):  # else it was killed while it wrote this
             lines.append(last)
         calls: list[RecordedCall] = []
@@ -124,36 +124,21 @@ class Cassette:
         replace_file(Path(path), self.lines())
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any], path: str | os.PathLike[str] = "") -> Self:
-        """A cassette from the result of `to_dict`, or from a document of agentcassette. `path` is for messages.
-
-        Raises:
-            CassetteError: if it is neither.
-        """
-        if isinstance(data, dict) and "agent_cache_cassette" not in data:
-            return cls._converted(data, path)
-        try:
-            whole, header = msgspec.convert(data, _Whole), msgspec.convert(data, Header)
-        except msgspec.ValidationError as error:
-            raise CassetteError(f"is not a result of Cassette.to_dict: {error}", path) from error
-        if header.agent_cache_cassette != VERSION:
-            raise CassetteError(f"has format version {header.agent_cache_cassette}, and this one reads {VERSION}", path)
-        found = cls(whole.calls, path=path)
-        found.header, found.trailer, found.is_partial = header, whole.trailer, whole.trailer is None
-        return found
-
-    @classmethod
-    def _converted(cls, data: dict[str, Any], path: str | os.PathLike[str]) -> Self:
+    def _converted(cls, path: Path, text: bytes) -> Self:
         """The calls of agentcassette, whose files are one JSON document, version 1.
 
         Its arguments are ``args`` and ``kwargs`` as the caller wrote them, its names have no module. A replay binds
         them to the signature of the function that is called.
         """
+        if not text.strip():
+            raise CassetteError("is empty; delete it, or record it again", path)
         try:
-            document = msgspec.convert(data, _Document)
+            document = msgspec.json.decode(text, type=_Document)
         except msgspec.ValidationError as error:
-            text = f"is JSON, but no cassette of agent-cache or agentcassette: {error}"
-            raise CassetteError(text, path, 1) from error
+            reason = f"is JSON, but no cassette of agent-cache or agentcassette: {error}"
+            raise CassetteError(reason, path, 1) from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise CassetteError(f"is no cassette, and no JSON document either: {error}", path, 1) from error
         calls = [
             RecordedCall(
                 id=number, kind=step.type or "call", name=step.name, arguments=step.arguments,
@@ -167,11 +152,6 @@ class Cassette:
         found = cls(calls, duration_ms=document.duration_ms or 0.0, path=path)
         found.header = Header(recorded_at=document.recorded_at, model=document.model, log=True)
         return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """The whole cassette as plain data, for JSON."""
-        whole = msgspec.to_builtins(_Whole(calls=list(self.steps), trailer=self.trailer))
-        return {**msgspec.to_builtins(self.header), **whole}
 
     @property
     def intents(self) -> list[Intent]:
@@ -271,13 +251,6 @@ class Cassette:
         return f"<Cassette of {len(self)} calls{f' from {self.path}' if self.path else ''}>"
 
 
-class _Whole(msgspec.Struct):
-    """What `Cassette.to_dict` gives, beside the fields of the header."""
-
-    calls: list[RecordedCall] = []
-    trailer: Trailer | None = None
-
-
 # Documents of agentcassette
 
 
@@ -341,16 +314,6 @@ def _read_header(path: Path, text: bytes) -> Header | None:
     except (ConfigurationError, TypeError, AttributeError) as error:
         raise CassetteError(f"its header has invalid redaction rules: {error}", path, 1) from error
     return header
-
-
-def _document(path: Path, text: bytes) -> Any:
-    """A JSON document, in a file that is no cassette of ours."""
-    if not text.strip():
-        raise CassetteError("is empty; delete it, or record it again", path)
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CassetteError(f"is no cassette, and no JSON document either: {error}", path, 1) from error
 
 
 # Redaction

@@ -19,7 +19,6 @@ from agent_cache.recording import (
     CassetteError,
     DivergenceError,
     ReplayExhausted,
-    cached_llm_call,
     intercept,
     record,
     replay,
@@ -94,40 +93,6 @@ async def test_calls_in_threads_belong_to_the_run_that_started_them(stage, path)
 
     assert await stage.twice(run) == [number * 2 for number in range(21)]
     assert len(Cassette.load(path)) == 21
-
-
-async def test_an_inner_call_is_not_taken_for_the_same_call_outside(stage, path):
-    answers = iter([1, 2])
-
-    @intercept(name="draw")
-    def draw() -> int:
-        stage.real()
-        return next(answers)
-
-    @intercept(name="inside")
-    def inside() -> int:
-        return draw()
-
-    await stage.twice(lambda: [inside(), draw()])
-    with replay(path, policy={"inside": "live"}):
-        assert draw() == 2
-        assert inside() == 1
-
-
-async def test_one_call_that_passes_two_decorators_is_one_answer(stage):
-    @cached_llm_call(name="model")
-    async def model(prompt: str) -> str:
-        stage.real()
-        return prompt.upper()
-
-    @intercept(name="step")
-    async def step(prompt: str) -> str:
-        return await model(prompt)
-
-    async def run():
-        return [await step("a"), await step("b")]
-
-    assert await stage.twice(run) == ["A", "B"]
 
 
 DIVERGENCES = {
