@@ -166,6 +166,29 @@ async def test_a_damaged_database_that_another_process_replaces_meanwhile_is_not
         assert await value_of(tier, read("order:7")) == "value"
 
 
+async def test_a_database_that_another_process_replaces_while_it_is_opened_is_noticed(
+    tmp_path: Path, steps: list[Callable[[str], None]]
+):
+    path = tmp_path / "cache"
+    await FileTier(path).aclose()
+    others: list[FileTier] = []
+
+    def replace(text: str) -> None:
+        if "MAX(NUMBER)" in text:  # it has been opened
+            steps.clear()
+            for file in tmp_path.iterdir():
+                file.unlink()
+            others.append(FileTier(path))
+
+    steps.append(replace)
+    async with FileTier(path) as tier, others[0] as other:
+        for one in (tier, other):
+            one.backend.look_by = 0.0
+            await one.caught_up()
+        await load(other, read("order:7"), "value")
+        assert await value_of(tier, read("order:7")) == "value"
+
+
 async def test_a_process_that_starts_while_another_one_sets_the_database_aside_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
