@@ -50,39 +50,19 @@ def truth() -> Truth:
     return Truth()
 
 
-@pytest.fixture(scope="module")
-def idle_peers() -> Iterator[list[Peer]]:
-    """Processes that a test has left unharmed: another one need not start as many, which takes a third of a second."""
-    idle: list[Peer] = []
-    yield idle
-    for peer in idle:
-        peer.close()
-
-
 @pytest.fixture
-def start(tmp_path: Path, idle_peers: list[Peer]) -> Iterator[Callable[..., Peer]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., Peer]]:
     """Starts processes that share the file tier ``tmp_path / "cache"``."""
     peers: list[Peer] = []
-    changed: list[Peer] = []
 
-    def start(*, shows_steps: bool = False, **options: Any) -> Peer:
-        if idle_peers and not shows_steps:
-            peers.append(peer := idle_peers.pop())
-            peer.do("enter", str(tmp_path))
-        else:
-            peers.append(peer := Peer(tmp_path))
-        if shows_steps:
-            changed.append(peer)
-            peer.do("show_steps")
+    def start(**options: Any) -> Peer:
+        peers.append(peer := Peer(tmp_path))
         peer.do("open", **{"lease": 0.3, "timeout": 1.0, **options})
         return peer
 
     yield start
     for peer in peers:
-        if peer not in changed and peer.leave():
-            idle_peers.append(peer)
-        else:
-            peer.close()
+        peer.close()
 
 
 @pytest.fixture

@@ -17,100 +17,81 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import drive
 from agent_cache.remote.feed import News
 from agent_cache.remote.file import FileTier
-from tests.contract.workbench import load, read, value_of, writing
+from tests.contract.workbench import commit, load, read, value_of, write, writing
 from tests.harness import library
-from tests.harness.file_peers import Peer, Truth
-from tests.harness.slow import slow
+from tests.harness.processes import until
 from tests.harness.stopwatch import Stopwatch
 
 
-@pytest.fixture
-def truth(tmp_path: Path) -> Truth:
-    return Truth(tmp_path)
-
-
-@pytest.mark.parametrize("end", ["end_write", *slow("discard", "late")])
-def test_what_a_lookup_finds_while_a_commit_is_written_is_not_trusted_after_it(start: Callable[..., Peer], end: str):
+@pytest.mark.parametrize("end", ["commit", "discard"])
+async def test_what_a_lookup_finds_while_a_commit_is_written_is_not_trusted_after_it(
+    tmp_path: Path, steps: list[Callable[[str], None]], end: str
+):
     """The page says that the write has ended, and the database does not yet."""
-    writer, reader = start(shows_steps=True), start()
-    for peer in (writer, reader):
-        peer.do("look_up", 7)
-    writer.do("store", 1)
-    if end == "late":  # its lease has ended before the write
-        writer.do("begin_and_outlast", 7)
-        assert reader.do("look_up", 7) is None
-        reader.do("store", 1)
-    writer.do("wait_at", "COMMIT")
-    ended = writer.ask("discard") if end == "discard" else writer.ask("end_write", 7)
-    assert writer.wait() == "at"
-    assert reader.do("look_up", 7) == 1
-    writer.do("pass")
-    ended.result(60)
-    assert not reader.do("is_clean")
-    assert reader.do("look_up", 7) is None
+    request, seen = read("order:7"), list[Any]()
+    async with FileTier(tmp_path / "cache") as writer, FileTier(tmp_path / "cache") as reader:
+        await load(writer, request, "old")
+
+        def look(text: str) -> None:
+            if text == "COMMIT":
+                steps.clear()
+                seen.append(drive(reader.lookup(request)))
+
+        steps.append(look)
+        if end == "commit":
+            await commit(writer, write("order:7"))
+        else:
+            await writer.discard(request)
+        ((found, ticket),) = seen
+        assert found.value == "old"
+        assert not ticket.is_clean()
+        assert await value_of(reader, request) == "nothing"
 
 
-def test_a_pending_invalidation_outlives_a_deleted_page(tmp_path: Path, start: Callable[..., Peer], truth: Truth):
-    writer, reader = start(timeout=0.1), start(timeout=0.1)
-    assert reader.do("get", 7) == 0
-    locker = sqlite3.connect(tmp_path / "cache", isolation_level=None)
-    locker.execute("BEGIN IMMEDIATE")
-    writer.do("put", 7, 1)
-    assert writer.do("stats")["pending"] == 1
-    (tmp_path / "cache.page").unlink()
-    writer.do("until_retired")
-    locker.execute("ROLLBACK")
-    locker.close()
-    reader.do("until", "losses")
-    assert [peer.do("get", 7) for peer in (writer, reader)] == [1, 1]
+async def test_a_pending_invalidation_outlives_a_deleted_page(tmp_path: Path):
+    path = tmp_path / "cache"
+    async with FileTier(path, timeout=0.05) as writer, FileTier(path, timeout=0.05) as reader:
+        await load(reader, read("order:7"), "old")
+        with closing(sqlite3.connect(path, isolation_level=None)) as locker:
+            locker.execute("BEGIN IMMEDIATE")
+            async with writing(writer, "order:7"):
+                pass
+            assert writer.stats()["pending"] == 1
+            (tmp_path / "cache.page").unlink()
+            await until(lambda: reader.stats()["failures"] or not reader.stats()["trusted"])
+        await until(lambda: not writer.stats()["pending"])
+        assert await value_of(reader, read("order:7")) == "nothing"
 
 
-def test_what_a_dead_process_had_not_written_is_not_forgotten_with_the_page(
-    tmp_path: Path, start: Callable[..., Peer], truth: Truth
-):
-    writer = start(timeout=0.1)
-    assert writer.do("get", 7) == 0
-    locker = sqlite3.connect(tmp_path / "cache", isolation_level=None)
-    locker.execute("BEGIN IMMEDIATE")
-    writer.do("put", 7, 1)
-    writer.kill()
-    locker.execute("ROLLBACK")
-    locker.close()
-    (tmp_path / "cache.page").unlink()
-    assert start(timeout=0.1).do("get", 7) == 1
-
-
-@pytest.mark.slow
-def test_what_was_looked_up_in_a_former_database_is_not_stored_in_the_new_one(
-    tmp_path: Path, start: Callable[..., Peer], truth: Truth
-):
+async def test_what_was_looked_up_in_a_former_database_is_not_stored_in_the_new_one(tmp_path: Path):
     """Its versions say nothing about the writes between."""
-    writer, reader = start(), start()
-    assert reader.do("look_up", 7) is None
-    truth[7] = 1
-    writer.do("end_write", 7)
-    (tmp_path / "cache").unlink()
-    for peer in (writer, reader):
-        peer.do("until", "losses")
-    reader.do("store", 0)
-    assert writer.do("look_up", 7) is None
+    async with FileTier(tmp_path / "cache") as writer, FileTier(tmp_path / "cache") as reader:
+        _, ticket = await reader.lookup(read("order:7"))
+        async with writing(writer, "order:7"):
+            pass
+        (tmp_path / "cache").unlink()
+        for tier in (writer, reader):
+            tier.backend.look_by = 0.0
+            await tier.caught_up()
+        await reader.store(ticket, "old", ("order:7",), 0.0, age=0.0)
+        assert await value_of(writer, read("order:7")) == "nothing"
 
 
 async def test_a_message_that_was_being_written_at_the_subscription_is_not_missed(
-    tmp_path: Path, start: Callable[..., Peer]
+    tmp_path: Path, steps: list[Callable[[str], None]]
 ):
-    writer = start(shows_steps=True)
-    async with FileTier(tmp_path / "cache") as tier:
-        writer.do("wait_at", "COMMIT")
-        ended = writer.ask("end_write", 7)
-        assert writer.wait() == "at"
-        heard: list[Any] = []
-        stop = tier.subscribe(heard.append)
-        writer.do("pass")
-        ended.result(60)
+    heard: list[Any] = []
+    async with FileTier(tmp_path / "cache") as writer, FileTier(tmp_path / "cache") as tier:
+
+        def subscribe(text: str) -> None:
+            if text == "COMMIT":
+                steps.clear()
+                tier.subscribe(heard.append)
+
+        steps.append(subscribe)
+        await commit(writer, write("order:7"))
         await tier.caught_up()
         assert heard
-        stop()
 
 
 NEVER = float("inf")
@@ -262,24 +243,18 @@ async def test_what_one_thread_reads_is_not_taken_for_that_of_a_database_that_an
         await each.aclose()
 
 
-@pytest.mark.slow
-def test_a_deleted_log_is_noticed(tmp_path: Path, start: Callable[..., Peer], truth: Truth):
-    """What SQLite had in it is missing in the database, so that is replaced."""
-    writer, reader = start(), start()
-    assert reader.do("get", 7) == 0
-    writer.do("put", 7, 1)
-    (tmp_path / "cache-wal").unlink()
-    for peer in (writer, reader):
-        peer.do("until", "losses")
-    assert [peer.do("get", 7) for peer in (writer, reader, start())] == [1, 1, 1]
-
-
-def test_tools_run_while_the_file_cannot_be_looked_at(tmp_path: Path, start: Callable[..., Peer], truth: Truth):
+async def test_tools_run_while_the_file_cannot_be_looked_at(tmp_path: Path):
     """Also those whose result names what they have read."""
-    reader = start()
-    truth[7] = 1
-    reader.do("suspend")
-    assert [reader.do(name, 7) for name in ("get", "overview", "find")] == [1, 1, 1]
+    async with FileTier(tmp_path / "cache") as tier, FileTier(tmp_path / "cache") as other:
+
+        @AgentCache("parcel:{result[id]}", remote_cache=tier)
+        async def find_parcel(label: str) -> dict[str, str]:
+            return {"id": label}
+
+        other.backend.mark(is_missing=True)  # it lives, and could not write an invalidation
+        assert await find_parcel("7") == {"id": "7"}
+        assert tier.stats()["failures"] > 0
+        other.backend.mark(is_missing=False)
 
 
 def test_a_file_that_is_refused_leaves_nothing_open(tmp_path: Path):
@@ -291,20 +266,19 @@ def test_a_file_that_is_refused_leaves_nothing_open(tmp_path: Path):
     assert len(list(Path("/proc/self/fd").iterdir())) < before + 10
 
 
-def test_files_that_are_opened_again_while_another_program_has_them_locked_cost_a_call_no_more_than_usual(
-    tmp_path: Path, start: Callable[..., Peer], truth: Truth
+async def test_files_that_are_opened_again_while_they_are_locked_cost_no_more_than_usual(
+    tmp_path: Path,
 ):
-    peer = start(timeout=0.1)
-    assert peer.do("get", 7) == 0
-    locker = sqlite3.connect(tmp_path / "cache", isolation_level=None)
-    locker.execute("BEGIN IMMEDIATE")
-    (tmp_path / "cache.page").unlink()
-    peer.do("until_retired")
-    with Stopwatch() as stopwatch:
-        peer.do("put", 7, 1)
-        assert peer.do("get", 7) == 1
-    assert stopwatch.running < 4  # 5 seconds would be waited for at the first opening
-    locker.close()
+    async with FileTier(tmp_path / "cache", timeout=0.1) as tier:
+        await load(tier, read("order:7"), "old")
+        with closing(sqlite3.connect(tmp_path / "cache", isolation_level=None)) as locker:
+            locker.execute("BEGIN IMMEDIATE")
+            (tmp_path / "cache.page").unlink()
+            tier.backend.look_by = 0.0
+            with Stopwatch() as stopwatch:
+                async with writing(tier, "order:7"):
+                    assert await value_of(tier, read("order:7")) == "nothing"
+            assert stopwatch.running < 4  # 5 seconds would be waited for at the first opening
 
 
 async def test_the_first_read_after_a_write_of_another_process_is_stored(tmp_path: Path):

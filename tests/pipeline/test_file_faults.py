@@ -10,6 +10,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from agent_cache.remote.file import FileTier
 from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.file_peers import Peer, Truth
-from tests.harness.processes import run_python
+from tests.harness.processes import run_python, until
 from tests.harness.slow import slow
 
 LEASE = 0.3
@@ -78,10 +79,8 @@ def test_the_root_of_what_a_dead_writer_would_have_named_is_changed_with_the_end
 
 
 @pytest.mark.parametrize("step", ["INSERT", *slow("COMMIT")])
-def test_what_a_process_leaves_that_dies_before_its_write_has_begun_is_repaired(
-    start: Callable[..., Peer], truth: Truth, step: str
-):
-    writer, reader = start(shows_steps=True), start()
+def test_what_a_process_leaves_that_dies_before_its_write_has_begun_is_repaired(start: Callable[..., Peer], step: str):
+    writer, reader = start(), start()
     assert reader.do("get", 7) == 0
     writer.do("wait_at", step)
     writer.ask("put", 7, 1)
@@ -94,9 +93,7 @@ def test_what_a_process_leaves_that_dies_before_its_write_has_begun_is_repaired(
 
 
 @pytest.mark.slow
-def test_a_writer_that_stands_still_for_longer_than_its_lease_is_not_overtaken(
-    start: Callable[..., Peer], truth: Truth
-):
+def test_a_writer_that_stands_still_for_longer_than_its_lease_is_not_overtaken(start: Callable[..., Peer]):
     writer, reader = start(), start()
     assert reader.do("get", 7) == 0
     ended = writer.ask("put", 7, 1, waits=True)
@@ -105,19 +102,39 @@ def test_a_writer_that_stands_still_for_longer_than_its_lease_is_not_overtaken(
     reader.do("until_stored", 7)  # its lease is over, so what is there now may be served
     assert reader.do("get", 7) == 0
     writer.resume()
-    writer.do("go_on", 7)
+    writer.do("go_on")
     ended.result(60)
     assert reader.do("get", 7) == 1
 
 
-def test_a_dead_process_does_not_keep_others_from_opening_the_files(start: Callable[..., Peer], truth: Truth):
-    opener = start(shows_steps=True)
+def test_a_dead_process_does_not_keep_others_from_opening_the_files(start: Callable[..., Peer]):
+    opener = start()
     opener.do("close")
     opener.do("wait_at", "BEGIN IMMEDIATE")
-    opener.ask("open", "cache")
+    opener.ask("open")
     assert opener.wait() == "at"
     opener.kill()
     assert start().do("get", 7) == 0
+
+
+@pytest.mark.parametrize("loses_page", [False, True])
+def test_what_a_process_had_pending_when_it_died_costs_all_values(
+    tmp_path: Path, start: Callable[..., Peer], truth: Truth, locker: Callable[[], sqlite3.Connection], loses_page: bool
+):
+    writer, reader = start(timeout=0.1), start(timeout=0.1)
+    assert [reader.do("get", order) for order in (7, 8)] == [0, 0]
+    lock = locker()
+    writer.do("put", 7, 1)
+    writer.kill()
+    assert reader.do("get", 7) == 1
+    lock.execute("ROLLBACK")
+    if loses_page:
+        reader.kill()
+        (tmp_path / "cache.page").unlink()
+        reader = start(timeout=0.1)
+    reader.do("until_stored", 7)
+    assert reader.do("get", 7) == 1
+    assert reader.do("look_up", 8) is None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -241,35 +258,6 @@ async def test_a_locked_file_costs_a_call_its_timeout_and_the_next_ones_nothing(
         assert await value_of(tier, read("order:7")) == "new"
 
 
-def test_nobody_uses_the_file_until_a_pending_invalidation_is_written(
-    start: Callable[..., Peer], truth: Truth, locker: Callable[[], sqlite3.Connection]
-):
-    writer, reader = start(timeout=0.1), start(timeout=0.1)
-    assert [peer.do("get", 7) for peer in (writer, reader)] == [0, 0]
-    lock = locker()
-    writer.do("put", 7, 1)
-    assert not reader.do("stats")["trusted"]
-    assert [peer.do("get", 7) for peer in (writer, reader)] == [1, 1]
-    lock.execute("ROLLBACK")
-    reader.do("until_stored", 7)
-    assert [peer.do("get", 7) for peer in (writer, reader)] == [1, 1]
-
-
-def test_what_a_process_had_pending_when_it_died_costs_all_values(
-    start: Callable[..., Peer], truth: Truth, locker: Callable[[], sqlite3.Connection]
-):
-    writer, reader = start(timeout=0.1), start(timeout=0.1)
-    assert [reader.do("get", order) for order in (7, 8)] == [0, 0]
-    lock = locker()
-    writer.do("put", 7, 1)
-    writer.kill()
-    assert reader.do("get", 7) == 1
-    lock.execute("ROLLBACK")
-    reader.do("until_stored", 7)
-    assert reader.do("get", 7) == 1
-    assert reader.do("look_up", 8) is None
-
-
 @pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR])
 @pytest.mark.parametrize("step", ["BEGIN IMMEDIATE", "INSERT", "DELETE", "COMMIT"])
 async def test_tools_do_not_see_a_disk_that_takes_nothing(
@@ -299,49 +287,49 @@ async def test_tools_do_not_see_a_disk_that_takes_nothing(
 
 
 @pytest.mark.parametrize("how", ["garbage", *slow("zeros", "cut", "empty")])
-def test_a_damaged_database_is_set_aside_and_a_new_one_is_begun(
-    tmp_path: Path, start: Callable[..., Peer], truth: Truth, how: str
-):
-    writer, reader = start(), start()
-    for order in range(8):
-        assert reader.do("get", order) == 0
-    for peer in (writer, reader):
-        peer.do("checkpoint")
-    size = (tmp_path / "cache").stat().st_size
-    with (tmp_path / "cache").open("r+b") as file:
-        if how in ("zeros", "garbage"):
-            file.write((b"\0" if how == "zeros" else b"\xa5") * size)
-        else:
-            file.truncate(4_096 if how == "cut" else 0)
-    late = start()
-    writer.do("put", 7, 1)
-    assert [peer.do("get", 7) for peer in (writer, reader, late)] == [1, 1, 1]
-    late.do("put", 7, 2)
-    assert [peer.do("get", 7) for peer in (writer, reader, late)] == [2, 2, 2]
-    if how != "empty":  # there is nothing to be set aside
-        assert (tmp_path / "cache.corrupt").exists()
+async def test_a_damaged_database_is_set_aside_and_a_new_one_is_begun(tmp_path: Path, how: str):
+    path = tmp_path / "cache"
+    async with FileTier(path) as one, FileTier(path) as other:
+        for order in range(8):
+            await load(one, read(f"order:{order}", key=order), "old")
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with path.open("r+b") as file:
+            if how in ("zeros", "garbage"):
+                file.write((b"\0" if how == "zeros" else b"\xa5") * path.stat().st_size)
+            else:
+                file.truncate(4_096 if how == "cut" else 0)
+        async with FileTier(path) as late:
+            await works(one, other, late)
+    assert (tmp_path / "cache.corrupt").exists() or how == "empty"  # there is nothing to be set aside
 
 
-@pytest.mark.parametrize(
-    "suffixes",
-    [("",), (".page",), *slow(("-wal",), ("", "-wal", "-shm", ".page", ".lock"))],
-)
-def test_deleted_files_are_noticed_and_made_anew(
-    tmp_path: Path, start: Callable[..., Peer], truth: Truth, suffixes: tuple[str, ...]
-):
-    writer, reader = start(), start()
-    assert [peer.do("get", 7) for peer in (writer, reader)] == [0, 0]
-    for suffix in suffixes:
-        (tmp_path / f"cache{suffix}").unlink()
-    for peer in (writer, reader):
-        peer.do("until", "losses")
-    late = start()
-    writer.do("put", 7, 1)
-    assert [peer.do("get", 7) for peer in (writer, reader, late)] == [1, 1, 1]
-    reader.do("put", 7, 2)
-    assert [peer.do("get", 7) for peer in (writer, reader, late)] == [2, 2, 2]
-    for suffix in ("", ".page", ".lock"):
-        assert (tmp_path / f"cache{suffix}").exists()
+@pytest.mark.parametrize("suffixes", [("",), (".page",), ("-wal",), ("", "-wal", "-shm", ".page", ".lock")], ids=str)
+async def test_deleted_files_are_noticed_and_made_anew(tmp_path: Path, suffixes: tuple[str, ...]):
+    path = tmp_path / "cache"
+    async with FileTier(path) as one, FileTier(path) as other:
+        for order in (7, 8):
+            await load(one, read(f"order:{order}", key=order), "old")
+        async with writing(one, "order:8"):  # which is in the log
+            pass
+        assert await value_of(other, read("order:7", key=7)) == "old"
+        for suffix in suffixes:
+            (tmp_path / f"cache{suffix}").unlink()
+        await until(lambda: one.stats()["losses"] and other.stats()["losses"], 20.0)
+        async with FileTier(path) as late:
+            await works(one, other, late)
+        assert all((tmp_path / f"cache{suffix}").exists() for suffix in ("", ".page", ".lock"))
+
+
+async def works(*tiers: FileTier) -> None:
+    """What one of them writes, none of the others has an older value of."""
+    request = read("order:7", key=7)
+    for writer in tiers:
+        async with writing(writer, "order:7"):
+            pass
+        assert [await value_of(tier, request) for tier in tiers] == ["nothing"] * len(tiers)
+        await load(writer, request, "new")
+        assert [await value_of(tier, request) for tier in tiers] == ["new"] * len(tiers)
 
 
 # One process
@@ -382,23 +370,15 @@ def test_loops_and_threads_share_a_tier(tmp_path: Path, truth: Truth, writes: in
     asyncio.run(tier.aclose())
 
 
-async def test_closing_frees_connections_and_the_thread(tmp_path: Path):
+@pytest.mark.parametrize("how", ["closed", "forgotten"])
+async def test_a_tier_that_is_closed_or_forgotten_frees_connections_and_its_thread(tmp_path: Path, how: str):
     before = {*threading.enumerate()}
     tier = FileTier(tmp_path / "cache")
     await load(tier, read("order:7"), "old")
     thread = next(one for one in threading.enumerate() if one not in before)
-    await tier.aclose()
-    await asyncio.to_thread(thread.join, 60)
-    assert not thread.is_alive()
-    assert not [one for one in _open_files() if one.startswith(str(tmp_path)) and not one.endswith(".page")]
-    assert await value_of(tier, read("order:7")) == "nothing"
-
-
-async def test_a_tier_that_is_forgotten_frees_the_same(tmp_path: Path):
-    before = {*threading.enumerate()}
-    tier = FileTier(tmp_path / "cache")
-    await load(tier, read("order:7"), "old")
-    thread = next(one for one in threading.enumerate() if one not in before)
+    if how == "closed":
+        await tier.aclose()
+        assert await value_of(tier, read("order:7")) == "nothing"
     del tier
     gc.collect()
     await asyncio.to_thread(thread.join, 60)

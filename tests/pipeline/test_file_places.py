@@ -9,7 +9,7 @@ import sqlite3
 import stat
 import tempfile
 from collections.abc import Callable
-from copy import copy
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,6 @@ files:/auto /auto nfs rw 0 0
 @pytest.mark.parametrize(
     ("folder", "kind"),
     [
-        ("/", "ext4"),
         ("/homestead", "ext4"),
         ("/home/me", "nfs4"),
         ("/home/me/local/cache", "xfs"),
@@ -48,10 +47,9 @@ def test_the_file_system_of_a_folder_is_that_of_the_innermost_mount(
     assert filesystem_of(Path(folder)) == kind
 
 
-@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "ceph"])
-def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
-    monkeypatch.setattr(open_files, "filesystem_of", lambda _: kind)
-    with pytest.raises(ConfigurationError, match=rf"network file system \({kind}\).*RedisTier"):
+def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(open_files, "filesystem_of", lambda _: "nfs4")
+    with pytest.raises(ConfigurationError, match=r"network file system \(nfs4\).*RedisTier"):
         FileTier(tmp_path / "cache")
     assert not list(tmp_path.iterdir())
 
@@ -59,52 +57,32 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 # What is there already
 
 
-def _directory(path: Path) -> None:
-    path.mkdir()
-
-
-def _text(path: Path) -> None:
-    path.write_text("Dear diary, a text that is longer than the header of a database. " * 20)
-
-
-def _socket(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def _another_database(mode: str) -> Callable[[Path], None]:
+def _database(*statements: str) -> Callable[[Path], None]:
     def make(path: Path) -> None:
-        connection = sqlite3.connect(path)
-        connection.execute(f"PRAGMA journal_mode = {mode}")
-        connection.execute("CREATE TABLE diary (text)")
-        connection.execute("INSERT INTO diary VALUES ('dear')")
-        connection.commit()
-        connection.close()
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            for statement in statements:
+                db.execute(statement)
 
     return make
 
 
-def _marked_database(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA application_id = 42")
-    connection.close()
-
-
 def _newer_version(path: Path) -> None:
     FileTier(path)
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 1000")
-    connection.close()
+    _database("PRAGMA user_version = 1000")(path)
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (_directory, "is no file"),
-        (_text, "is not a database of SQLite.*name another file"),
-        (_socket, "is no file"),
-        (_another_database("delete"), "is a database of another program.*name another file"),
-        (_another_database("wal"), "is a database of another program.*name another file"),
-        (_marked_database, "is a database of another program"),
+        (Path.mkdir, "is no file"),
+        (lambda path: path.write_text("Dear diary. " * 1_000), "is not a database of SQLite.*name another file"),
+        (os.mkfifo, "is no file"),
+        (_database("CREATE TABLE diary (text)"), "is a database of another program.*name another file"),
+        (
+            _database("PRAGMA journal_mode = wal", "CREATE TABLE diary (text)"),
+            "is a database of another program.*name another file",
+        ),
+        (_database("PRAGMA application_id = 42"), "is a database of another program"),
         (_newer_version, "is a database of.* another version.*name another file"),
     ],
     ids=["directory", "text", "fifo", "database", "database with a log", "application", "newer"],
@@ -122,40 +100,18 @@ def test_what_is_not_a_tier_of_this_version_is_refused_and_left_as_it_is(
         assert sorted(tmp_path.iterdir()) == files
 
 
-def test_a_database_that_another_program_is_writing_is_left_as_it_is(tmp_path: Path):
-    path = tmp_path / "cache"
-    _another_database("wal")(path)
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("INSERT INTO diary VALUES ('in the log')")
-    before = _digest(path), _digest(tmp_path / "cache-wal")
-    with pytest.raises(ConfigurationError, match="another program"):
-        FileTier(path)
-    assert (_digest(path), _digest(tmp_path / "cache-wal")) == before
-    assert len(connection.execute("SELECT text FROM diary").fetchall()) == 2
-    connection.close()
-
-
-async def test_an_empty_file_is_taken(tmp_path: Path):
-    (tmp_path / "cache").touch(0o600)
-    async with FileTier(tmp_path / "cache") as tier:
-        await load(tier, read("order:7"), "new")
-        assert await value_of(tier, read("order:7")) == "new"
-
-
 @pytest.mark.parametrize(
     ("folder", "says"),
     [
         ("missing", "No such file or directory"),
         ("file", "is no file"),
-        ("open", r"everybody may write into.*mkdir -m 700"),
         ("sticky", r"everybody may write into.*mkdir -m 700"),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path, folder: str, says: str):
     (tmp_path / "file").touch()
-    for name, mode in (("open", 0o777), ("sticky", 0o1777)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name).chmod(mode)
+    (tmp_path / "sticky").mkdir()
+    (tmp_path / "sticky").chmod(0o1777)
     with pytest.raises(ConfigurationError, match=says):
         FileTier(tmp_path / folder / "cache")
 
@@ -190,11 +146,11 @@ except ConfigurationError as error:
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        *[(path, "must be the path of a file") for path in ("", None, 7, b"cache")],
+        ("", "must be the path of a file"),
+        (None, "must be the path of a file"),
         (":memory:", "must be the path of a file"),
         ("~nobody-of-this-name/cache", "home directory"),
         ("no\0file", "null"),
-        ("lone \ud800", "surrogates"),
         ("x" * 300, "File name too long"),
     ],
 )
@@ -203,11 +159,10 @@ def test_what_is_no_path_of_a_file_is_refused(path: object, says: str):
         FileTier(path)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("take", [copy, pickle.dumps])
-async def test_a_tier_is_not_copied_nor_sent_to_another_process(tmp_path: Path, take: Callable[[object], object]):
+async def test_a_tier_is_not_sent_to_another_process(tmp_path: Path):
     async with FileTier(tmp_path / "cache") as tier:
         with pytest.raises(TypeError, match="make one in each process"):
-            take(tier)
+            pickle.dumps(tier)
 
 
 @pytest.mark.parametrize("is_there", [False, True])
