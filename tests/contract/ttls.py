@@ -41,38 +41,21 @@ class TtlTests(Workbench):
             b.follow_ttls(knows[1])
             yield a, b, *knows
 
-    async def test_a_ttl_is_known_everywhere(self) -> None:
-        async with self.following() as (a, _, here, there):
-            a.publish_ttl(GET, 12.5)
-            await there.becomes({GET: 12.5})
-            await here.becomes({GET: 12.5})
-
-    async def test_what_is_taken_back_is_gone_and_the_rest_stays(self) -> None:
+    async def test_a_ttl_is_known_everywhere_and_the_last_one_that_arrives_counts(self) -> None:
+        """Until it is taken back. A listener that comes later is told what is known."""
         async with self.following() as (a, b, here, there):
-            a.publish_ttl(GET, 12.5)
-            a.publish_ttl(LIST, 3.0)
-            await there.becomes({GET: 12.5, LIST: 3.0})
-            b.publish_ttl(GET, None)
-            await here.becomes({LIST: 3.0})
-            await there.becomes({LIST: 3.0})
-
-    async def test_of_two_the_last_one_that_arrives_counts_everywhere(self) -> None:
-        async with self.following() as (a, b, here, there):
-            a.publish_ttl(GET, 1.0)
-            await there.becomes({GET: 1.0})
-            b.publish_ttl(GET, 2.0)
-            await here.becomes({GET: 2.0})
-            a.publish_ttl(GET, 3.0)
-            await there.becomes({GET: 3.0})
-            assert here == {GET: 3.0}
-
-    async def test_a_listener_that_comes_later_is_told_what_is_known(self) -> None:
-        async with self.following() as (a, b, _, there):
-            a.publish_ttl(GET, 12.5)
-            await there.becomes({GET: 12.5})
+            for tier, tool, ttl, wanted in (
+                (a, GET, 12.5, {GET: 12.5}),
+                (a, LIST, 3.0, {GET: 12.5, LIST: 3.0}),
+                (b, GET, 2.0, {GET: 2.0, LIST: 3.0}),
+                (b, LIST, None, {GET: 2.0}),
+            ):
+                tier.publish_ttl(tool, ttl)
+                await here.becomes(wanted)
+                await there.becomes(wanted)
             late = Known()
             b.follow_ttls(late)
-            assert late == {GET: 12.5}
+            assert late == {GET: 2.0}
 
     async def test_what_is_older_than_the_ttl_of_a_read_is_not_found(self) -> None:
         """It was stored when the ttl of its tool was a longer one."""

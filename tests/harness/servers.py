@@ -121,12 +121,6 @@ class Server:
         for name, value in options.items():
             self.command("CONFIG", "SET", name.replace("_", "-"), str(value))
 
-    def config_get(self, option: str) -> str:
-        """One option as it is now."""
-        with closing(self.client()) as client:
-            found: dict[str, str] = client.config_get(option.replace("_", "-"))  # type: ignore[assignment]
-            return found[option.replace("_", "-")]
-
     # What happens to it
 
     def stop(self) -> None:

@@ -139,15 +139,6 @@ async def test_of_the_processes_that_miss_a_value_one_loads_it(start: Start, cou
         await each.says("answer new")
 
 
-async def test_by_default_each_process_loads_what_it_misses(start: Start):
-    processes = await start(2, flight="process")
-    for each in processes:
-        await each.says("loading")
-    for each in processes:
-        each.tell("new")
-        await each.says("answer new")
-
-
 @pytest.mark.parametrize("url", ["file", *slow("server")], indirect=True)
 async def test_a_loader_that_is_killed_is_replaced_after_its_lease(start: Start, url: str):
     loader, others = await loading(await start(3, lease=2.5))

@@ -151,17 +151,6 @@ async def test_a_cluster_is_reached_by_a_url_or_a_client(cluster: Cluster, in_cl
 
 
 @pytest.mark.slow
-async def test_namespaces_are_spread_over_the_nodes(cluster: Cluster, in_cluster: Make):
-    """Each is whole in one slot."""
-    names = ["shop", "search", "billing", "users"]
-    for name in names:
-        await works(in_cluster(cluster.url, namespace=name))
-    where = {name: [node.port for node in cluster.primaries if node.command("KEYS", f"{{{name}}}:*")] for name in names}
-    assert {len(ports) for ports in where.values()} == {1}
-    assert len({ports[0] for ports in where.values()}) > 1
-
-
-@pytest.mark.slow
 async def test_a_failover_is_a_loss_and_nothing_from_before_is_found(own_cluster: Cluster, in_cluster: Make):
     """Its new primary has another identity. Afterwards everything works again."""
     tier = in_cluster(own_cluster.url)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +17,9 @@ pytest.importorskip("redis")
 
 from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from agent_cache.errors import ConfigurationError, RemoteTierError
-from agent_cache.remote import RedisTier, Tier, WriteIntent
+from agent_cache.remote import RedisTier, WriteIntent
 from tests.contract.workbench import commit, load, read, value_of, write
+from tests.harness.gates import idle
 from tests.harness.proxies import Proxy
 from tests.harness.servers import Server
 from tests.harness.slow import slow
@@ -33,12 +33,6 @@ def way(valkey: Server) -> Iterator[Proxy]:
         yield proxy
 
 
-async def iterations(number: int) -> None:
-    """Let the loop go round so often."""
-    for _ in range(number):
-        await asyncio.sleep(0)
-
-
 def ours() -> list[str]:
     """Tasks of this loop and threads of this process that belong to a tier."""
     names = [task.get_name() for task in asyncio.all_tasks()] + [thread.name for thread in threading.enumerate()]
@@ -46,7 +40,7 @@ def ours() -> list[str]:
     return [name for name in names if name.startswith("agent_cache") and name != in_background]
 
 
-@pytest.mark.parametrize("delay", [100.0, *slow(0.0, 0.05, 0.2)])
+@pytest.mark.parametrize("delay", [100.0, *slow(0.05)])
 async def test_closing_ends_everything_whatever_is_under_way(way: Proxy, delay: float):
     """Connections that are being made, reads that wait for messages, for values, or for cells, and writes."""
     tier = RedisTier.from_url(way.url, timeout=0.4)
@@ -62,7 +56,7 @@ async def test_closing_ends_everything_whatever_is_under_way(way: Proxy, delay: 
         asyncio.create_task(tier.begin(intent)),
         asyncio.create_task(commit(tier, intent)),
     ]
-    await iterations(20)
+    await idle()
     await tier.aclose()
     async with asyncio.timeout(60):
         await asyncio.gather(*work)
@@ -81,8 +75,12 @@ async def test_closing_ends_everything_whatever_is_under_way(way: Proxy, delay: 
 async def test_a_closed_tier_refuses_and_says_that_nobody_is_told(valkey: Server, caplog: pytest.LogCaptureFixture):
     """A strong reader elsewhere would go on finding the old answer, and nobody would know why."""
     tier = RedisTier.from_url(valkey.url)
-    await load(tier, read("order:7"), "old")
-    await tier.aclose()
+    async with tier:
+        await load(tier, read("order:7"), "old")
+    for _ in range(2):
+        assert await value_of(tier, read("order:7")) == "nothing"
+    assert set(tier.stats()["servers"].values()) == {"the tier was closed"}
+    assert caplog.text.count("the tier was closed") == 1
     with pytest.raises(RemoteTierError, match="closed"):
         await tier.begin(WriteIntent("w", ("order:7",), on_unreachable="refuse"))
     for _ in range(3):
@@ -91,6 +89,9 @@ async def test_a_closed_tier_refuses_and_says_that_nobody_is_told(valkey: Server
         await commit(tier, intent)
     assert tier.stats()["unannounced"] == 3
     assert caplog.text.count("after the tier was closed") == 1
+    with pytest.raises(ConfigurationError, match="make a new one"):
+        async with tier:
+            pass
 
 
 @pytest.mark.parametrize("is_back", [True, False])
@@ -181,64 +182,7 @@ async def test_a_closed_tier_that_nobody_has_any_more_is_gone(way: Proxy):
     await until(gone)
 
 
-async def test_a_tier_that_was_closed_says_so(valkey: Server, caplog: pytest.LogCaptureFixture):
-    """A program that runs one loop after the other may close it in the first."""
-    tier = RedisTier.from_url(valkey.url)
-    async with tier:
-        await load(tier, read("order:7"), "value")
-    for _ in range(2):
-        assert await value_of(tier, read("order:7")) == "nothing"
-    assert set(tier.stats()["servers"].values()) == {"the tier was closed"}
-    assert caplog.text.count("the tier was closed") == 1
-    with pytest.raises(ConfigurationError, match="make a new one"):
-        async with tier:
-            pass
-
-
 # Loops that end, and tasks that are cancelled
-
-
-@pytest.fixture
-def tier(valkey: Server) -> Iterator[RedisTier]:
-    tier = RedisTier.from_url(valkey.url, timeout=1.5, max_staleness=3.0)
-    yield tier
-    asyncio.run(tier.aclose())
-
-
-def ends(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run it in a loop of its own. A loop that does not end fails the test, and no other."""
-    done: list[Any] = []
-    thread = threading.Thread(target=lambda: done.append(asyncio.run(main())), daemon=True)
-    thread.start()
-    thread.join(60)
-    assert done, "the loop did not end"
-    return done[0]
-
-
-class Shop:
-    """One order, under a root of its own, and tools of one tier for it."""
-
-    _numbers = itertools.count()
-
-    def __init__(self, tier: Tier, id_of_write: str = "{id}", **options: Any) -> None:
-        self.order = "old"
-        self.root = f"order{next(self._numbers)}"
-        self.has_begun, self.may_write, self.has_written = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.may_write.set()
-
-        async def get(id: str) -> str:
-            return self.order
-
-        async def put(id: str) -> str:
-            self.has_begun.set()
-            await self.may_write.wait()
-            self.order = "new"
-            self.has_written.set()
-            return id
-
-        reads, writes = f"{self.root}:{{id}}", f"{self.root}:{id_of_write}"
-        self.get = AgentCache(reads, name=f"{self.root}:get", remote_cache=tier)(get)
-        self.put = AgentCacheInvalidator(writes, name=f"{self.root}:put", doubt=0.0, remote_cache=tier, **options)(put)
 
 
 async def test_a_commit_that_is_cancelled_on_its_way_is_owed(valkey: Server):
@@ -249,7 +193,7 @@ async def test_a_commit_that_is_cancelled_on_its_way_is_owed(valkey: Server):
         await tier.begin(intent)
         proxy.half_open()
         landing = asyncio.ensure_future(tier.commit(intent, intent.tags, failed=False, hold=0.0))
-        await iterations(5)
+        await idle()
         landing.cancel()
         await asyncio.wait([landing])
         assert tier.stats()["pending"] == 1
@@ -272,16 +216,17 @@ def no_thread(_: threading.Thread) -> None:
 
 @pytest.mark.parametrize("on_unreachable", ["run", "refuse"])
 async def test_a_tier_without_a_thread_tells_the_others(
-    tier: RedisTier, valkey: Server, on_unreachable: Any, monkeypatch: pytest.MonkeyPatch
+    valkey: Server, on_unreachable: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """As it is where a container may have no more of them."""
-    other = RedisTier.from_url(valkey.url)
-    shop = Shop(tier, remote=RemotePolicy(on_unreachable=on_unreachable))
-    request = read(f"{shop.root}:7", tool=f"{shop.root}:get")
-    await load(other, request, "old")
-    started(monkeypatch, no_thread)
-    await shop.put("7")
-    assert await value_of(other, request) == "nothing"
-    assert await shop.get("7") == "new"
-    monkeypatch.undo()
-    await other.aclose()
+    options: dict[str, Any] = {"timeout": 1.5, "max_staleness": 3.0}
+    async with RedisTier.from_url(valkey.url, **options) as tier, RedisTier.from_url(valkey.url, **options) as other:
+
+        @AgentCacheInvalidator("order:{id}", remote_cache=tier, remote=RemotePolicy(on_unreachable=on_unreachable))
+        async def put(id: str) -> None: ...
+
+        await load(other, read("order:7"), "old")
+        started(monkeypatch, no_thread)
+        await put("7")
+        assert await value_of(other, read("order:7")) == "nothing"
+        monkeypatch.undo()

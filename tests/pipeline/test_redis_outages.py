@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
 import sys
@@ -22,7 +21,6 @@ import redis.asyncio.cluster
 import redis.asyncio.sentinel
 from redis.asyncio.connection import Connection
 
-from agent_cache import RemoteTierError
 from agent_cache.clock import boottime
 from agent_cache.remote import versioned
 from agent_cache.remote.protocol import Touched
@@ -148,20 +146,6 @@ async def test_nodes_that_do_not_say_who_has_what_cost_the_timeout_once(make: Ma
     await costs_nothing_more(tier, attempts)
 
 
-async def test_a_write_that_is_to_be_refused_asks_nobody_in_an_outage(
-    make: Make, own_valkey: Server, attempts: Attempts
-):
-    tier = make(own_valkey.url)
-    await load(tier, read("order:7"), "old")
-    own_valkey.kill()
-    await tier.begin(write("order:7"))
-    before = attempts.count
-    for number in range(300):
-        with pytest.raises(RemoteTierError, match="the write was not begun"):
-            await tier.begin(replace(write(f"order:{number}"), on_unreachable="refuse"))
-    assert attempts.count == before
-
-
 @pytest.mark.parametrize("kind", ["single", *slow("cluster")])
 async def test_a_write_that_a_stopped_server_does_not_answer_is_on_its_way_when_it_returns(
     make: Make, request: pytest.FixtureRequest, kind: str
@@ -186,28 +170,6 @@ async def test_a_write_that_a_stopped_server_does_not_answer_is_on_its_way_when_
     while not await other.caught_up():
         await asyncio.sleep(0.01)
     assert [await value_of(other, each) for each in requests] == ["nothing"] * 3
-
-
-async def test_a_connection_that_breaks_while_a_write_is_handed_over_leaves_no_report_of_an_exception(
-    make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch
-):
-    reports: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report["message"]))
-
-    async def broken(connection: Connection, command: Any, *, check_health: bool = True) -> None:
-        broke.append(check_health)
-        raise redis.exceptions.ConnectionError
-
-    broke: list[bool] = []
-    tier = make(valkey.url)
-    await until(lambda: tier.backend._spare)
-    with monkeypatch.context() as patch:
-        patch.setattr(Connection, "send_packed_command", broken)
-        await tier.begin(intent := write("order:7"))
-        await commit(tier, intent)
-    assert False in broke
-    gc.collect()
-    assert reports == []
 
 
 async def test_what_a_process_that_stood_still_has_read_before_is_not_believed(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,13 +11,12 @@ import pytest
 
 pytest.importorskip("redis")
 
-from agent_cache import AgentCache, get_ttl, set_ttl, testing
 from agent_cache.clock import boottime
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote import RedisTier
 from agent_cache.remote.codecs import JsonCodec, MessagePackCodec, SignedCodec
 from agent_cache.remote.protocol import Touched
-from tests.contract.workbench import commit, load, read, value_of, write, writing
+from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.proxies import Proxy
 from tests.harness.rights import least
 from tests.harness.servers import HOST, Server
@@ -49,21 +46,6 @@ async def test_keys_hold_roots_and_digests_and_no_ids(make: Make, valkey: Server
         members = [*client.zrange("{agent_cache}:w", 0, -1), *client.hvals("{agent_cache}:r")]
     assert len(names) > 5
     assert not any("secret" in text for text in [*names, *members])
-
-
-async def test_a_write_costs_as_much_whatever_is_stored(make: Make, own_valkey: Server):
-    tier = make(own_valkey.url)
-    costs = []
-    for count in (1, 100):
-        for number in range(count):
-            await load(tier, read(f"order:{number}", key=str(number)), "x")
-        own_valkey.command("CONFIG", "RESETSTAT")
-        async with writing(tier, "order:0"):
-            pass
-        stats = own_valkey.info("commandstats")
-        assert not {"cmdstat_scan", "cmdstat_keys", "cmdstat_del"} & stats.keys()
-        costs.append(stats["cmdstat_evalsha"]["calls"])
-    assert max(costs) < 10  # the thread that follows the feed asks as well
 
 
 async def test_lookups_of_one_moment_are_one_command_and_later_ones_another(make: Make, valkey: Server):
@@ -145,66 +127,6 @@ async def test_a_write_of_very_many_things_lands_and_ends_them(make: Make, valke
     assert await value_of(other, requests[7]) == "nothing"
     if kind == "entities":
         assert told == [Touched(("order",))] * 2
-
-
-# Ttls that are set at run time
-
-
-@pytest.fixture(autouse=True)
-def _isolated() -> Any:
-    testing.reset()
-    yield
-    testing.reset()
-
-
-@pytest.mark.slow
-async def test_a_ttl_reaches_tools_in_another_process_and_comes_back(make: Make, valkey: Server):
-    tier = make(valkey.url)
-
-    @AgentCache("price", ttl=100, name="prices:get", remote_cache=tier)
-    async def get_price() -> int:
-        return 1
-
-    await get_price()
-    set_ttl(get_price, 12)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _OTHER, valkey.url,
-        stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdin is not None
-    assert await process.stdout.readline() == b"12.0\n"
-    set_ttl("prices:get", None)
-    assert await process.stdout.readline() == b"100.0\n"
-    process.stdin.write(b"33\n")
-    await until(lambda: get_ttl(get_price) == 33)
-    process.stdin.close()
-    assert await process.wait() == 0
-
-
-_OTHER = """
-import asyncio, sys
-from agent_cache import AgentCache, get_ttl, set_ttl
-from agent_cache.remote import RedisTier
-
-async def main():
-    async with RedisTier.from_url(sys.argv[1], timeout=9.0, max_staleness=30.0) as tier:
-
-        @AgentCache("price", ttl=100, name="prices:get", remote_cache=tier)
-        async def get_price() -> int:
-            return 1
-
-        for wanted in (12, 100):
-            await get_price()
-            async with asyncio.timeout(60):
-                while get_ttl(get_price) != wanted:
-                    await asyncio.sleep(0.005)
-            print(get_ttl(get_price), flush=True)
-        set_ttl(get_price, float(await asyncio.to_thread(sys.stdin.readline)))
-        await asyncio.to_thread(sys.stdin.readline)
-
-asyncio.run(main())
-"""
 
 
 # Rights, and options

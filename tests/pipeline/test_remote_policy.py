@@ -155,24 +155,6 @@ async def test_an_answer_within_its_grace_is_served_and_loaded_anew_once(make, s
     assert [await tool("7") for tool in tools] == ["new", "new"]
 
 
-async def test_a_refresh_that_fails_leaves_the_caller_its_answer(make, server, truth, passes):
-    tier = make(server.url)
-    fails = False
-
-    async def body() -> None:
-        if fails:
-            raise ValueError("the source is down")
-
-    get_order = reader(truth, tier, body=body, ttl=10.0, remote=RemotePolicy(grace=30.0))
-    assert await get_order("7") == "old"
-    fails = True
-    passes(15.0, tier)
-    assert await get_order("7") == "old"
-    await until(lambda: len(truth.runs) == 2)
-    await asyncio.sleep(0)
-    assert await get_order("7") == "old"
-
-
 # Shared sessions
 
 
@@ -202,9 +184,6 @@ async def test_a_write_limited_to_the_session_ends_what_the_session_shares(make,
         await set_order("7")
     async with AgentCacheSession("run-1"):
         assert await there("7") == "new"
-
-
-# Single entries
 
 
 # What has no meaning is refused at decoration

@@ -14,7 +14,7 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from agent_cache.remote import Request
-from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
+from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness.gates import Gate, started
 from tests.harness.processes import until
 from tests.harness.threads import Call, Held, until as until_in_thread
@@ -113,38 +113,6 @@ async def test_a_loader_that_is_cancelled_lets_another_process_load(tiers: list[
     await until(lambda: len(gate.calls) == 2)
     gate.last.returns("new")
     assert await waits == "new"
-
-
-# Loads that need each other
-
-
-async def test_two_processes_whose_loads_need_each_other_both_end(tiers: list[Loader], clock: FakeClock):
-    """Each has claimed what the other one needs: a claim lasts for a lease."""
-    gates = Gate(), Gate()
-    a, b = (Crossed(tier, *gates) for tier in tiers[:2])
-    loading = [await started(a.left("7")), await started(b.right("7"))]
-    gates[0].last.returns(None)
-    gates[1].last.returns(None)
-    await until(lambda: tiers[0].waits and tiers[1].waits)
-    clock.advance(11.0)
-    await until(lambda: len(gates[0].calls) == len(gates[1].calls) == 2)
-    for gate in gates:
-        gate.last.returns("inner")
-    assert await asyncio.gather(*loading) == ["left of inner", "right of inner"]
-
-
-class Crossed:
-    """A process with two tools. The run that is let go with None calls the other tool, any other run returns."""
-
-    def __init__(self, tier: Loader, left: Gate, right: Gate) -> None:
-        async def run_left(id: str) -> str:
-            return await left(id) or f"left of {await self.right(id)}"
-
-        async def run_right(id: str) -> str:
-            return await right(id) or f"right of {await self.left(id)}"
-
-        self.left = reader(tier, run_left, "left")
-        self.right = reader(tier, run_right, "right")
 
 
 # Writes

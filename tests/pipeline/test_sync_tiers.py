@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from agent_cache.engine.blocking import call_in_background
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote import Tier
 from agent_cache.testing import MemoryServer
-from tests.harness.servers import Server
-from tests.harness.threads import Call, followers_of, interrupting, until
+from tests.harness.threads import interrupting, until
 from tests.pipeline.fleet import Process, Truth, WatchedTier
 
 
@@ -144,32 +142,3 @@ def test_a_forked_child_makes_a_background_thread_of_its_own(truth: Truth, here:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert one.get_order("8") == "old"
-
-
-# The real server
-
-
-@pytest.fixture
-def on_valkey(valkey: Server) -> Iterator[tuple[Any, Any]]:
-    pytest.importorskip("redis")
-    from agent_cache.remote.redis import RedisTier
-
-    tiers = [RedisTier.from_url(valkey.url, max_staleness=3.0, timeout=1.5) for _ in range(2)]
-    yield tiers[0], tiers[1]
-    for tier in tiers:
-        asyncio.run(tier.aclose())
-
-
-def test_64_threads_on_one_cold_key_of_a_real_server_run_the_tool_once(on_valkey: tuple[Any, Any], truth: Truth):
-    gate = threading.Event()
-
-    @AgentCache("order:{id}", remote_cache=on_valkey[0], name="get_cold")
-    def get_cold(id: str) -> str:
-        assert gate.wait(30)
-        return truth.load(id)
-
-    calls = [Call(get_cold, "7") for _ in range(64)]
-    until(lambda: followers_of(get_cold) == 63)
-    gate.set()
-    assert [call.result() for call in calls] == ["old"] * 64
-    assert truth.runs == ["get 7"]

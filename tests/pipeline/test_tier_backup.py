@@ -27,14 +27,6 @@ def process(truth: Truth, remote: WatchedTier, backup: WatchedTier) -> Process:
     return Process(truth, remote, backup)
 
 
-async def test_the_backup_answers_while_nobody_writes(process: Process, backup: WatchedTier, remote: WatchedTier):
-    await process.get_order("7")
-    process.get_order.clear()
-    asked = len(remote.orders)
-    assert await process.get_order("7") == "old"
-    assert len(remote.orders) == asked
-
-
 async def test_what_is_written_elsewhere_is_not_found_in_the_backup(
     truth: Truth, process: Process, backup: WatchedTier, elsewhere: MemoryTier
 ):
@@ -79,19 +71,6 @@ async def test_after_a_loss_the_backup_is_not_believed(
     async with writing(elsewhere, "order:7"):
         truth.save("7")
     remote.memory.reconnect()
-    assert await process.get_order("7") == "new"
-
-
-async def test_without_news_the_backup_is_believed_for_the_bound_of_staleness(
-    truth: Truth, process: Process, remote: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
-):
-    await process.get_order("7")
-    remote.memory.cut()
-    async with writing(elsewhere, "order:7"):
-        truth.save("7")
-    process.get_order.clear()
-    assert await process.get_order("7") == "old"
-    clock.advance(1.1)
     assert await process.get_order("7") == "new"
 
 

@@ -64,17 +64,6 @@ async def test_a_write_reaches_the_tiers_of_every_tool_that_shares_a_root(truth:
     assert (here.orders, other.orders) == (["begin", "commit"], [])
 
 
-async def test_a_write_reaches_the_configured_tiers(here: WatchedTier, server: MemoryServer):
-    backup = WatchedTier(server)
-
-    @AgentCacheInvalidator("order:{id}")
-    async def set_order(id: str) -> None: ...
-
-    with configure(remote=here, backup=backup):
-        await set_order("7")
-    assert here.orders == backup.orders == ["begin", "commit"]
-
-
 async def test_a_writer_that_knew_no_tier_reaches_those_that_are_configured_later(server: MemoryServer):
     configured = WatchedTier(server)
 
@@ -157,22 +146,6 @@ async def test_a_commit_goes_on_although_its_writer_is_cancelled(here: WatchedTi
     await load(elsewhere, SEVEN, "new")
     assert await value_of(elsewhere, SEVEN) == "new"  # nothing is held any more
     assert await left(elsewhere) == [False, True, False]
-
-
-async def test_a_single_answer_is_forgotten_although_its_caller_is_cancelled(truth: Truth, here: WatchedTier):
-    process = Process(truth, here)
-    await process.get_order("7")
-    landed = asyncio.Event()
-    here.hang("discard", until=landed)
-    forgetting = await started(process.get_order.invalidate("7"))
-    forgetting.cancel()
-    await idle()
-    assert forgetting.cancelled()
-    truth.save("7")
-    assert await process.get_order("7") == "old"  # it has not landed yet, as with any write that is under way
-    landed.set()
-    await idle()
-    assert await process.get_order("7") == "new"
 
 
 async def test_a_cancelled_write_leaves_its_tags_in_doubt_everywhere(

@@ -299,22 +299,6 @@ async def test_without_news_a_local_copy_is_served_for_the_bound_of_staleness(
     assert await process.get_order("7") == "new"
 
 
-async def test_reset_ends_the_subscription_and_the_next_call_renews_it(
-    truth: Truth, here: WatchedTier, elsewhere: MemoryTier
-):
-    from agent_cache.testing import reset
-
-    process = Process(truth, here)
-    await process.get_order("7")
-    reset()
-    assert not here.trust.is_valid()  # nobody listens
-    await process.get_order("7")
-    assert here.listeners == 2
-    async with writing(elsewhere, "order:7"):
-        truth.save("7")
-    assert await process.get_order("7") == "new"
-
-
 # Broken tiers
 
 
