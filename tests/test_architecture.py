@@ -138,7 +138,7 @@ LINES = {
     "toolbox": 1_133,  # of 1,000: meta-tools and names with a server in front (100) were no row
     "remote": 3_990,  # of 3,100: `database` (700), `file` (265), `redis` (735) and `keeper` (90) have what no
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end
-    "recording": 9919,  # of 6,700: redaction as its corpora need it is 1,034 of 750, fork and drift 1,663 of
+    "recording": 9_919,  # of 6,700: redaction as its corpora need it is 1,034 of 750, fork and drift 1,663 of
     # 1,030; files, outcomes and the ways in (formats, prices, LiteLLM, foreign recordings) are 3,560 of 2,600
     "resume": 2_208,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,300
     "pytest_plugin": 944,  # of 850
@@ -150,7 +150,7 @@ LINES = {
     "advise": 2_684,  # of 2,150: what links a write to a read (`mine`, `paths`: 1,108 of 850) keeps each
     # rule that a world of the benchmark has shown to be needed; five forms of logs are 705 of 520 with their time line
     "report": 1_067,  # of 950: a trajectory and the texts of model calls (150) were no row of the plan
-    "cli": 2592,  # of 2,150: the demo with its picture is 587 of 400
+    "cli": 2_592,  # of 2,150: the demo with its picture is 587 of 400
 }
 LINES_OF_THE_PACKAGE = 44_876
 EXPORTED_NAMES = 666

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent_cache.recording import record, replay
+from tests.harness.http_server import HttpServer
 
 
 @pytest.fixture
@@ -46,3 +47,19 @@ class Stage:
 @pytest.fixture
 def stage(path: Path) -> Stage:
     return Stage(path)
+
+
+@pytest.fixture
+def gone(server: HttpServer, path: Path) -> Callable[[Callable[[], Any]], Any]:
+    """Record a run with its requests, of which a strict replay sees the same with the server gone."""
+
+    async def gone(run: Callable[[], Any]) -> Any:
+        with record(path, http=True):
+            recorded = await run()
+        server.close()
+        with replay(path, strict=True) as tape:
+            assert await run() == recorded
+            assert not tape.remaining
+        return recorded
+
+    return gone
