@@ -103,6 +103,15 @@ class Suite:
             result.assert_outcomes(**outcomes)
         return result
 
+    def twice(self, *arguments: str, calls: int, passed: int = 1) -> None:
+        """Record it, with this number of live calls, and replay it, where nothing runs."""
+        self.run("--agent-record-mode=once", *arguments, passed=passed)
+        assert len(self.live) == calls
+        self.environment.setenv("ANSWER", "changed")
+        self.run(*arguments, passed=passed)
+        assert self.live == []
+        self.environment.delenv("ANSWER")
+
     def record(self, *arguments: str, **outcomes: int) -> None:
         """Have what a run of these files records: of the same files it runs once, and its cassettes are copied."""
         files = {str(path.relative_to(self.path)): path.read_bytes() for path in self.path.rglob("*.py")}

@@ -93,11 +93,7 @@ def test_it_is_recorded_and_replayed_there(suite, text, arguments, count, calls)
     if "anyio" in text:
         pytest.importorskip("anyio")
     suite.write("test_loop.py", text)
-    suite.run("--agent-record-mode=once", *arguments, passed=count)
-    assert len(suite.live) == calls
-    suite.environment.setenv("ANSWER", "changed")
-    suite.run(*arguments, passed=count)
-    assert suite.live == []
+    suite.twice(*arguments, calls=calls, passed=count)
 
 
 @pytest.mark.slow

@@ -43,10 +43,7 @@ def test_what_would_run_live_outside_of_a_recording_fails(suite, call):
 @pytest.mark.parametrize("call", slow_but(["a tool that writes", "a thread"], CALLS))
 def test_inside_of_a_recording_the_recording_decides(suite, call):
     suite.write("test_live.py", TEST.format(mark="@pytest.mark.agent_cassette", call=call))
-    suite.run("--agent-block-live", "--agent-record-mode=once", passed=1)
-    assert len(suite.live) == 1
-    suite.run("--agent-block-live", passed=1)
-    assert suite.live == []
+    suite.twice("--agent-block-live", calls=1)
 
 
 def test_a_block_of_record_in_a_test_may_run_live_and_what_follows_may_not(suite):

@@ -190,6 +190,7 @@ async def test_a_recording_inside_of_another_is_part_of_both(fetch: Fetch, serve
             recorded = await outcome(fetch, f"{server.url}/two")
     assert [call.name[-3:] for call in Cassette.load(path)] == ["one", "two"]
     assert [call.name[-3:] for call in Cassette.load(inner)] == ["two"]
+    assert Cassette.load(path)[1].outcome == Cassette.load(inner)[0].outcome
     server.close()
     with replay(inner, strict=True), record(copy, http=True):
         assert await outcome(fetch, f"{server.url}/two") == recorded
