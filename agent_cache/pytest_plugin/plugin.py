@@ -35,15 +35,13 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_OF_WORKERS = ("savings", "accepted")
-
 _RUNS: pytest.StashKey[dict[str, CassetteRun | FixtureRun | BaselineRun]] = pytest.StashKey()
 """Runs of a test that are open, by the title of their section in its report."""
 _GUARD: pytest.StashKey[LiveCallBlocker] = pytest.StashKey()
 _TESTS_BY_PATH: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
 """Tests, by their cassettes and baselines."""
-_FACTS: pytest.StashKey[dict[str, list[Any]]] = pytest.StashKey()
-"""What is told at the end, by name, one of `_OF_WORKERS`."""
+_FACTS: pytest.StashKey[list[tuple[str, Any]]] = pytest.StashKey()
+"""What is told of a test at the end: ``"savings"`` or ``"accepted"``, and what was."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -95,7 +93,6 @@ def pytest_configure(config: pytest.Config) -> None:
     ):
         config.addinivalue_line("markers", f"{marker}: {promise}")
     config.stash[_TESTS_BY_PATH] = {}
-    config.stash[_FACTS] = {name: [] for name in _OF_WORKERS}
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -158,7 +155,7 @@ def agent_cassette(request: pytest.FixtureRequest, agent_cache_config: dict[str,
         handle = run.begin()
     with _open(item, "agent cassette", run):
         yield handle
-        item.config.stash[_FACTS]["savings"].append(packed(run.savings))
+        item.stash.setdefault(_FACTS, []).append(("savings", packed(run.savings)))
 
 
 @pytest.fixture
@@ -179,7 +176,7 @@ def _agent_baseline(request: pytest.FixtureRequest) -> Iterator[None]:
         run.begin()
     with _open(item, "agent baseline", run):
         yield
-        config.stash[_FACTS]["accepted"] += run.accepted
+        item.stash.setdefault(_FACTS, []).extend(("accepted", one) for one in run.accepted)
 
 
 @contextmanager
@@ -300,27 +297,22 @@ def _own_errors() -> Iterator[None]:
 # The end of the test run
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    output = getattr(session.config, "workeroutput", None)
-    if output is not None:
-        output["agent_cache"] = session.config.stash[_FACTS]
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Put what is told at the end into the report, which workers of pytest-xdist send."""
+    report = yield
+    report.agent_cache = item.stash.get(_FACTS, []) if call.when == "teardown" else []
+    return report
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Take what a worker of pytest-xdist has to tell that ends."""
-    for name, found in getattr(node, "workeroutput", {}).get("agent_cache", {}).items():
-        node.config.stash[_FACTS][name] += found
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    facts = config.stash[_FACTS]
-    if facts["savings"]:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    facts = [fact for report in reports for fact in getattr(report, "agent_cache", ())]
+    if savings := [fact for name, fact in facts if name == "savings"]:
         from agent_cache.pytest_plugin.cassette_run import summary_of
 
-        if line := summary_of(facts["savings"]):
+        if line := summary_of(savings):
             terminalreporter.line(line)
-    if accepted := facts["accepted"]:
+    if accepted := [fact for name, fact in facts if name == "accepted"]:
         terminalreporter.section("accepted baselines")
         terminalreporter.line("\n".join(sorted(accepted)))
