@@ -368,12 +368,15 @@ class Exchange:
     def logged(self, source: Iterable[bytes]) -> Iterator[bytes]:
         """The same pieces of a body, which are logged while they are read."""
         pieces = iter(source)
-        while True:
-            with self._failing():
-                piece = next(pieces, b"")
-            if not self._arrived(piece):
-                return
-            yield piece
+        try:
+            while True:
+                with self._failing():
+                    piece = next(pieces, b"")
+                if not self._arrived(piece):
+                    return
+                yield piece
+        finally:
+            self.closed()
 
     async def logged_piece(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
         """The next piece of a body, as this function reads it, which gives nothing at the end."""
@@ -383,8 +386,11 @@ class Exchange:
     async def logged_async(self, source: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
         """The same as `logged` for a body that is awaited."""
         pieces = aiter(source)
-        while piece := await self.logged_piece(partial(anext, pieces, b"")):
-            yield piece
+        try:
+            while piece := await self.logged_piece(partial(anext, pieces, b"")):
+                yield piece
+        finally:
+            self.closed()
 
     def closed(self) -> None:
         """The client does not read on. It may know by the length that all has arrived, and not ask for the end."""

@@ -335,6 +335,15 @@ def test_a_body_that_was_closed_is_closed_again_and_not_read_on(server: HttpServ
         read(50)
 
 
+def test_a_body_that_is_left_alone_counts_as_closed(server: HttpServer, path: Path):
+    """Else a request whose answer nobody reads to its end would be in doubt in a journal."""
+    httpx = pytest.importorskip("httpx")
+    with record(path, http=True), httpx.Client() as client:
+        sent = client.send(client.build_request("GET", f"{server.url}/events"), stream=True)
+        next(sent.iter_raw())
+    assert Cassette.load(path)[0].outcome["response"]["end"] == {"closed": True}
+
+
 def test_what_is_in_flight_at_the_end_keeps_its_pieces(server: HttpServer, path: Path):
     """The first piece does not wait for the second."""
     server.next_piece.clear()
