@@ -141,7 +141,7 @@ LINES = {
     "recording": 9_919,  # of 6,700: redaction as its corpora need it is 1,034 of 750, fork and drift 1,663 of
     # 1,030; files, outcomes and the ways in (formats, prices, LiteLLM, foreign recordings) are 3,560 of 2,600
     "resume": 2_208,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,300
-    "pytest_plugin": 944,  # of 850
+    "pytest_plugin": 936,  # of 850
     "service": 637,  # of 520: the schemas are 110, drift of what goes on 50
     "testing": 565,  # of 820: the contract of backends is 355
     "integrations": 2_430,  # of 2,070: `wrap` and `explain` (190) were no row; who asks is a fifth of each adapter
