@@ -14,7 +14,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from http import HTTPStatus
+from http.client import responses
 from typing import Any, TypeAlias
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -67,7 +67,7 @@ def response_data(
 ) -> dict[str, Any]:
     """What a cassette has under ``response``, redacted."""
     data: dict[str, Any] = {"status": status}
-    if reason and reason != _phrase(status):
+    if reason and reason != responses.get(status, ""):
         data["reason"] = reason
     content = body.data(is_whole=end is None)
     kept: Pairs = []
@@ -88,13 +88,6 @@ def response_data(
     if end is not None:
         data["end"] = end
     return redact_response(data, redaction)
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""
 
 
 def _may_have_body(method: str, status: int) -> bool:
@@ -184,7 +177,7 @@ class Recorded:
         self.is_empty = not self.pieces and self._end is None
         self.is_stream = is_stream(response)
         self.status: int = response["status"]
-        self.reason: str = response.get("reason") or _phrase(self.status)
+        self.reason: str = response.get("reason") or responses.get(self.status, "")
         added = _AT_ONCE if source is not None and self.status in _RETRIED else {}
         if not self.is_stream and self._end is None and _may_have_body(method, self.status):
             added = {**added, "content-length": str(sum(map(len, self.pieces)))}  # of an edited file, too
