@@ -1,9 +1,7 @@
 """`python -m benchmarks.forks`: fork every retail run at a random call, and compare the branch with the original.
 
-A run is recorded on a fresh store. It is forked without edits, so a branch that is right equals its original: the same
-calls in the same order, with the same answers, and in a fresh world the same store afterwards. Beside the sandbox stand
-two worlds in which it cannot always be equal: the store as the original left it, and a fresh one in which the writes
-before the fork were answered but not made.
+A run is recorded on a fresh store. It is forked without edits in a sandbox, so a branch that is right equals its
+original: the same calls in the same order, with the same answers, and the same store afterwards.
 """
 
 from __future__ import annotations
@@ -36,14 +34,11 @@ LEAST: Final = 3
 TOGETHER: Final = 3
 """Reads that are in flight at the same time, where they are made at once."""
 
-World: TypeAlias = Literal["a sandbox", "as the original left it", "fresh, without the writes before"]
-WORLDS: Final[tuple[World, ...]] = ("a sandbox", "as the original left it", "fresh, without the writes before")
 Ways: TypeAlias = Literal["one after the other", "reads at once"]
 WAYS: Final[tuple[Ways, ...]] = ("one after the other", "reads at once")
 
 _COLUMNS: Final = (
-    "calls are made", "world of the branch", "forks", "equal", "a write matters", "equal of those",
-    "calls answered", "reads before the fork that ran", "writes made again",
+    "calls are made", "forks", "equal", "calls answered", "reads before the fork that ran", "writes made again",
 )  # fmt: skip
 
 _number: ContextVar[int] = ContextVar("number of the agent's call")
@@ -55,10 +50,7 @@ class Outcome:
 
     Attributes:
         way: how the agent makes its calls.
-        world: of the branches.
         forks, equal: how many there were, and how many were like their original.
-        with_writes, equal_with_writes: likewise, of those where the world is another one because of a write: any write
-            of the original if the branch runs where that left the store, else one before the fork.
         answered: calls that were answered from the recording.
         reads_before: reads before the fork that a tool executed; should be 0.
         writes_again: writes before the fork that were made again.
@@ -66,11 +58,8 @@ class Outcome:
     """
 
     way: Ways
-    world: World
     forks: int = 0
     equal: int = 0
-    with_writes: int = 0
-    equal_with_writes: int = 0
     answered: int = 0
     reads_before: int = 0
     writes_again: int = 0
@@ -78,8 +67,8 @@ class Outcome:
 
     @property
     def is_perfect(self) -> bool:
-        """Whether it is as a sandbox must be; the other worlds are shown for comparison."""
-        return not self.reads_before and (self.world != WORLDS[0] or self.equal == self.forks)
+        """Whether it is as a sandbox must be."""
+        return not self.reads_before and self.equal == self.forks
 
 
 class Shop:
@@ -100,10 +89,10 @@ class Shop:
             self, policy=tags_from_results(store.owner_of), latency=partial(some_turns, self._chance)
         )
 
-    def open(self, store: RetailStore | None = None) -> None:
-        """Put a store behind the tools, by default a fresh one, and clear the caches."""
+    def open(self) -> None:
+        """Put a fresh store behind the tools, and clear the caches."""
         reset()
-        self.store = self._original.copy() if store is None else store
+        self.store = self._original.copy()
         self.executed.clear()
 
     def answer(self, tool: str, arguments: Mapping[str, Any]) -> str:
@@ -141,10 +130,10 @@ def forked_calls(run: Run) -> list[RecordedCall]:
 
 
 async def fork_all(
-    runs: Iterable[Run], store: RetailStore, way: Ways, world: World, advance: Callable[[], None]
+    runs: Iterable[Run], store: RetailStore, way: Ways, advance: Callable[[], None] = lambda: None
 ) -> Outcome:
     """Record and fork each run that is long enough."""
-    outcome = Outcome(way, world)
+    outcome = Outcome(way)
     shop = Shop(store, way)
     for run in runs:
         calls = forked_calls(run)
@@ -165,21 +154,13 @@ async def _fork_one(run: str, calls: Sequence[RecordedCall], shop: Shop, outcome
     chance = random.Random(f"{outcome.way} {run}")
     at = chance.choice(cassette.steps).id
     before = _numbers_before(cassette, calls, at)
-    shop.open(left.copy() if outcome.world == WORLDS[1] else None)
-    is_sandbox = outcome.world == WORLDS[0]
-    with fork(original, at=at, to=branch, world="sandbox" if is_sandbox else "as_is") as handle:
+    shop.open()
+    with fork(original, at=at, to=branch, world="sandbox") as handle:
         again = await shop.make(calls, f"{run} again")
     is_equal = again == seen and diff_cassettes(original, branch).identical
-    if is_sandbox:
-        is_equal = is_equal and (shop.store.users, shop.store.orders) == (left.users, left.orders)
-    matters = any(
-        call.tool in WRITE_TOOLS and (number in before or outcome.world == WORLDS[1])
-        for number, call in enumerate(calls)
-    )
+    is_equal = is_equal and (shop.store.users, shop.store.orders) == (left.users, left.orders)
     outcome.forks += 1
     outcome.equal += is_equal
-    outcome.with_writes += matters
-    outcome.equal_with_writes += matters and is_equal
     outcome.answered += handle.saved.calls
     outcome.reads_before += sum(tool in READ_TOOLS and number in before for tool, number in shop.executed)
     outcome.writes_again += sum(tool in WRITE_TOOLS and number in before for tool, number in shop.executed)
@@ -219,24 +200,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _measured(runs: list[Run], store: RetailStore) -> list[Outcome]:
     outcomes = []
     for way in WAYS:
-        for world in WORLDS:
-            with run_progress(f"{way}, {world}", len(runs)) as advance:
-                outcomes.append(await fork_all(runs, store, way, world, advance))
+        with run_progress(way, len(runs)) as advance:
+            outcomes.append(await fork_all(runs, store, way, advance))
     return outcomes
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
-    return (
-        outcome.way,
-        outcome.world,
-        f"{outcome.forks:,}",
-        f"{outcome.equal:,}",
-        f"{outcome.with_writes:,}",
-        f"{outcome.equal_with_writes:,}",
-        f"{outcome.answered:,}",
-        f"{outcome.reads_before:,}",
-        f"{outcome.writes_again:,}",
-    )
+    counts = (outcome.forks, outcome.equal, outcome.answered, outcome.reads_before, outcome.writes_again)
+    return (outcome.way, *(f"{count:,}" for count in counts))
 
 
 if __name__ == "__main__":

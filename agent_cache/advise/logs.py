@@ -1,8 +1,8 @@
 """Reads logs of tool calls into one time line: `read_log`.
 
 The forms are our own recordings, OTel spans, messages of OpenAI and Anthropic, trajectories (ATIF-v1.7), and JSON with
-one call a record. A method of `_Reader` for each turns a record into calls; what they share (times, arguments, answers)
-stands below them. Everything is kept in memory.
+one call a record. A method of `_Reader` for each of the first four makes records of the last of it, and `_Reader.call`
+makes a call of each of these. Everything is kept in memory.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,7 +43,6 @@ _HINTS: Final = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorld
 _SPAN_TOOL: Final = ("agent_cache.tool", "gen_ai.tool.name", "tool.name")
 _SPAN_ARGUMENTS: Final = ("gen_ai.tool.call.arguments", "tool_arguments", "input.value")  # the last of OpenInference
 _SPAN_RESULT: Final = ("gen_ai.tool.call.result", "tool_response", "output.value")
-_NAMELESS: Final = "calls without the name of a tool were left out"
 _BROKEN: Final = (AttributeError, TypeError, ValueError, LookupError, RecursionError)
 
 
@@ -131,10 +131,11 @@ class _Reader:
     """Reads files, one after the other. What it cannot read is counted, with the place of the first."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, tuple[int, str]] = {}
-        self._known: dict[Any, str] = {}  # calls by their ids, and the run of each
-        self._open: dict[tuple[str, str], list[tuple[tuple[str, str, Any], float | None, int]]] = {}
-        self._count = 0
+        self._counts = Counter[str]()
+        self._places: dict[str, str] = {}
+        self._seen: set[tuple[str, ...]] = set()  # calls by their ids
+        self._runs_of: dict[tuple[str, str], str] = {}  # of calls that messages ask for
+        self._asked: dict[tuple[str, str], list[Fields]] = {}  # such calls that have no answer yet
         self.open("")
 
     def open(self, name: str) -> None:
@@ -143,13 +144,12 @@ class _Reader:
 
     def note(self, text: str) -> None:
         """Count a problem."""
-        place = f"{self._name}, {self._place}" if self._place else self._name
-        number, first = self._counts.get(text, (0, place))
-        self._counts[text] = number + 1, first
+        self._places.setdefault(text, f"{self._name}, {self._place}" if self._place else self._name)
+        self._counts[text] += 1
 
     def problems(self) -> list[str]:
         """A sentence each."""
-        return [f"{text}: {number:,} (first: {first})" for text, (number, first) in self._counts.items()]
+        return [f"{text}: {number:,} (first: {self._places[text]})" for text, number in self._counts.items()]
 
     def calls(self, data: bytes, path: Path | None) -> Iterator[LoggedCall]:
         """The calls of the file, in its order."""
@@ -167,32 +167,24 @@ class _Reader:
                 yield from self._read(record)
             except _BROKEN:
                 self.note("records that are not as their form says were left out")
-        for waiting in self._open.values():
-            yield from (self._call(*call, UNKNOWN, began=at) for call, at, _ in waiting)
+        for waiting in self._asked.values():
+            yield from (call for asked in waiting for call in self.call(asked))
             waiting.clear()
-
-    def _is_new(self, *identity: str) -> bool:
-        """Whether no record was seen with this id, if it has one."""
-        if not identity[-1] or identity not in self._known:
-            self._known[identity] = ""
-            return True
-        self.note("calls that are there twice were counted once")
-        return False
 
     def _records(self, data: bytes) -> Iterator[Any]:
         """A whole document; or JSON Lines, or documents one after the other, each of which begins a line."""
-        if not isinstance(whole := _decoded(data), dict | list):
-            line = 1
-            for part in re.split(rb"\n(?=[\[{])", data):
-                for text in [part] if _decoded(part) is not None else part.splitlines():
-                    self._place = f"line {line}"
-                    line += text.count(b"\n") + 1
-                    if isinstance(value := _decoded(text), dict | list):
-                        yield value
-                    elif text.strip():
-                        self.note("what is no JSON was left out")
+        if isinstance(whole := _decoded(data), dict | list):
+            yield whole
             return
-        yield whole
+        line = 1
+        for part in re.split(rb"\n(?=[\[{])", data):
+            for text in [part] if _decoded(part) is not None else part.splitlines():
+                self._place = f"line {line}"
+                line += text.count(b"\n") + 1
+                if isinstance(value := _decoded(text), dict | list):
+                    yield value
+                elif text.strip():
+                    self.note("what is no JSON was left out")
 
     def _read(self, record: Any) -> Iterator[LoggedCall]:
         if isinstance(record, list) and not any(map(_is_message, record)):
@@ -212,9 +204,9 @@ class _Reader:
             self._runs += 1
             run = _text(_first(record, (*_RUNS, "id"))) or f"{self._name}, run {self._runs}"
             for one in record["calls"]:
-                yield from self._plain(one, run)
+                yield from self.call(one, run)
         elif not _is_message(record) and _first(record, _NAMES) and {*record} & {*_NAMES[:2], *_ARGUMENTS}:
-            yield from self._plain(record, self._name)
+            yield from self.call(record)
         elif messages := _messages_of(record):
             yield from self._conversation(record, messages)
         else:
@@ -225,7 +217,7 @@ class _Reader:
     def _recorded(self, cassette: Cassette, data: bytes) -> Iterator[LoggedCall]:
         base = began = self._moment(cassette.recorded_at)
         resumes = [(int(number), self._moment(at.decode())) for at, number in _RESUMED.findall(data)]
-        enclosing, last, hints = {call.parent for call in cassette.steps}, 0.0, dict[str, dict[str, bool]]()
+        enclosing, last, hints = {call.parent for call in cassette.steps}, 0.0, dict[str, Any]()
         for position, call in enumerate(cassette.steps):
             self._place = f"call {call.id}"
             while base is not None and resumes and resumes[0][0] <= position:
@@ -234,19 +226,18 @@ class _Reader:
             last = max(last, starts + duration)
             value, error = _outcome(call.outcome)
             if call.name.startswith("mcp:") and isinstance(value, dict):  # what the server says of its tools
-                for tool in (value.get("result") or value).get("tools") or ():
-                    hints[tool["name"]] = _hints_of(tool.get("annotations"))
+                hints |= {
+                    one["name"]: one.get("annotations") for one in (value.get("result") or value).get("tools") or ()
+                }
             is_call = call.kind in ("tool", "write", "call") and call.name not in ("mcp:request", "mcp:tools")
-            if not is_call or call.source == "blocked":
-                continue
-            at = None if began is None else began + starts
-            yield self._call(
-                call.name, self._name, call.arguments, value,
-                error=error, is_hit=call.source in _CACHED, began=at, ended=None if at is None else at + duration,
-                kind="write" if "write" in (call.kind, call.source) else "read" if call.source else None,
-                encloses=call.kind == "call" and call.id in enclosing,
-                hints=hints.get(call.name.rpartition(":")[2], {}),
-            )  # fmt: skip
+            if is_call and call.source != "blocked":
+                yield from self.call({
+                    "tool": call.name, "arguments": call.arguments, "result": value, "error": error,
+                    "source": call.source, "hints": hints.get(call.name.rpartition(":")[2]),
+                    "kind": "write" if "write" in (call.kind, call.source) else "read" if call.source else None,
+                    "started": began and began + starts, "ended": began and began + starts + duration,
+                    "encloses": call.kind == "call" and call.id in enclosing,
+                })  # fmt: skip
 
     # Spans: the GenAI conventions of OpenTelemetry, as OTLP or as the console exporter prints them
 
@@ -258,19 +249,20 @@ class _Reader:
             return
         context = span["context"] if isinstance(span.get("context"), dict) else span
         trace, own = _text(_first(context, ("trace_id", "traceId"))), _text(_first(context, ("span_id", "spanId")))
-        if self._is_new(trace, own):
-            result = _of_message(_first(attributes, _SPAN_RESULT))
-            yield self._call(
-                _text(_first(attributes, _SPAN_TOOL)) or name.removeprefix("execute_tool "),
-                _text(_first(attributes, ("gen_ai.conversation.id", "session.id"))) or trace,
-                _first(attributes, _SPAN_ARGUMENTS), UNKNOWN if result is None else result,
-                error=_error_of_span(span, attributes), may_be_cut=True,
-                is_hit=attributes.get("gen_ai.tool.cache.hit") is True or source in _CACHED,
-                began=self._moment(_first(span, ("startTimeUnixNano", "start_time"))),
-                ended=self._moment(_first(span, ("endTimeUnixNano", "end_time"))),
-                kind="write" if source == "write" else "read" if source else None,
-                encloses=own in parents and source is None,
-            )  # fmt: skip
+        is_hit = attributes.get("gen_ai.tool.cache.hit") is True or source in _CACHED
+        known = {
+            "arguments": _first(attributes, _SPAN_ARGUMENTS),
+            "result": _of_message(_first(attributes, _SPAN_RESULT)),
+            "started": _first(span, ("startTimeUnixNano", "start_time")),
+            "ended": _first(span, ("endTimeUnixNano", "end_time")),
+        }
+        yield from self.call({name: value for name, value in known.items() if value is not None} | {
+            "tool": _text(_first(attributes, _SPAN_TOOL)) or name.removeprefix("execute_tool "),
+            "run": _first(attributes, ("gen_ai.conversation.id", "session.id")) or trace,
+            "id": f"{trace} {own}" if own else "", "error": _error_of_span(span, attributes),
+            "source": "hit" if is_hit else "", "kind": "write" if source == "write" else "read" if source else None,
+            "encloses": own in parents and source is None, "may_be_cut": True,
+        })  # fmt: skip
 
     # Trajectories: ATIF-v1.7 of Harbor
 
@@ -278,64 +270,33 @@ class _Reader:
         run = _text(_first(record, ("session_id", "trajectory_id"))) or self._name
         for step in record.get("steps") or ():
             results = (step.get("observation") or {}).get("results") or ()
-            answers = {one.get("source_call_id"): one.get("content") for one in results}
+            answers = {one.get("source_call_id"): {"result": one.get("content")} for one in results}
             for one in step.get("tool_calls") or ():
-                answer, at = answers.get(one.get("tool_call_id"), UNKNOWN), self._moment(step.get("timestamp"))
-                yield self._call(str(one["function_name"]), run, one["arguments"], answer, ended=at)
-
-    # One call a record
-
-    def _plain(self, record: Any, run: str) -> Iterator[LoggedCall]:
-        if not (tool := _text(_first(record, _NAMES))):
-            self.note(_NAMELESS)
-            return
-        run = _text(_first(record, _RUNS)) or run
-        if not self._is_new(run, tool, _text(_first(record, _IDS))):
-            return
-        error, result = _first(record, ("error", "is_error")), _first(record, _RESULTS)
-        is_error = error not in (None, False, "")
-        asked = _first(record, _ARGUMENTS)
-        yield self._call(
-            tool, run, {} if asked is None and any(name in record for name in _ARGUMENTS) else asked,
-            result if any(name in record for name in _RESULTS) else UNKNOWN,
-            error=_error_text(result if error is True else error) if is_error else None,
-            is_hit=record.get("source") in _CACHED,
-            began=self._moment(_first(record, ("started", "start_time"))),
-            ended=self._moment(_first(record, ("ended", "end_time", *_TIMES))),
-            kind=record["kind"] if record.get("kind") in ("read", "write") else None,
-            hints=_hints_of(_first(record, ("hints", "annotations"))),
-        )  # fmt: skip
+                asked = {"tool": one["function_name"], "arguments": one["arguments"], "ended": step.get("timestamp")}
+                yield from self.call(asked | answers.get(one.get("tool_call_id"), {}), run)
 
     # Messages: Chat Completions, Responses, Messages of Anthropic
 
     def _conversation(self, record: Record, messages: list[Record]) -> Iterator[LoggedCall]:
-        self._count += 1
         run = self._run_of(record, messages)
         holders = [record, *(record[name] for name in ("response", "body") if isinstance(record.get(name), dict))]
-        general = self._moment(next(filter(None, (_first(one, _TIMES) for one in holders)), None))
-        latest = 0.0
+        general = next(filter(None, (_first(one, _TIMES) for one in holders)), None)
         for message in messages:
-            own = self._moment(_first(message, _TIMES))
-            if (at := general if own is None else own) is not None:
-                at = latest = max(at, latest)
+            at = _first(message, _TIMES) or general
             for tool, call_id, asked in _calls_in(message):
                 key = _key_of(run, call_id)
-                if key in self._known and not key[0]:
-                    continue
-                self._known[key] = run
-                if tool:
-                    call = tool, run, {} if asked is None else asked
-                    self._open.setdefault(key, []).append((call, at, self._count))
-                else:
-                    self.note(_NAMELESS)
+                if key not in self._runs_of or key[0]:
+                    self._runs_of[key] = run
+                    call = {"tool": tool, "run": run, "arguments": asked, "started": at}
+                    self._asked.setdefault(key, []).append(call)
             for call_id, output, has_failed in _answers_in(message):
                 key = _key_of(run, call_id)
-                if waiting := self._open.get(key):
-                    call, began, in_record = waiting.pop(0)
-                    # One time of a whole record is no beginning of its calls.
-                    began = began if own is not None or in_record != self._count else None
-                    yield self._call(*call, output, failed=has_failed, began=began, ended=at)
-                elif key not in self._known:
+                if waiting := self._asked.get(key):
+                    call = waiting.pop(0) | {"result": output, "error": has_failed, "ended": at}
+                    if call["started"] == at:  # one time of a whole record is no beginning of its calls
+                        del call["started"]
+                    yield from self.call(call)
+                elif key not in self._runs_of:
                     self.note("answers without a call were left out")
 
     def _run_of(self, record: Record, messages: list[Record]) -> str:
@@ -343,27 +304,44 @@ class _Reader:
         if run := _text(_first(record, _RUNS if _is_message(record) else (*_RUNS, "id"))):
             return run
         ids = [call_id for message in messages for _, call_id, _ in _calls_in(message)]
-        if found := [self._known[key] for one in ids if (key := _key_of("", one)) in self._known]:
+        if found := [self._runs_of[key] for one in ids if (key := _key_of("", one)) in self._runs_of]:
             return found[0]
         self._runs += len(messages) > 1
         return f"{self._name}, run {self._runs}" if len(messages) > 1 else self._name
 
-    # What the forms have in common
+    # One call a record
 
-    def _call(
-        self, tool: str, run: str, asked: Any, result: Any, *,
-        error: str | None = None, failed: bool = False, is_hit: bool = False, may_be_cut: bool = False,
-        began: float | None = None, ended: float | None = None, **fields: Any,
-    ) -> LoggedCall:  # fmt: skip
-        """A call: its arguments and its answer as they stand in a log, other fields as they are."""
-        if began is not None and ended is not None:
+    def call(self, record: Any, run: str = "") -> Iterator[LoggedCall]:
+        """The call of a record, if it has one that was not seen before."""
+        if not (tool := _text(_first(record, _NAMES))):
+            self.note("calls without the name of a tool were left out")
+            return
+        run = _text(_first(record, _RUNS)) or run or self._name
+        if own := _text(_first(record, _IDS)):
+            if (run, tool, own) in self._seen:
+                self.note("calls that are there twice were counted once")
+                return
+            self._seen.add((run, tool, own))
+        asked = _first(record, _ARGUMENTS)
+        asked = {} if asked is None and any(name in record for name in _ARGUMENTS) else asked
+        error, result = _first(record, ("error", "is_error")), _first(record, _RESULTS)
+        error = None if error in (False, "") else error
+        result = result if any(name in record for name in _RESULTS) else UNKNOWN
+        began = self._moment(_first(record, ("started", "start_time")))
+        ended = self._moment(_first(record, ("ended", "end_time", *_TIMES)))
+        if began is not None and ended is not None:  # clocks differ
             began, ended = min(began, ended), max(began, ended)
-        answer: Fields = {"is_from_cache": True}
-        if error is not None or not is_hit:
-            answer = self._answer(result, error=error, failed=failed, may_be_cut=may_be_cut)
-        else:
+        if error is None and record.get("source") in _CACHED:
             self.note("answers that came from a cache: they show nothing of the world")
-        return LoggedCall(tool=tool, run=run, started=began, ended=ended, **self._arguments(asked), **answer, **fields)
+            answer: Fields = {"is_from_cache": True}
+        else:
+            answer = self._answer(result, error, may_be_cut=record.get("may_be_cut") is True)
+        kind, hints = record.get("kind"), _first(record, ("hints", "annotations"))
+        yield LoggedCall(
+            tool=tool, run=run, started=began, ended=ended, kind=kind if kind in ("read", "write") else None,
+            hints={name: hints[name] for name in _HINTS if isinstance(_first(hints, (name,)), bool)},
+            encloses=record.get("encloses") is True, **self._arguments(asked), **answer,
+        )  # fmt: skip
 
     def _moment(self, value: Any) -> float | None:
         """A time as Unix seconds: of a number, whose size tells its unit, or of a text of ISO 8601; else None."""
@@ -394,18 +372,24 @@ class _Reader:
         self.note("calls with redacted arguments are equal to no other")
         return {"arguments": self._cleared(named), "is_keyed": False}
 
-    def _answer(self, value: Any, *, error: str | None, failed: bool, may_be_cut: bool) -> Fields:
-        """What a call answered: of blocks of text their text, of text that is a JSON object or list its value."""
+    def _answer(self, value: Any, error: Any, *, may_be_cut: bool) -> Fields:
+        """What a call answered: of blocks of text their text, of text that is a JSON object or list its value.
+
+        An error that is True has its text in the value.
+        """
         if error is None and value is UNKNOWN:
             self.note("calls without an answer")
             return {}
-        is_mcp = isinstance(value, dict) and isinstance(value.get("content"), list)
-        if is_mcp and {"isError", "structuredContent"} & {*value}:
-            failed, value = failed or value.get("isError") is True, value["content"]
+        if (
+            isinstance(value, dict)
+            and isinstance(value.get("content"), list)
+            and {"isError", "structuredContent"} & {*value}
+        ):
+            error, value = error or value.get("isError") or None, value["content"]
         text = _text_of_blocks(value)
-        error = _error_text(value if text is None else text) if failed else error
         if error is not None:  # of one that was cancelled, the effect is not known
-            return {} if _CANCELLED.match(error) else {"error": error[:500]}
+            said = _error_text((value if text is None else text) if error is True else error)
+            return {} if _CANCELLED.match(said) else {"error": said[:500]}
         fields: Fields = {"result": value}
         if text is not None:
             if may_be_cut and text[:1] == '"' and isinstance(inner := _decoded(text), str):  # a text as JSON
@@ -414,8 +398,6 @@ class _Reader:
             if parsed is None and may_be_cut and text.strip()[:1] in ("{", "[", '"'):
                 self.note("answers that are cut off")
                 return {}
-            if isinstance(parsed, dict) and {"tool_call_id", "content"} <= {*parsed}:  # the message of LangChain
-                return self._answer(parsed["content"], error=None, failed=False, may_be_cut=False)
             fields = {"result": text if parsed is None else parsed, "is_parsed": parsed is not None}
             if may_be_cut and parsed is None and len(text) >= 128 and len(text).bit_count() == 1:
                 fields["is_whole"] = False  # the limits of exporters are powers of two
@@ -478,10 +460,6 @@ def _number(value: Any) -> float | None:
     return number if -1e300 < number < 1e300 else None
 
 
-def _hints_of(value: Any) -> dict[str, bool]:
-    return {name: value[name] for name in _HINTS if isinstance(_first(value, (name,)), bool)}
-
-
 def _text_of_blocks(value: Any) -> str | None:
     """The text that a value is: itself, or the texts of its blocks; None if it is something else."""
     if isinstance(value, str) or not isinstance(value, list) or not value:
@@ -534,9 +512,9 @@ def _attributes_of(span: Any) -> dict[str, Any]:
 def _of_message(output: Any) -> Any:
     """What a tool has answered: of the message that LangChain makes of it, the content."""
     message = _decoded(output) if isinstance(output, str) and output[:1] == "{" else output
-    if isinstance(message, dict) and message.get("type") == "tool" and isinstance(message.get("data"), dict):
-        return message["data"].get("content", output)
-    return output
+    if _first(message, ("type",)) == "tool" and isinstance(_first(message, ("data",)), dict):
+        message = message["data"]
+    return message["content"] if isinstance(message, dict) and {"tool_call_id", "content"} <= {*message} else output
 
 
 def _error_of_span(span: Record, attributes: Record) -> str | None:

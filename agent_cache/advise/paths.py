@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise, product
-from typing import Any, Final, Literal, cast
+from itertools import pairwise
+from typing import Any, Final, Literal
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall, is_failure
+from agent_cache.core.tags import TagRule, TagSet
 
 __all__ = [
     "Candidate", "ToolFacts", "find_candidates", "kind_by_name", "may_list", "nouns_of", "path_of", "server_of",
@@ -35,46 +36,31 @@ _MIN_OVERLAP: Final = 0.3
 """The share of their values that two paths have in common if they may stand for the same things."""
 
 _NAME: Final = re.compile(r"[^\W\d][\w-]{0,63}")
-_STEP: Final = re.compile(r"\[([^\]]*)\]")
 
 
 @lru_cache(65_536)
-def _steps_of(path: str) -> tuple[str, tuple[str, ...]]:
-    """The name that a path begins with, and its steps: keys, and an empty text for each item."""
-    name, bracket, rest = path.partition("[")
-    return name, tuple(_STEP.findall(bracket + rest))
+def _rule_of(path: str) -> TagRule:
+    """The tags of a template with these fields, whose root is of no account here."""
+    names = {one.partition("[")[0] for one in path.split(":")}
+    tags = TagSet.compile(f"x:{':'.join(f'{{{one}}}' for one in path.split(':'))}", [*names - {"result"}], "a path")
+    return (*tags.early, *tags.late)[0]
 
 
 def values_at(call: LoggedCall, path: str, *, is_write: bool) -> tuple[str, ...] | None:
-    """The values at a path, as a template takes them: texts; none for the whole root; None if the template fails.
+    """The values at a path, as a template takes them; none for the whole root; None if the template fails.
 
     Of several arguments, ``repo:number``, those of all together.
     """
-    if ":" in path:
-        parts = [values_at(call, one, is_write=is_write) for one in path.split(":")]
-        return None if None in parts else tuple(map(":".join, product(*cast("list[tuple[str, ...]]", parts))))
-    name, steps = _steps_of(path)
-    if name == "result":
-        if call.error is not None or call.result is UNKNOWN:
-            return None
-        level = [call.result]
-    elif name not in call.arguments:
-        return None if is_write else ()
-    else:
-        level = [call.arguments[name]]
-    for step in steps:
-        try:
-            if step:
-                level = [one[step] for one in level]
-            elif all(isinstance(one, list | tuple) for one in level):
-                level = [item for one in level for item in one]
-            else:
-                return None
-        except (KeyError, TypeError, IndexError):
-            return None
-    if any(one is None for one in level):
-        return ()
-    return tuple(dict.fromkeys([one if type(one) is str else str(one) for one in level]))
+    rule = _rule_of(path)
+    if rule.when == "late" and (call.error is not None or call.result is UNKNOWN):
+        return None
+    try:
+        made = rule.make(call.arguments, call.result)
+    except KeyError:
+        return None if is_write or rule.when == "late" else ()
+    except (TypeError, IndexError, AttributeError, ValueError):
+        return None
+    return () if rule.root in made else made
 
 
 # Names
@@ -228,8 +214,7 @@ class Path:
 
 def path_of(tool: str, text: str) -> Path:
     """A path that has held nothing yet, with what its name says in the context of its tool."""
-    name, steps = _steps_of(text)
-    keys = [name, *(step for step in steps if step)]
+    keys = [key for key in re.split(r"[\[\]]+", text) if key]
     if keys[-1] == "result":
         is_id = bool(_ID_WORDS.intersection(server_of(tool)[1]))
         return Path(text, "result", nouns_of(tool), is_argument=False, is_id=is_id, is_own=False)
@@ -239,7 +224,7 @@ def path_of(tool: str, text: str) -> Path:
             break
         entity = frozenset(_words(key)) - _NO_ENTITY
     is_id = bool((_ID_WORDS | _NATURAL_KEYS).intersection(_words(keys[-1])))
-    is_argument = name != "result"
+    is_argument = keys[0] != "result"
     return Path(text, keys[-1], entity or nouns_of(tool), is_argument, is_id, is_own=bool(entity))
 
 
@@ -296,7 +281,7 @@ class ToolFacts:
             if isinstance(value, list | tuple):
                 stack += [(path + "[]", item) for item in reversed(value[:left])]
             elif isinstance(value, Mapping) and len(value) > _MAX_CHILDREN:
-                self.listed.update(value if _steps_of(path)[0] == "result" else ())
+                self.listed.update(value if path.partition("[")[0] == "result" else ())
             elif isinstance(value, Mapping):
                 stack += [(f"{path}[{key}]", inner) for key, inner in value.items() if _NAME.fullmatch(str(key))]
             else:

@@ -24,8 +24,8 @@ from agent_cache.toolbox.rules import Pass, Read, Rule, Watch, Write
 from agent_cache.values.compare import escaped, shortened
 
 __all__ = [
-    "Advice", "Kind", "Link", "Names", "Origin", "RuleText", "ToolAdvice", "Why", "needs_parsing", "plural", "rules_of",
-    "tagged",
+    "Advice", "Kind", "Link", "Origin", "RuleText", "ToolAdvice", "Why", "needs_parsing", "plural", "rules_of",
+    "shown_name", "tagged",
 ]  # fmt: skip
 
 Kind = Literal["read", "write", "watch", "pass", "unknown"]
@@ -202,35 +202,9 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-class Names:
-    """The names of rules for tools of a log.
-
-    A recording calls a tool ``namespace:tool`` or ``module:function``, other logs just ``tool``. A rule is of ``tool``,
-    unless tools of two modules share this name.
-    """
-
-    def __init__(self, tools: Iterable[str], redaction: Redaction) -> None:
-        self._redaction = redaction
-        shared = Counter(map(_short, tools := list(tools)))
-        prefixes = {tool.partition(":")[0] for tool in tools if ":" in tool}
-        [prefix] = prefixes if len(prefixes) == 1 else [_UNNAMED]
-        self.namespace: Final = prefix if prefix not in ("", "__main__") and self._can_stand(prefix) else _UNNAMED
-        named = {tool: _short(tool) if shared[_short(tool)] == 1 else tool for tool in tools}
-        self.of: Final = {tool: name for tool, name in named.items() if name and self._can_stand(name)}
-
-    def shown(self, name: str) -> str:
-        """A name from the log for people: redacted, short, and without anything that a terminal would interpret."""
-        return shortened(escaped(self._redaction.text(name)), 60)
-
-    def several(self, names: Iterable[str]) -> str:
-        """Names in a row, those of a server together: the first ones, and how many more there are."""
-        ordered = sorted(dict.fromkeys(names), key=lambda name: (server_of(name)[0], name))
-        shown = ", ".join(map(self.shown, ordered[:_MOST_NAMES]))
-        return shown + (f" and {len(ordered) - _MOST_NAMES:,} more" if len(ordered) > _MOST_NAMES else "")
-
-    def _can_stand(self, name: str) -> bool:
-        is_text = not any("\ud800" <= one <= "\udfff" for one in name)
-        return is_text and self._redaction.text(name) == name
+def shown_name(name: str, redaction: Redaction) -> str:
+    """A name from the log for people: redacted, short, and without anything that a terminal would interpret."""
+    return shortened(escaped(redaction.text(name)), 60)
 
 
 def _short(tool: str) -> str:
@@ -238,36 +212,50 @@ def _short(tool: str) -> str:
 
 
 class RuleText:
-    """The rules of an advice as text, with its evidence as comments. `outcomes` are of `replay_all`."""
+    """The rules of an advice as text, with its evidence as comments.
+
+    A recording calls a tool ``namespace:tool`` or ``module:function``, other logs just ``tool``. A rule is of ``tool``,
+    unless tools of two modules share this name. `outcomes` are of `replay_all`.
+    """
 
     def __init__(
-        self,
-        advice: Advice,
-        outcomes: Mapping[str, Any],
-        *,
-        sources: Iterable[str],
-        has_hints: bool = False,
+        self, advice: Advice, outcomes: Mapping[str, Any], *, sources: Iterable[str], has_hints: bool = False,
         redaction: Redaction,
-    ) -> None:
-        self.names: Final = Names(advice.tools, redaction)
+    ) -> None:  # fmt: skip
         self.advice, self.outcomes, self.redaction = advice, outcomes, redaction
         self._sources = ", ".join(map(self._text, sources))
         self._has_hints = has_hints
         self._scope = ', scope="session"' if advice.resets else ""
-        tools = advice.tools.values()
-        self._secret = [tool.tool for tool in tools if any(redaction.text(tag) != tag for tag in tool.tags)]
-        self._written = [
-            tool
-            for tool in tools
-            if tool.tool in self.names.of and tool.tool not in self._secret and tool.kind not in ("unknown", "pass")
-        ]
+        prefixes = {tool.partition(":")[0] for tool in advice.tools if ":" in tool} - {"", "__main__"}
+        self._namespace = prefixes.pop() if len(prefixes) == 1 and self._is_clean(*prefixes) else _UNNAMED
+        alike = Counter(map(_short, advice.tools))
+        self._names: dict[str, str] = {}
+        for name, tool in advice.tools.items():
+            rule = _short(name) if alike[_short(name)] == 1 else name
+            if rule and self._is_clean(rule, *tool.tags):
+                self._names[name] = rule
+        named = [tool for tool in advice.tools.values() if tool.tool in self._names and tool.kind != "unknown"]
+        self._written = sorted(named, key=lambda tool: tool.kind == "pass")
 
     def _text(self, text: str) -> str:
         return escaped(self.redaction.text(text))
 
+    def _shown(self, name: str) -> str:
+        return shown_name(name, self.redaction)
+
+    def _is_clean(self, *texts: str) -> bool:
+        """Whether redaction finds no secret in these, and they can be written."""
+        return all(self.redaction.text(one) == one and not re.search("[\ud800-\udfff]", one) for one in texts)
+
+    def _several(self, names: Iterable[str]) -> str:
+        """Names in a row, those of a server together: the first ones, and how many more there are."""
+        ordered = sorted(dict.fromkeys(names), key=lambda name: (server_of(name)[0], name))
+        shown = ", ".join(map(self._shown, ordered[:_MOST_NAMES]))
+        return shown + (f" and {len(ordered) - _MOST_NAMES:,} more" if len(ordered) > _MOST_NAMES else "")
+
     def unknown(self) -> Iterator[str]:
         """What the log cannot tell, a sentence each: first what has to be decided by somebody."""
-        advice, names = self.advice, self.names
+        advice = self.advice
         by_kind: dict[str, list[str]] = defaultdict(list)
         for tool in advice.tools.values():
             by_kind[f"{tool.kind} by name" if tool.why == "name" else tool.kind].append(tool.tool)
@@ -280,24 +268,24 @@ class RuleText:
         )
         for kind, noun, text in to_decide:
             if several := by_kind[kind]:
-                yield f"{plural(len(several), noun)} {text}: {names.several(several)}"
+                yield f"{plural(len(several), noun)} {text}: {self._several(several)}"
         for one in by_kind["watch"]:
-            yield f"{names.shown(one)} is not to be cached: {self._text(advice.tools[one].reason)}"
+            yield f"{self._shown(one)} is not to be cached: {self._text(advice.tools[one].reason)}"
         if guessed := [link for link in advice.links if link.origin == "whole root" and not link.changes]:
             reads, writes = {link.read for link in guessed}, {link.write for link in guessed}
             dropped = f"the whole root is dropped of {plural(len(reads), 'read')} by {plural(len(writes), 'tool')}"
-            yield f"{dropped} (too rarely seen between equal answers): {names.several(reads)}"
+            yield f"{dropped} (too rarely seen between equal answers): {self._several(reads)}"
         if advice.resets:
             yield "runs begin anew: nothing was concluded across runs, and the rules hold within a session"
         elif not advice.is_shared:
             yield "the log does not show that its runs share one state: nothing was concluded across runs"
         for one, (name, _) in advice.inner.items():
-            yield f"{names.shown(one)} calls other tools, which its {names.shown(name)} names: the rules are theirs"
+            yield f"{self._shown(one)} calls other tools, which its {self._shown(name)} names: the rules are theirs"
         if advice.ignored:
-            yield f"left out: {names.several(advice.ignored)}"
+            yield f"left out: {self._several(advice.ignored)}"
         for one in advice.tools:
-            if one not in names.of or one in self._secret:
-                yield f"{names.shown(one)!r} has no rule: it is no name, or redaction finds a secret in it"
+            if one not in self._names:
+                yield f"{self._shown(one)!r} has no rule: it is no name, or redaction finds a secret in it"
 
     def _evidence(self, tool: ToolAdvice) -> Iterator[str]:
         """A line of figures, and one for each of its strongest links."""
@@ -306,14 +294,14 @@ class RuleText:
         figures = [plural(tool.calls, "call")]
         figures += [plural(tool.repeats, "repeat")] if tool.kind in ("read", "watch") else []
         figures += [f"{found.hits:,} hits expected"] if found else []
-        yield f"{self.names.shown(tool.tool)}: {', '.join(figures)}; {tool.kind}: {self._text(tool.reason)}"
+        yield f"{self._shown(tool.tool)}: {', '.join(figures)}; {tool.kind}: {self._text(tool.reason)}"
         links = [link for link in self.advice.links if tool.tool == (link.read if is_read else link.write)]
         links.sort(key=lambda one: -one.changes)
         for link in links[:_MOST_LINKS]:
             own, other, path = (link.read_path, link.write, link.write_path) if is_read else (
                 link.write_path, link.read, link.read_path
             )  # fmt: skip
-            shown = f"{self.names.shown(_short(other))}{f' ({shortened(self._text(path), 60)})' if path else ''}"
+            shown = f"{self._shown(_short(other))}{f' ({shortened(self._text(path), 60)})' if path else ''}"
             why = f"{shown} names it, too" if link.origin == "same entity" else f"too little was seen of {shown}"
             if link.changes:
                 seen = plural(link.changes + link.unchanged, "time")
@@ -337,9 +325,9 @@ class RuleText:
     def python(self) -> str:
         """Decorators, each above a function that stands for the tool."""
         taken: set[str] = set()
-        blocks = [self._function(tool, taken) for tool in self._written]
+        blocks = [self._function(tool, taken) for tool in self._written if tool.kind != "pass"]
         unknown = [tool.tool for tool in self.advice.tools.values() if tool.kind == "unknown"]
-        put = [f"Put @AgentCacheInvalidator(EVERYTHING) above {self.names.several(unknown)}."] if unknown else []
+        put = [f"Put @AgentCacheInvalidator(EVERYTHING) above {self._several(unknown)}."] if unknown else []
         if unknown:
             tags = [tag for tool in self._written if tool.kind == "read" for tag in tool.tags]
             every = dict.fromkeys(_python(tag.partition(":")[0]) for tag in tags)
@@ -360,7 +348,7 @@ class RuleText:
         if needs_parsing(tool) or "result" in parameters:
             tags = [tag.partition(":")[0] if "{result[" in tag else tag for tag in tags]
             lines.append("# Its answers are JSON as text, which --format toml reads: so whole roots.")
-        name = re.sub(r"\W+", "_", self.names.of[tool.tool].rpartition(".")[2]).strip("_") or "tool"
+        name = re.sub(r"\W+", "_", self._names[tool.tool].rpartition(".")[2]).strip("_") or "tool"
         name = _free_name([name if name.isidentifier() and not keyword.iskeyword(name) else f"tool_{name}"], taken)
         needed = [one for one in parameters if tool.parameters[one]]
         needed += [f"{one}=None" for one in parameters if not tool.parameters[one]]
@@ -372,11 +360,10 @@ class RuleText:
     def toml(self) -> str:
         """A file that `Toolbox.from_file` and `agent-cache mcp --config` read."""
         hints = ['hints = "kind"'] if self._has_hints else []
-        head = [*self._head(), "", f"namespace = {_toml(self.names.namespace)}", *hints, 'unknown = "write"']
+        head = [*self._head(), "", f"namespace = {_toml(self._namespace)}", *hints, 'unknown = "write"']
         blocks = ["\n".join(head)]
-        passed = [tool for tool in self.advice.tools.values() if tool.kind == "pass" and tool.tool in self.names.of]
-        for tool in [*self._written, *passed]:
-            name = self.names.of[tool.tool]
+        for tool in self._written:
+            name = self._names[tool.tool]
             key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(re.sub(r"([*?[])", r"[\1]", name))
             lines = [*_comments(self._evidence(tool)), f"[tools.{key}]", f"kind = {_toml(tool.kind)}"]
             if tool.kind in _DECORATORS:
@@ -402,14 +389,11 @@ def _comments(lines: Iterable[str]) -> list[str]:
 
 def _array(items: list[str]) -> str:
     """A list in Python or TOML, in as many lines as it needs."""
-    if len(line := f"[{', '.join(items)}]") <= _WIDTH:
-        return line
-    lines = [""]
-    for one in items:
-        if lines[-1] and len(lines[-1]) + len(one) > _WIDTH - 6:
-            lines.append("")
-        lines[-1] += f" {one},"
-    return "".join(["[\n", *(f"   {line}\n" for line in lines), "]"])
+    line = ", ".join(items)
+    if len(line) <= _WIDTH - 2:
+        return f"[{line}]"
+    lines = textwrap.wrap(f"{line},", _WIDTH - 4, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(["[", *(f"    {one}" for one in lines), "]"])
 
 
 def _python(text: str) -> str:

@@ -24,7 +24,7 @@ from agent_cache.advise.calls import LoggedCall
 from agent_cache.advise.logs import files_of, read_log
 from agent_cache.advise.mine import mine, unwrapped
 from agent_cache.advise.replay_check import Cause, Match, Outcome, StaleAnswer, cause_of, replay_all, tags_in_use
-from agent_cache.advise.tag_rules import Advice, Names, RuleText, plural
+from agent_cache.advise.tag_rules import Advice, RuleText, plural, shown_name
 from agent_cache.cli.output import Printer, escaped, progress, shortened, write_file
 from agent_cache.recording import Redaction
 
@@ -179,7 +179,7 @@ def _check(options: argparse.Namespace, redaction: Redaction) -> int:
     has_failed = bool(outcome.stale or outcome.proves_little or match.ambiguous)
     has_failed |= options.fail_on == "any" and bool(match.without_rule or match.without_calls)
     printer, calls = Printer(), Counter(call.tool for call in study.calls)
-    shown = Names(calls, redaction).shown
+    shown = partial(shown_name, redaction=redaction)
     _print_stale(printer, match, outcome, study, redaction, shown)
     for tool, names in match.ambiguous.items():
         printer.line(("ambiguous", "red"), f"  {shown(tool)} may be {', '.join(map(shown, names))}: not checked")

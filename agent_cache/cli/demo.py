@@ -14,8 +14,8 @@ import functools
 import re
 import selectors
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import signature
@@ -25,13 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from agent_cache import (
-    AgentCache,
-    AgentCacheInvalidator,
-    AgentCacheSession,
-    AgentLoopDetectedError,
-    configure,
-)
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, configure
 from agent_cache.cli.output import write_file
 from agent_cache.config import CURRENT
 from agent_cache.testing import FakeClock
@@ -59,103 +53,83 @@ async with AgentCacheSession(): ...         # run your agent in here
 
 # The shop
 
+READS: dict[str, Any] = {
+    "find_customer": "customer:{result[id]}",  # only the result shows which customer it is
+    "get_customer": "customer:{customer_id}",
+    "get_product": "product:{product_id}",
+    "list_products": "product",  # of every product
+    "get_order": "order:{order_id}",
+    "list_orders": ["customer:{customer_id}", "order:{result[][id]}"],
+}
+WRITES = {
+    "set_price": ["product:{product_id}"],
+    "place_order": ["customer:{customer_id}", "product:{product_id}"],
+    "cancel_order": ["order:{order_id}", "customer:{result[customer_id]}", "product:{result[product_id]}"],
+    "ship_order": ["order:{order_id}"],
+}
+"""The tags of each tool."""
 READ_SECONDS, WRITE_SECONDS = 0.24, 0.32  # of a call to the store and back, give or take a fifth
 Row = dict[str, Any]
 
 
 class Shop:
-    """A shop in memory. Of each tool that reads or writes, `tools` has the tags, and the function that does it."""
+    """A shop in memory, with a method for each tool."""
 
     def __init__(self) -> None:
         people = (("mia", "Mia Lind", 120), ("noah", "Noah Berg", 310), ("zoe", "Zoe Falk", 75))
         goods = (("bag", 59, 12), ("mug", 25, 40), ("lamp", 39, 7), ("radio", 89, 3))
-        sold = (("mia", "mug", 25), ("mia", "radio", 89), ("noah", "lamp", 39), ("zoe", "bag", 59))
-        customers: dict[str, Row] = {
+        sold = (("mia", "mug", "pending"), ("mia", "radio", "shipped"), ("noah", "lamp", "pending"),
+                ("zoe", "bag", "pending"))  # fmt: skip
+        self.customers: dict[str, Row] = {
             one: {"id": one, "name": name, "email": f"{one}@example.com", "balance": sum_} for one, name, sum_ in people
         }
-        products: dict[str, Row] = {one: {"id": one, "price": price, "stock": n} for one, price, n in goods}
-        orders: dict[int, Row] = {}
+        self.products: dict[str, Row] = {one: {"id": one, "price": price, "stock": n} for one, price, n in goods}
+        self.orders: dict[int, Row] = {}
+        for customer_id, product_id, status in sold:
+            self._add_order(customer_id, product_id)["status"] = status
 
-        def add(customer_id: str, product_id: str, paid: int, status: str = "pending") -> Row:
-            own = {"customer_id": customer_id, "product_id": product_id, "paid": paid, "status": status}
-            number = 1001 + len(orders)
-            return orders.setdefault(number, {"id": number, **own})
+    def _add_order(self, customer_id: str, product_id: str) -> Row:
+        number, price = 1001 + len(self.orders), self.products[product_id]["price"]
+        order = {"id": number, "customer_id": customer_id, "product_id": product_id, "paid": price}
+        return self.orders.setdefault(number, order)
 
-        def book(order: Row, number: int, status: str) -> Row:
-            """Sell a product, or take it back, with the money of its order."""
-            customers[order["customer_id"]]["balance"] -= number * order["paid"]
-            products[order["product_id"]]["stock"] -= number
-            order["status"] = status
-            return order
+    def _book(self, order: Row, number: int, status: str) -> Row:
+        """Sell a product, or take it back, with the money of its order."""
+        self.customers[order["customer_id"]]["balance"] -= number * order["paid"]
+        self.products[order["product_id"]]["stock"] -= number
+        order["status"] = status
+        return order
 
-        def set_price(product_id: str, price: int) -> Row:
-            products[product_id]["price"] = price
-            return products[product_id]
+    def find_customer(self, email: str) -> Row:
+        return next(one for one in self.customers.values() if one["email"] == email)
 
-        for order in sold:
-            add(*order)
-        orders[1002]["status"] = "shipped"
-        self.reads: dict[str, tuple[Any, Callable[..., Any]]] = {
-            "find_customer": (  # only the result shows which customer it is
-                "customer:{result[id]}",
-                lambda email: next(one for one in customers.values() if one["email"] == email),
-            ),
-            "get_customer": ("customer:{customer_id}", lambda customer_id: customers[customer_id]),
-            "get_product": ("product:{product_id}", lambda product_id: products[product_id]),
-            "list_products": ("product", lambda: [products[one] for one in sorted(products)]),  # of every product
-            "get_order": ("order:{order_id}", lambda order_id: orders[order_id]),
-            "list_orders": (
-                ["customer:{customer_id}", "order:{result[][id]}"],
-                lambda customer_id: [one for one in orders.values() if one["customer_id"] == customer_id],
-            ),
-        }
-        self.writes: dict[str, tuple[list[str], Callable[..., Any]]] = {
-            "set_price": (["product:{product_id}"], set_price),
-            "place_order": (
-                ["customer:{customer_id}", "product:{product_id}"],
-                lambda customer_id, product_id: book(
-                    add(customer_id, product_id, products[product_id]["price"]), 1, "pending"
-                ),
-            ),
-            "cancel_order": (
-                ["order:{order_id}", "customer:{result[customer_id]}", "product:{result[product_id]}"],
-                lambda order_id: book(orders[order_id], -1, "cancelled"),
-            ),
-            "ship_order": (["order:{order_id}"], lambda order_id: book(orders[order_id], 0, "shipped")),
-        }
+    def get_customer(self, customer_id: str) -> Row:
+        return self.customers[customer_id]
 
-    def answer(self, tool: str, arguments: tuple[object, ...]) -> Any:
-        """A copy of the answer to a read as it is now."""
-        return copy.deepcopy(self.reads[tool][1](*arguments))
+    def get_product(self, product_id: str) -> Row:
+        return self.products[product_id]
 
-    def tools(self, chance: Random, on_change: Callable[[], None], *, sabotage: bool) -> dict[str, Any]:
-        """The agents' tools: asynchronous, slow and decorated. With `sabotage`, `set_price` stays undecorated.
+    def list_products(self) -> list[Row]:
+        return [self.products[one] for one in sorted(self.products)]
 
-        A call reaches the shop half-way, as over a network. So a write takes effect before its caller knows, which is
-        when caches go wrong.
-        """
+    def get_order(self, order_id: int) -> Row:
+        return self.orders[order_id]
 
-        def remote(method: Callable[..., Any], latency: float, after: Callable[[], None] = lambda: None) -> Any:
-            @functools.wraps(method)
-            async def tool(*arguments: object) -> Any:
-                request, reply = (latency / 2 * chance.uniform(0.8, 1.2) for _ in range(2))
-                await asyncio.sleep(request)
-                answer = copy.deepcopy(method(*arguments))
-                after()
-                await asyncio.sleep(reply)
-                return answer
+    def list_orders(self, customer_id: str) -> list[Row]:
+        return [one for one in self.orders.values() if one["customer_id"] == customer_id]
 
-            return tool
+    def set_price(self, product_id: str, price: int) -> Row:
+        self.products[product_id]["price"] = price
+        return self.products[product_id]
 
-        tools: dict[str, Any] = {
-            name: AgentCache(tags, name=f"demo:{name}")(remote(method, READ_SECONDS))
-            for name, (tags, method) in self.reads.items()
-        }
-        for name, (tags, method) in self.writes.items():
-            tool = remote(method, WRITE_SECONDS, on_change)
-            is_forgotten = sabotage and name == "set_price"
-            tools[name] = tool if is_forgotten else AgentCacheInvalidator(tags, name=f"demo:{name}")(tool)
-        return tools
+    def place_order(self, customer_id: str, product_id: str) -> Row:
+        return self._book(self._add_order(customer_id, product_id), 1, "pending")
+
+    def cancel_order(self, order_id: int) -> Row:
+        return self._book(self.orders[order_id], -1, "cancelled")
+
+    def ship_order(self, order_id: int) -> Row:
+        return self._book(self.orders[order_id], 0, "shipped")
 
 
 # The lessons
@@ -271,19 +245,45 @@ class AnswerChecker:
 
 
 class Run:
-    """One run of all lessons: the calls of the agents, in the order they began, and their totals."""
+    """One run of all lessons: the calls of the agents, in the order they began, and their totals.
 
-    def __init__(self, *, seed: int, is_simulated: bool, sabotage: bool) -> None:
+    With `sabotage`, `set_price` stays undecorated.
+    """
+
+    def __init__(self, *, seed: int, is_simulated: bool, sabotage: bool = False) -> None:
         self.seed, self.is_simulated = seed, is_simulated
         self.calls: list[Call] = []
         self.session = AgentCacheSession(session_id="demo", loop_detection=False)
         self.clock: Callable[[], float] = lambda: 0.0  # seconds since it began; at the end, how long it took
         self._chance = Random(seed)  # noqa: S311  # no secret: a seed is there to be repeated
         self._shop = Shop()
-        self._checker = AnswerChecker(self._shop.answer)
-        self._tools = self._shop.tools(
-            self._chance, lambda: self._checker.record_change(CURRENT_CALL.get()), sabotage=sabotage
-        )
+        self._checker = AnswerChecker(lambda tool, arguments: copy.deepcopy(getattr(self._shop, tool)(*arguments)))
+        self._tools: dict[str, Any] = {
+            name: AgentCache(tags, name=f"demo:{name}")(self._remote(name)) for name, tags in READS.items()
+        }
+        for name, tags in WRITES.items():
+            tool = self._remote(name)
+            is_forgotten = sabotage and name == "set_price"
+            self._tools[name] = tool if is_forgotten else AgentCacheInvalidator(tags, name=f"demo:{name}")(tool)
+
+    def _remote(self, name: str) -> Callable[..., Any]:
+        """A tool that calls the shop as over a network.
+
+        A call reaches it half-way. So a write takes effect before its caller knows, which is when caches go wrong.
+        """
+        method, latency = getattr(self._shop, name), READ_SECONDS if name in READS else WRITE_SECONDS
+
+        @functools.wraps(method)
+        async def tool(*arguments: object) -> Any:
+            request, reply = (latency / 2 * self._chance.uniform(0.8, 1.2) for _ in range(2))
+            await asyncio.sleep(request)
+            answer = copy.deepcopy(method(*arguments))
+            if name in WRITES:
+                self._checker.record_change(CURRENT_CALL.get())
+            await asyncio.sleep(reply)
+            return answer
+
+        return tool
 
     @property
     def answers(self) -> dict[str, int]:
@@ -291,17 +291,27 @@ class Run:
         verdicts = [call.is_right for call in self.calls if call.is_right is not None]
         return {"checked": len(verdicts), "right": verdicts.count(True), "stale": verdicts.count(False)}
 
-    async def perform(self, view: View) -> None:
-        """Run all agents at once until each has finished its script or was stopped."""
+    def play(self) -> None:
+        """Run all agents at once, with a cache of their own, until each has finished its script or was stopped."""
+        with (
+            configure(remote=None, backup=None, enabled=True, max_bytes=None),
+            FakeClock(0.0) if self.is_simulated else nullcontext() as clock,
+            asyncio.Runner(loop_factory=functools.partial(InstantLoop, clock) if clock else None) as runner,
+        ):
+            try:
+                runner.run(self._run_agents())
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from errors  # the error of one agent, which has ended the others
+
+    async def _run_agents(self) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         self.clock = lambda: loop.time() - began
-        with view(self):
-            async with self.session, asyncio.TaskGroup() as group:
-                for agent in AGENTS:
-                    group.create_task(self._run_agent(agent))
-            ended = self.clock()
-            self.clock = lambda: ended
+        async with self.session, asyncio.TaskGroup() as group:
+            for agent in AGENTS:
+                group.create_task(self._run_agent(agent))
+        ended = self.clock()
+        self.clock = lambda: ended
 
     async def _run_agent(self, agent: str) -> None:
         with suppress(AgentLoopDetectedError):  # the call that was stopped is in `calls`
@@ -309,7 +319,7 @@ class Run:
                 for lesson in LESSONS:
                     await self._follow(agent, session, lesson.begins, lesson.steps(agent))
 
-    async def _follow(self, agent: str, session: AgentCacheSession, begins: float, steps: Sequence[str]) -> None:
+    async def _follow(self, agent: str, session: AgentCacheSession, begins: float, steps: list[str]) -> None:
         for step in steps:
             start, tool, *words = step.split()
             await asyncio.sleep(float(start) if start[0] == "+" else max(0.0, begins + float(start) - self.clock()))
@@ -323,7 +333,7 @@ class Run:
         self.calls.append(call)
         CURRENT_CALL.set(call)
         tool, saved = self._tools[call.tool], session.metrics.time_saved
-        is_right = self._checker.begin_read(call.tool, call.arguments) if call.tool in self._shop.reads else None
+        is_right = self._checker.begin_read(call.tool, call.arguments) if call.tool in READS else None
         try:
             answer = await tool(*call.arguments)
             if is_right is not None:
@@ -341,10 +351,6 @@ class Run:
                 call.ended = self.clock()
 
 
-View = Callable[[Run], AbstractContextManager[None]]
-"""Encloses a run and shows it."""
-
-
 class InstantLoop(asyncio.SelectorEventLoop):
     """An event loop for `--fast`: where it would wait for a timer, its clock jumps to that timer."""
 
@@ -358,26 +364,10 @@ class InstantLoop(asyncio.SelectorEventLoop):
         super().__init__(Selector())
 
 
-def play(view: View, *, seed: int, is_fast: bool, sabotage: bool = False) -> Run:
-    """Run all lessons once, with a cache of their own."""
-    with (
-        configure(remote=None, backup=None, enabled=True, max_bytes=None),
-        FakeClock(0.0) if is_fast else nullcontext() as clock,
-        asyncio.Runner(loop_factory=functools.partial(InstantLoop, clock) if clock else None) as runner,
-    ):
-        run = Run(seed=seed, is_simulated=is_fast, sabotage=sabotage)
-        try:
-            runner.run(run.perform(view))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from errors  # the error of one agent, which has ended the others
-    return run
-
-
 # The picture
 
 GREY, STALE = "bright_black", ("▲", "STALE", "bold white on red")
 LINES_AROUND_THE_LOG = 15
-FRAMES_PER_SECOND = 12
 
 
 class Outcome(NamedTuple):
@@ -406,47 +396,19 @@ def sign_of(call: Call) -> tuple[str, str, str]:
     return (outcome.mark, call.outcome, outcome.style) if outcome else ("─", "", GREY)
 
 
-@contextmanager
-def show_picture(console: Console, run: Run, *, is_live: bool) -> Iterator[None]:
-    """Draw the run, again and again in place if `is_live`, else once at its end, and a summary below it."""
-
-    def picture() -> RenderableType:
-        return draw(run, width=console.width, height=min(console.height - 1, 30))
-
-    async def draw_frames() -> None:
-        while True:
-            live.update(picture(), refresh=True)
-            await asyncio.sleep(1 / FRAMES_PER_SECOND)
-
-    if is_live:
-        with Live(picture(), console=console, auto_refresh=False) as live:
-            drawing = asyncio.create_task(draw_frames())
-            try:
-                yield
-            finally:
-                drawing.cancel()
-                live.update(picture(), refresh=True)
-    else:
-        yield
-        console.print(picture())
-    console.print(draw_summary(run))
-
-
 def save_svg(run: Run, path: Path) -> None:
     """Save the picture of a finished run and its summary: the same bytes for the same run."""
-    console = Console(
-        record=True, file=StringIO(), force_terminal=True, color_system="truecolor", no_color=False, width=100,
-        height=31,
-    )  # fmt: skip
-    with show_picture(console, run, is_live=False):
-        pass
+    console = Console(record=True, file=StringIO(), force_terminal=True, color_system="truecolor", no_color=False,
+                      width=100, height=31)  # fmt: skip
+    console.print(draw(run, console))
+    console.print(draw_summary(run))
     picture = console.export_svg(title="agent-cache demo", unique_id="agent-cache-demo")
     # The reader's own fonts, where rich names one to be fetched from a third party.
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
     write_file(path, [picture.replace("Fira Code, monospace", "Menlo, Consolas, DejaVu Sans Mono, monospace")])
 
 
-def draw(run: Run, *, width: int, height: int) -> RenderableType:
+def draw(run: Run, console: Console) -> RenderableType:
     """The run at this moment: lanes, the last calls and totals. All pictures of a run are equally high."""
     metrics, answers = run.session.get_metrics(), run.answers
     totals = {
@@ -462,7 +424,8 @@ def draw(run: Run, *, width: int, height: int) -> RenderableType:
     styles = {"stale": STALE[2] if answers["stale"] else "bold green"}
     grid.add_row(*(Text(value, styles.get(label, "bold")) for label, value in totals.items()))
     grid.add_row(*(Text(label, GREY) for label in totals))
-    return Group(draw_lanes(run, width - 4), draw_log(run, max(3, height - LINES_AROUND_THE_LOG)), draw_border(grid))
+    rows = max(3, min(console.height - 1, 30) - LINES_AROUND_THE_LOG)
+    return Group(draw_lanes(run, console.width - 4), draw_log(run, rows), draw_border(grid))
 
 
 def draw_lanes(run: Run, width: int) -> RenderableType:
@@ -514,17 +477,14 @@ def draw_log(run: Run, lines: int) -> RenderableType:
     for call in ended[-lines:]:
         mark, word, style = sign_of(call)
         saved = f", saved {call.saved * 1000:.0f} ms" if call.saved else ""
-        remark, colour = {
-            True: (f"✓ true{saved}", "green"),
-            False: ("✗ differs from the store", "red"),
-            None: (
-                "the same answer again" if word == "stopped" else f"drops {' '.join(call.drops) or 'nothing'}",
-                style,
-            ),
+        unchecked = "the same answer again" if word == "stopped" else f"drops {' '.join(call.drops) or 'nothing'}"
+        remark = {
+            True: Text(f"✓ true{saved}", "green"),
+            False: Text("✗ differs from the store", "red"),
+            None: Text(unchecked, style),
         }[call.is_right]
         text, took = f"{call.tool}({', '.join(map(str, call.arguments))})", ((call.ended or 0.0) - call.started) * 1000
-        cells = (Text(f"{mark} {word}", style), f"{took:.0f}", Text(remark, colour))
-        table.add_row(f"{call.ended:.2f}", call.agent, text, *cells)
+        table.add_row(f"{call.ended:.2f}", call.agent, text, Text(f"{mark} {word}", style), f"{took:.0f}", remark)
     for _ in range(lines - len(ended)):
         table.add_row()
     return table
@@ -577,10 +537,16 @@ def run(options: argparse.Namespace) -> int:
             print("AGENT_CACHE_ENABLED switches caching off, so there is nothing to see; unset it.", file=sys.stderr)
             return 2
     console = Console(highlight=False)
-    view = functools.partial(show_picture, console, is_live=console.is_terminal and not options.fast)
-    if not console.is_terminal:
-        print(f"{len(AGENTS)} agents, one store, seed {options.seed}", flush=True)
-    played = play(view, seed=options.seed, is_fast=options.fast, sabotage=options.sabotage)
+    played = Run(seed=options.seed, is_simulated=options.fast, sabotage=options.sabotage)
+    if console.is_terminal and not options.fast:
+        with Live(console=console, get_renderable=lambda: draw(played, console), refresh_per_second=12):
+            played.play()
+    else:
+        if not console.is_terminal:
+            print(f"{len(AGENTS)} agents, one store, seed {options.seed}", flush=True)
+        played.play()
+        console.print(draw(played, console))
+    console.print(draw_summary(played))
     if options.svg is not None:
         save_svg(played, options.svg)
         print(f"saved {options.svg}", file=sys.stderr)

@@ -5,12 +5,16 @@ answered by the one state that they share. The names of arguments, the forms of 
 real servers: integers that are ids here and amounts there, ids that only a result names, texts, tables, lists.
 """
 
+import inspect
 import json
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall
+
+Draws = dict[str, Callable[[Any, random.Random], Any]]
 
 
 class RefusedError(Exception):
@@ -24,20 +28,23 @@ class World:
         reads: the tools that read.
         writes: the tools that write.
         volatile: those of `reads` whose answers change by themselves.
+        draws: how an agent chooses an argument, by its name; or all arguments of a tool, by the name of that.
     """
 
     reads: ClassVar[tuple[str, ...]] = ()
     writes: ClassVar[tuple[str, ...]] = ()
     volatile: ClassVar[tuple[str, ...]] = ()
     share_of_writes: ClassVar[float] = 0.25
+    draws: ClassVar[Draws] = {}
 
     def __init__(self) -> None:
         self.tick = 0
 
     def arguments(self, tool: str, chance: random.Random) -> dict[str, Any]:
         """Arguments for a call, as an agent would choose them."""
-        made: dict[str, Any] = getattr(self, f"for_{tool}")(chance)
-        return made
+        if tool in self.draws:
+            return dict(self.draws[tool](self, chance))
+        return {name: self.draws[name](self, chance) for name in inspect.signature(getattr(self, tool)).parameters}
 
 
 def play(
@@ -111,6 +118,14 @@ class Files(World):
     reads = ("read_file", "list_directory", "file_info", "search_files")
     writes = ("write_file", "append_to_file", "delete_file", "move_file")
     share_of_writes = 0.2
+    draws: ClassVar[Draws] = {
+        "path": lambda world, chance: world.path(chance),
+        "source": lambda world, chance: world.path(chance),
+        "destination": lambda world, chance: world.path(chance),
+        "pattern": lambda _, chance: chance.choice(("v0", "src", "v1", "docs a")),
+        "content": lambda _, chance: f"{chance.choice('abc')} v{chance.randint(0, 9)}",
+        "list_directory": lambda _, chance: {"path": f"/{chance.choice(('src', 'docs', 'täst'))}"},
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,28 +161,8 @@ class Files(World):
         del self.files[source]
         return f"moved {source} to {destination}"
 
-    def _path(self, chance: random.Random) -> str:
+    def path(self, chance: random.Random) -> str:
         return f"/{chance.choice(('src', 'docs', 'täst'))}/{chance.choice('abcdefgh')}.txt"
-
-    def for_read_file(self, chance: random.Random) -> dict[str, Any]:
-        return {"path": self._path(chance)}
-
-    for_file_info = for_read_file
-    for_delete_file = for_read_file
-
-    def for_list_directory(self, chance: random.Random) -> dict[str, Any]:
-        return {"path": f"/{chance.choice(('src', 'docs', 'täst'))}"}
-
-    def for_search_files(self, chance: random.Random) -> dict[str, Any]:
-        return {"pattern": chance.choice(("v0", "src", "v1", "docs a"))}
-
-    def for_write_file(self, chance: random.Random) -> dict[str, Any]:
-        return {"path": self._path(chance), "content": f"{chance.choice('abc')} v{chance.randint(0, 9)}"}
-
-    for_append_to_file = for_write_file
-
-    def for_move_file(self, chance: random.Random) -> dict[str, Any]:
-        return {"source": self._path(chance), "destination": self._path(chance)}
 
 
 class Repositories(World):
@@ -175,6 +170,12 @@ class Repositories(World):
 
     reads = ("get_issue", "list_issues", "get_repository", "get_labels")
     writes = ("update_issue", "close_issue", "open_issue", "star_repository", "add_label")
+    draws: ClassVar[Draws] = {
+        "repo": lambda world, chance: chance.choice([*world.repos]),
+        "number": lambda _, chance: chance.randint(1, 12),
+        "title": lambda _, chance: f"t{chance.randint(1, 99)}",
+        "label": lambda _, chance: chance.choice(("bug", "docs", "help", "later")),
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,33 +226,20 @@ class Repositories(World):
             labels.append(label)
         return "ok"
 
-    def for_get_repository(self, chance: random.Random) -> dict[str, Any]:
-        return {"repo": chance.choice([*self.repos])}
-
-    for_list_issues = for_get_repository
-    for_star_repository = for_get_repository
-
-    def for_get_issue(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_get_repository(chance), "number": chance.randint(1, 12)}
-
-    for_get_labels = for_get_issue
-    for_close_issue = for_get_issue
-
-    def for_update_issue(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_get_issue(chance), "title": f"t{chance.randint(1, 99)}"}
-
-    def for_open_issue(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_get_repository(chance), "title": f"t{chance.randint(1, 99)}"}
-
-    def for_add_label(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_get_issue(chance), "label": chance.choice(("bug", "docs", "help", "later"))}
-
 
 class Git(World):
     """A working copy: most answers are texts that depend on all of it; commits never change."""
 
     reads = ("git_status", "git_log", "git_show", "git_branches", "read_blob")
     writes = ("git_commit", "git_checkout", "edit_file", "create_branch")
+    draws: ClassVar[Draws] = {
+        "branch": lambda world, chance: chance.choice([*world.logs][:6]),
+        "sha": lambda world, chance: chance.choice([*world.commits][-12:]),
+        "path": lambda world, chance: chance.choice([*world.blobs]),
+        "message": lambda _, chance: f"fix {chance.randint(1, 99)}",
+        "text": lambda _, chance: "x" * chance.randint(1, 5),
+        "name": lambda _, chance: f"feature/{chance.randint(1, 9)}",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,37 +297,19 @@ class Git(World):
         self.logs[name] = list(self.logs[self.branch])
         return f"created {name}"
 
-    def for_git_status(self, _chance: random.Random) -> dict[str, Any]:
-        return {}
-
-    for_git_branches = for_git_status
-
-    def for_git_log(self, chance: random.Random) -> dict[str, Any]:
-        return {"branch": chance.choice([*self.logs][:6])}
-
-    for_git_checkout = for_git_log
-
-    def for_git_show(self, chance: random.Random) -> dict[str, Any]:
-        return {"sha": chance.choice([*self.commits][-12:])}
-
-    def for_read_blob(self, chance: random.Random) -> dict[str, Any]:
-        return {"path": chance.choice([*self.blobs])}
-
-    def for_git_commit(self, chance: random.Random) -> dict[str, Any]:
-        return {"message": f"fix {chance.randint(1, 99)}"}
-
-    def for_edit_file(self, chance: random.Random) -> dict[str, Any]:
-        return {"path": chance.choice([*self.blobs]), "text": "x" * chance.randint(1, 5)}
-
-    def for_create_branch(self, chance: random.Random) -> dict[str, Any]:
-        return {"name": f"feature/{chance.randint(1, 9)}"}
-
 
 class Database(World):
     """Rows of tables with integer ids that collide between tables, and with values."""
 
     reads = ("select_row", "count_rows", "find_rows", "describe_table")
     writes = ("insert_row", "update_row", "delete_row")
+    draws: ClassVar[Draws] = {
+        "table": lambda world, chance: chance.choice([*world.tables]),
+        "value": lambda _, chance: chance.randint(0, 5),
+        "select_row": lambda world, chance: world.row(chance),
+        "delete_row": lambda world, chance: world.row(chance),
+        "update_row": lambda world, chance: {**world.row(chance), "value": chance.randint(0, 9)},
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -378,25 +348,9 @@ class Database(World):
         del rows[id]
         return {"deleted": 1}
 
-    def for_count_rows(self, chance: random.Random) -> dict[str, Any]:
-        return {"table": chance.choice([*self.tables])}
-
-    for_describe_table = for_count_rows
-
-    def for_select_row(self, chance: random.Random) -> dict[str, Any]:
+    def row(self, chance: random.Random) -> dict[str, Any]:
         table = chance.choice([*self.tables])
         return {"table": table, "id": chance.choice([*self.tables[table]][-15:] or [1])}
-
-    for_delete_row = for_select_row
-
-    def for_find_rows(self, chance: random.Random) -> dict[str, Any]:
-        return {"table": chance.choice([*self.tables]), "value": chance.randint(0, 5)}
-
-    def for_insert_row(self, chance: random.Random) -> dict[str, Any]:
-        return {"table": chance.choice([*self.tables]), "value": chance.randint(0, 5)}
-
-    def for_update_row(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_select_row(chance), "value": chance.randint(0, 9)}
 
 
 class Mail(World):
@@ -404,6 +358,14 @@ class Mail(World):
 
     reads = ("list_folder", "read_message", "unread_count", "get_contact")
     writes = ("send_message", "move_message", "delete_message", "mark_unread", "update_contact")
+    draws: ClassVar[Draws] = {
+        "folder": lambda _, chance: chance.choice(("inbox", "sent", "archive")),
+        "message_id": lambda world, chance: chance.choice([*world.messages][-25:] or ["<0.x@mail>"]),
+        "email": lambda _, chance: f"u{chance.randint(0, 8)}@mail.example",
+        "to": lambda _, chance: [f"u{chance.randint(0, 7)}@mail.example"],
+        "subject": lambda _, chance: f"Re: {chance.randint(1, 99)}",
+        "vip": lambda _, chance: chance.random() < 0.5,
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -412,7 +374,7 @@ class Mail(World):
         self.contacts = {f"u{n}@mail.example": {"name": f"User {n}", "vip": False} for n in range(8)}
         chance = random.Random(2)
         for _ in range(25):
-            self.send_message(**self.for_send_message(chance))
+            self.send_message(**self.arguments("send_message", chance))
 
     def list_folder(self, folder: str) -> list[dict[str, Any]]:
         return [{"id": i, "subject": m["subject"]} for i, m in self.messages.items() if m["folder"] == folder]
@@ -450,36 +412,23 @@ class Mail(World):
         self.contacts[email] = {**_get(self.contacts, email), "vip": vip}
         return {"email": email}
 
-    def for_list_folder(self, chance: random.Random) -> dict[str, Any]:
-        return {"folder": chance.choice(("inbox", "sent", "archive"))}
-
-    def for_read_message(self, chance: random.Random) -> dict[str, Any]:
-        return {"message_id": chance.choice([*self.messages][-25:] or ["<0.x@mail>"])}
-
-    for_delete_message = for_read_message
-    for_mark_unread = for_read_message
-
-    def for_unread_count(self, _chance: random.Random) -> dict[str, Any]:
-        return {}
-
-    def for_get_contact(self, chance: random.Random) -> dict[str, Any]:
-        return {"email": f"u{chance.randint(0, 8)}@mail.example"}
-
-    def for_send_message(self, chance: random.Random) -> dict[str, Any]:
-        return {"to": [f"u{chance.randint(0, 7)}@mail.example"], "subject": f"Re: {chance.randint(1, 99)}"}
-
-    def for_move_message(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_read_message(chance), **self.for_list_folder(chance)}
-
-    def for_update_contact(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_get_contact(chance), "vip": chance.random() < 0.5}
-
 
 class Inventory(World):
     """Stock of articles whose integer numbers collide with quantities; shipments name several in a list."""
 
     reads = ("get_stock", "get_product", "list_low_stock", "get_shipment")
     writes = ("ship_items", "restock", "set_price", "reserve_for_shipment")
+    draws: ClassVar[Draws] = {
+        "product_id": lambda _, chance: chance.randint(1, 30),
+        "threshold": lambda _, chance: chance.choice((5, 10, 20)),
+        "shipment_id": lambda world, chance: chance.choice([*world.shipments][-12:]),
+        "lines": lambda _, chance: [
+            {"product_id": one, "quantity": chance.randint(1, 3)}
+            for one in chance.sample(range(1, 31), chance.randint(1, 3))
+        ],
+        "quantity": lambda _, chance: chance.randint(1, 30),
+        "price": lambda _, chance: float(chance.randint(1, 99)),
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -488,7 +437,7 @@ class Inventory(World):
         self.shipments: dict[str, dict[str, Any]] = {}
         chance = random.Random(3)
         for _ in range(10):
-            self.ship_items(**self.for_ship_items(chance))
+            self.ship_items(**self.arguments("ship_items", chance))
 
     def get_stock(self, product_id: int) -> dict[str, Any]:
         return {"product_id": product_id, "quantity": _get(self.stock, product_id)}
@@ -529,29 +478,6 @@ class Inventory(World):
         self.stock[first] -= 1
         return {"reserved": {"product_id": first, "quantity": 1}}
 
-    def for_get_stock(self, chance: random.Random) -> dict[str, Any]:
-        return {"product_id": chance.randint(1, 30)}
-
-    for_get_product = for_get_stock
-
-    def for_list_low_stock(self, chance: random.Random) -> dict[str, Any]:
-        return {"threshold": chance.choice((5, 10, 20))}
-
-    def for_get_shipment(self, chance: random.Random) -> dict[str, Any]:
-        return {"shipment_id": chance.choice([*self.shipments][-12:])}
-
-    for_reserve_for_shipment = for_get_shipment
-
-    def for_ship_items(self, chance: random.Random) -> dict[str, Any]:
-        articles = chance.sample(range(1, 31), chance.randint(1, 3))
-        return {"lines": [{"product_id": one, "quantity": chance.randint(1, 3)} for one in articles]}
-
-    def for_restock(self, chance: random.Random) -> dict[str, Any]:
-        return {"product_id": chance.randint(1, 30), "quantity": chance.randint(1, 30)}
-
-    def for_set_price(self, chance: random.Random) -> dict[str, Any]:
-        return {"product_id": chance.randint(1, 30), "price": float(chance.randint(1, 99))}
-
 
 class Airline(World):
     """Bookings of flights: which flight a cancelled booking frees stands only in the result."""
@@ -559,6 +485,16 @@ class Airline(World):
     reads = ("search_flights", "get_flight", "get_booking", "get_passenger")
     writes = ("book_flight", "cancel_booking", "change_seat", "update_passenger")
     cities = ("HAM", "MUC", "LHR")
+    draws: ClassVar[Draws] = {
+        "search_flights": lambda world, chance: dict(
+            zip(("origin", "destination"), chance.sample(world.cities, 2), strict=True)
+        ),
+        "flight_number": lambda world, chance: chance.choice([*world.flights]),
+        "reservation_code": lambda world, chance: chance.choice([*world.bookings][-20:]),
+        "passenger_id": lambda world, chance: chance.choice([*world.passengers]),
+        "seat": lambda _, chance: f"{chance.randint(1, 30)}{chance.choice('ABC')}",
+        "name": lambda _, chance: f"P{chance.randint(1, 99)}",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -573,7 +509,7 @@ class Airline(World):
         self.bookings: dict[str, dict[str, Any]] = {}
         chance = random.Random(4)
         for _ in range(15):
-            self.book_flight(**self.for_book_flight(chance))
+            self.book_flight(**self.arguments("book_flight", chance))
 
     def search_flights(self, origin: str, destination: str) -> list[dict[str, Any]]:
         return [dict(f) for f in self.flights.values() if (f["origin"], f["destination"]) == (origin, destination)]
@@ -621,36 +557,20 @@ class Airline(World):
         self.passengers[passenger_id] = {**_get(self.passengers, passenger_id), "name": name}
         return {"passenger_id": passenger_id, "name": name}
 
-    def for_search_flights(self, chance: random.Random) -> dict[str, Any]:
-        origin, destination = chance.sample(self.cities, 2)
-        return {"origin": origin, "destination": destination}
-
-    def for_get_flight(self, chance: random.Random) -> dict[str, Any]:
-        return {"flight_number": chance.choice([*self.flights])}
-
-    def for_get_booking(self, chance: random.Random) -> dict[str, Any]:
-        return {"reservation_code": chance.choice([*self.bookings][-20:])}
-
-    for_cancel_booking = for_get_booking
-
-    def for_get_passenger(self, chance: random.Random) -> dict[str, Any]:
-        return {"passenger_id": chance.choice([*self.passengers])}
-
-    def for_book_flight(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_get_passenger(chance), **self.for_get_flight(chance)}
-
-    def for_change_seat(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_get_booking(chance), "seat": f"{chance.randint(1, 30)}{chance.choice('ABC')}"}
-
-    def for_update_passenger(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_get_passenger(chance), "name": f"P{chance.randint(1, 99)}"}
-
 
 class Bank(World):
     """Accounts with integer numbers that collide with amounts; a transfer touches two of them, and totals."""
 
     reads = ("get_balance", "get_account", "get_customer_total", "get_statement", "get_rate")
     writes = ("transfer", "deposit", "set_limit")
+    draws: ClassVar[Draws] = {
+        **dict.fromkeys(
+            ("account_id", "from_account", "to_account", "amount"), lambda _, chance: chance.randint(1, 25)
+        ),
+        "customer_id": lambda _, chance: f"c{chance.randint(0, 4)}",
+        "currency": lambda _, chance: chance.choice(("EUR", "USD", "CHF")),
+        "limit": lambda _, chance: chance.choice((100, 500, 900)),
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -692,31 +612,6 @@ class Bank(World):
         _get(self.limits, account_id)
         self.limits[account_id] = limit
 
-    def for_get_balance(self, chance: random.Random) -> dict[str, Any]:
-        return {"account_id": chance.randint(1, 25)}
-
-    for_get_account = for_get_balance
-    for_get_statement = for_get_balance
-
-    def for_get_customer_total(self, chance: random.Random) -> dict[str, Any]:
-        return {"customer_id": f"c{chance.randint(0, 4)}"}
-
-    def for_get_rate(self, chance: random.Random) -> dict[str, Any]:
-        return {"currency": chance.choice(("EUR", "USD", "CHF"))}
-
-    def for_transfer(self, chance: random.Random) -> dict[str, Any]:
-        return {
-            "from_account": chance.randint(1, 25),
-            "to_account": chance.randint(1, 25),
-            "amount": chance.randint(1, 25),
-        }
-
-    def for_deposit(self, chance: random.Random) -> dict[str, Any]:
-        return {"account_id": chance.randint(1, 25), "amount": chance.randint(1, 25)}
-
-    def for_set_limit(self, chance: random.Random) -> dict[str, Any]:
-        return {"account_id": chance.randint(1, 25), "limit": chance.choice((100, 500, 900))}
-
 
 class Station(World):
     """Answers that change by themselves, beside settings that do not; some writes set what is already so."""
@@ -724,6 +619,13 @@ class Station(World):
     reads = ("get_time", "random_number", "get_setting", "get_sensor", "list_settings")
     writes = ("set_setting", "ping", "reset_settings")
     volatile = ("get_time", "random_number", "get_sensor")
+    draws: ClassVar[Draws] = {
+        "limit": lambda _, chance: chance.choice((10, 100)),
+        "sensor_id": lambda _, chance: f"s-{chance.randint(1, 5)}",
+        "key": lambda _, chance: f"key.{chance.randint(0, 11)}",
+        "value": lambda _, chance: chance.randint(0, 2),
+        "host": lambda _, chance: f"h{chance.randint(1, 4)}.example",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -756,39 +658,34 @@ class Station(World):
         self.settings = dict.fromkeys(self.settings, 0)
         return "reset"
 
-    def for_get_time(self, _chance: random.Random) -> dict[str, Any]:
-        return {}
-
-    for_list_settings = for_get_time
-    for_reset_settings = for_get_time
-
-    def for_random_number(self, chance: random.Random) -> dict[str, Any]:
-        return {"limit": chance.choice((10, 100))}
-
-    def for_get_sensor(self, chance: random.Random) -> dict[str, Any]:
-        return {"sensor_id": f"s-{chance.randint(1, 5)}"}
-
-    def for_get_setting(self, chance: random.Random) -> dict[str, Any]:
-        return {"key": f"key.{chance.randint(0, 11)}"}
-
-    def for_set_setting(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_get_setting(chance), "value": chance.randint(0, 2)}
-
-    def for_ping(self, chance: random.Random) -> dict[str, Any]:
-        return {"host": f"h{chance.randint(1, 4)}.example"}
-
 
 class Directory(World):
     """People with three names each, found by any of them, and listed in pages."""
 
     reads = ("get_user", "find_user_by_email", "find_user_by_handle", "list_users", "get_team")
     writes = ("update_user", "change_email", "rename_handle", "join_team", "register_user")
+    draws: ClassVar[Draws] = {
+        "user_id": lambda world, chance: chance.choice([*world.users][:25]),
+        "email": lambda _, chance: f"mail{chance.randint(0, 24)}@example.org",
+        "handle": lambda _, chance: f"h{chance.randint(0, 24)}_ñ",
+        "page": lambda _, chance: chance.randint(1, 4),
+        "per_page": lambda _, chance: 6,
+        "team": lambda _, chance: chance.choice(("blue", "red", "green")),
+        "bio": lambda _, chance: f"bio {chance.randint(1, 99)}",
+        "change_email": lambda _, chance: dict(
+            zip(("old_email", "new_email"), (f"mail{n}@example.org" for n in chance.sample(range(25), 2)), strict=True)
+        ),
+        "rename_handle": lambda _, chance: dict(
+            zip(("handle", "new_handle"), (f"h{n}_ñ" for n in chance.sample(range(25), 2)), strict=True)
+        ),
+        "register_user": lambda world, chance: world.person(chance.randint(20, 40)),
+    }
 
     def __init__(self) -> None:
         super().__init__()
         self.users: dict[str, dict[str, Any]] = {}
         for n in range(20):
-            self.register_user(f"h{n}_ñ", f"mail{n}@example.org")
+            self.register_user(**self.person(n))
 
     def _found(self, name: str, value: str) -> dict[str, Any]:
         for user in self.users.values():
@@ -841,38 +738,8 @@ class Directory(World):
         self.users[user_id] = {"id": user_id, "handle": handle, "email": email, "bio": "", "team": "blue"}
         return {"id": user_id}
 
-    def for_get_user(self, chance: random.Random) -> dict[str, Any]:
-        return {"user_id": chance.choice([*self.users][:25])}
-
-    def for_find_user_by_email(self, chance: random.Random) -> dict[str, Any]:
-        return {"email": f"mail{chance.randint(0, 24)}@example.org"}
-
-    def for_find_user_by_handle(self, chance: random.Random) -> dict[str, Any]:
-        return {"handle": f"h{chance.randint(0, 24)}_ñ"}
-
-    def for_list_users(self, chance: random.Random) -> dict[str, Any]:
-        return {"page": chance.randint(1, 4), "per_page": 6}
-
-    def for_get_team(self, chance: random.Random) -> dict[str, Any]:
-        return {"team": chance.choice(("blue", "red", "green"))}
-
-    def for_update_user(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_get_user(chance), "bio": f"bio {chance.randint(1, 99)}"}
-
-    def for_change_email(self, chance: random.Random) -> dict[str, Any]:
-        old, new = chance.sample(range(25), 2)
-        return {"old_email": f"mail{old}@example.org", "new_email": f"mail{new}@example.org"}
-
-    def for_rename_handle(self, chance: random.Random) -> dict[str, Any]:
-        old, new = chance.sample(range(25), 2)
-        return {"handle": f"h{old}_ñ", "new_handle": f"h{new}_ñ"}
-
-    def for_join_team(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_get_user(chance), **self.for_get_team(chance)}
-
-    def for_register_user(self, chance: random.Random) -> dict[str, Any]:
-        n = chance.randint(20, 40)
-        return {"handle": f"h{n}_ñ", "email": f"mail{n}@example.org"}
+    def person(self, number: int) -> dict[str, Any]:
+        return {"handle": f"h{number}_ñ", "email": f"mail{number}@example.org"}
 
 
 class Projects(World):
@@ -880,6 +747,12 @@ class Projects(World):
 
     reads = ("get_task", "get_project", "list_project_tasks", "get_member_load")
     writes = ("create_task", "complete_task", "rename_project", "move_task", "archive_project")
+    draws: ClassVar[Draws] = {
+        "task_id": lambda world, chance: chance.choice([*world.tasks][-40:]),
+        "project_id": lambda world, chance: chance.choice([*world.projects]),
+        "member": lambda _, chance: chance.choice(("ann", "ben", "cem", "dot")),
+        "name": lambda _, chance: f"N{chance.randint(1, 99)}",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -887,7 +760,7 @@ class Projects(World):
         self.tasks: dict[str, dict[str, Any]] = {}
         chance = random.Random(6)
         for _ in range(40):
-            self.create_task(**self.for_create_task(chance))
+            self.create_task(**self.arguments("create_task", chance))
 
     def get_task(self, task_id: str) -> dict[str, Any]:
         task = _get(self.tasks, task_id)
@@ -927,29 +800,6 @@ class Projects(World):
         project = _get(self.projects, project_id)
         self.projects[project_id] = {**project, "archived": not project["archived"]}
         return {"archived": not project["archived"]}
-
-    def for_get_task(self, chance: random.Random) -> dict[str, Any]:
-        return {"task_id": chance.choice([*self.tasks][-40:])}
-
-    for_complete_task = for_get_task
-
-    def for_get_project(self, chance: random.Random) -> dict[str, Any]:
-        return {"project_id": chance.choice([*self.projects])}
-
-    for_list_project_tasks = for_get_project
-    for_archive_project = for_get_project
-
-    def for_get_member_load(self, chance: random.Random) -> dict[str, Any]:
-        return {"member": chance.choice(("ann", "ben", "cem", "dot"))}
-
-    def for_create_task(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_get_project(chance), **self.for_get_member_load(chance)}
-
-    def for_rename_project(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_get_project(chance), "name": f"N{chance.randint(1, 99)}"}
-
-    def for_move_task(self, chance: random.Random) -> dict[str, Any]:
-        return {**self.for_get_task(chance), **self.for_get_project(chance)}
 
 
 WORLDS: tuple[type[World], ...] = (

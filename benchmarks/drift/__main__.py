@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.commands import command_parser, exits_without, positive, run_progress
-from benchmarks.drift.measure import REPEATS, Counts, Measurement, Natural, RawRun, natural, raw_runs
+from benchmarks.drift.measure import REPEATS, Counts, Measurement
 from benchmarks.drift.runs import SHAPES, Injector
 from benchmarks.recorded_runs import DataAbsentError, Run, data_directory, load_retail_runs
 from benchmarks.retail.store import RetailStore, load_store
@@ -27,12 +27,10 @@ class Results:
     Attributes:
         shapes: by shape of the runs.
         volatile: with one recording as the baseline, and with two.
-        natural: with the arguments as they are, and with `same_arguments`.
     """
 
     shapes: dict[str, Counts] = field(default_factory=dict)
     volatile: tuple[Counts, Counts] = field(default_factory=lambda: (Counts(), Counts()))
-    natural: tuple[Natural, Natural] = field(default_factory=lambda: (Natural(), Natural()))
 
     @property
     def is_perfect(self) -> bool:
@@ -49,15 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("agent_cache").setLevel(logging.CRITICAL)
     store = load_store(directory)
     runs = load_retail_runs(directory, options.limit)
-    raw = raw_runs(directory, options.limit)
-    results = asyncio.run(_measured(runs, raw, store, options.repeats))
+    results = asyncio.run(_measured(runs, store, options.repeats))
     print(_shapes_table(results), _changes_table(results), _varying_table(results), sep="\n\n")
     for counts in (*results.shapes.values(), *results.volatile[1:]):
         print(*counts.examples[:5], sep="\n", file=sys.stderr)
     return 0 if results.is_perfect else 1
 
 
-async def _measured(runs: Sequence[Run], raw: Sequence[RawRun], store: RetailStore, repeats: int) -> Results:
+async def _measured(runs: Sequence[Run], store: RetailStore, repeats: int) -> Results:
     results = Results()
     for shape in SHAPES:
         measurement = Measurement(store, runs)
@@ -72,8 +69,6 @@ async def _measured(runs: Sequence[Run], raw: Sequence[RawRun], store: RetailSto
             results.volatile = await measurement.volatile(VOLATILE_RUNS, advance=advance)
     finally:
         measurement.close()
-    with run_progress("natural runs", len(raw)) as advance:
-        results.natural = await natural(raw, store, advance)
     return results
 
 
@@ -129,29 +124,11 @@ def _changes_table(results: Results) -> str:
 
 
 def _varying_table(results: Results) -> str:
-    one, two = results.volatile
-    plain, same = results.natural
-    return markdown(
-        ("runs", "judged by", "false alarms", "found"),
-        (
-            ("request ids in answers", "one recording", _of(one.alarms, one.repeats), ""),
-            (
-                "request ids in answers",
-                "two recordings",
-                _of(two.alarms, two.repeats),
-                _of(two.found.total(), two.injected.total()),
-            ),
-            *(
-                (
-                    "other runs of the task",
-                    f'a successful run, `fail_on="critical"`{more}',
-                    f"{_of(each.alarms, each.successes)} successes",
-                    f"{_of(each.found, each.failures)} failures",
-                )
-                for each, more in ((plain, ""), (same, ", `same_arguments`"))
-            ),
-        ),
-    )
+    rows = [
+        ("request ids in answers", by, _of(one.alarms, one.repeats), _of(one.found.total(), one.injected.total()))
+        for by, one in zip(("one recording", "two recordings"), results.volatile, strict=True)
+    ]
+    return markdown(("runs", "judged by", "false alarms", "found"), rows)
 
 
 if __name__ == "__main__":

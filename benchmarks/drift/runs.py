@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from agent_cache import AgentCacheSession
 from agent_cache.recording import Cassette, intercept, record
@@ -38,20 +38,6 @@ async def _model(prompt: str) -> str:
     return f"calls of {prompt}"
 
 
-class Store(Protocol):
-    """A retail store, or what stands before one."""
-
-    @property
-    def owner_of(self) -> Callable[[str], str | None]:
-        """Gives the user of an order."""
-
-    def copy(self) -> Store:
-        """A copy with the same records."""
-
-    def answer(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Run one tool and return its text."""
-
-
 class Backend:
     """The store, with a request id in each answer, or one answer changed.
 
@@ -62,7 +48,7 @@ class Backend:
     """
 
     def __init__(
-        self, store: Store, change: tuple[str, str, str] | None = None, volatile: random.Random | None = None
+        self, store: RetailStore, change: tuple[str, str, str] | None = None, volatile: random.Random | None = None
     ) -> None:
         self._store = store
         self._change = change
@@ -186,7 +172,7 @@ class RunRecorder:
         store: what each run starts from.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RetailStore) -> None:
         self._store = store
         self._backend = Backend(store)
         self._chance = random.Random(0)
@@ -323,20 +309,20 @@ class Injector:
 
 
 def _without_one(tools: Sequence[str], calls: list[Call], chance: random.Random) -> list[Call] | None:
-    places = [place for place, (tool, _) in enumerate(calls) if tool in tools]
-    if not places:
-        return None
-    del calls[chance.choice(places)]
-    return calls
+    if place := _place(tools, calls, chance):
+        del calls[place - 1]
+    return calls if place else None
 
 
 def _with_one_twice(tools: Sequence[str], calls: list[Call], chance: random.Random) -> list[Call] | None:
-    places = [place for place, (tool, _) in enumerate(calls) if tool in tools]
-    if not places:
-        return None
-    place = chance.choice(places)
-    calls.insert(place + 1, calls[place])
-    return calls
+    if place := _place(tools, calls, chance):
+        calls.insert(place, calls[place - 1])
+    return calls if place else None
+
+
+def _place(tools: Sequence[str], calls: list[Call], chance: random.Random) -> int:
+    """The number, from 1, of a random call of these tools; 0 if there is none."""
+    return chance.choice([number for number, (tool, _) in enumerate(calls, 1) if tool in tools] or [0])
 
 
 def _swapped(

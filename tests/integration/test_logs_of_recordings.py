@@ -1,6 +1,7 @@
-"""Recordings of this library, read as logs: cassettes, journals, those of the relay, and broken ones."""
+"""What this library writes of its calls, read as logs: cassettes, journals, broken ones, and spans."""
 
 import asyncio
+import io
 import json
 from datetime import UTC, datetime
 
@@ -140,14 +141,11 @@ async def test_a_journal_that_was_resumed(tmp_path):
     assert abs(second.ended - now) < 60
 
 
-@pytest.mark.parametrize("kind", ["cassette", "journal"])
-async def test_short_runs_one_after_the_other_keep_their_order(tmp_path, kind):
+async def test_short_runs_one_after_the_other_keep_their_order(tmp_path):
     """Several begin within one millisecond."""
     items = [f"s{number:02}" for number in range(40)]
-    journal = Journal(tmp_path)
     for item in items:
-        run = record(tmp_path / f"{item}.jsonl") if kind == "cassette" else AgentCacheSession(item, journal=journal)
-        async with run:
+        with record(tmp_path / f"{item}.jsonl"):
             await get_item(item)
             await take(item)
     log = read_log(tmp_path)
@@ -165,3 +163,35 @@ async def test_a_recording_with_a_broken_line_is_left_out_with_the_line(tmp_path
     assert log.calls == []
     assert "recordings that cannot be read were left out" in log.problems[0]
     assert "line 4" in log.problems[0]
+
+
+@pytest.mark.parametrize("content", [True, False])
+async def test_spans(tmp_path, content):
+    """Without their content they are evidence of nothing."""
+    pytest.importorskip("opentelemetry.sdk", reason='pip install "agent-cache[test]" brings the SDK of OpenTelemetry')
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
+    from agent_cache import otel
+
+    text, provider = io.StringIO(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=text)))
+    with otel.instrument(provider, content=content):
+        async with AgentCacheSession("talk-1"):
+            await get_item("a1")
+            await get_item("a1")
+            await take("a1")
+            with pytest.raises(LookupError):
+                await get_item("none")
+            await names("word " * 20_000)
+    provider.shutdown()
+    (tmp_path / "spans").write_text(text.getvalue(), "utf-8")
+    calls = [call for call in read_log(tmp_path / "spans").calls if not call.is_from_cache]
+    item = {"item": "a1", "left": 5, "api_key": None}
+    results = [item, "took a1", UNKNOWN, UNKNOWN] if content else [UNKNOWN] * 4
+    assert [call.tool.rpartition(":")[2] for call in calls] == ["get_item", "take", "get_item", "names"]
+    assert [call.kind for call in calls] == ["read", "write", "read", "read"]
+    assert [call.result for call in calls] == results, "the last one is cut off"
+    assert [call.is_keyed for call in calls] == [content, content, content, False]
+    assert calls[2].error == f"LookupError: {'no such item' if content else 'LookupError'}"
+    assert {call.run for call in calls} == {"talk-1"}

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.drift.measure import Measurement
 from benchmarks.drift.runs import SHAPES
-from benchmarks.forks import WAYS, WORLDS, fork_all
+from benchmarks.forks import WAYS, fork_all
 from benchmarks.recorded_runs import Run, data_directory, load_retail_runs
 from benchmarks.retail.store import RetailStore, load_store
 from tests.harness.slow import slow
@@ -25,7 +25,7 @@ def runs() -> list[Run]:
 @pytest.mark.parametrize("share", [45, *slow(1)])
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_fork_in_a_sandbox_equals_the_original_and_reads_nothing_again(store, runs, way, share) -> None:
-    outcome = await fork_all(runs[::share], store, way, WORLDS[0], lambda: None)
+    outcome = await fork_all(runs[::share], store, way)
     assert outcome.is_perfect, outcome
     assert outcome.equal == outcome.forks >= 450 // share
     assert outcome.reads_before == 0 < outcome.writes_again
