@@ -114,7 +114,23 @@ async def read_for_a_while(key: str) -> list[int]:
     return [WORLD.truth[key]]
 
 
-@AgentCache("thing:{key}")
+async def is_unchanged(previous: list[int], key: str) -> bool:
+    return previous == await read_for_a_while.__wrapped__(key)
+
+
+@AgentCache("thing:{key}", ttl=0.01, validate=is_unchanged)
+async def read_validated(key: str) -> list[int]:
+    await asyncio.sleep(pause())
+    return [WORLD.truth[key]]
+
+
+def is_unchanged_in_thread(previous: list[int], key: str) -> bool:
+    found = WORLD.truth[key]
+    time.sleep(pause())
+    return previous == [found]
+
+
+@AgentCache("thing:{key}", ttl=0.01, validate=is_unchanged_in_thread)
 def read_in_thread(key: str) -> list[int]:
     found = WORLD.truth[key]
     time.sleep(pause())
@@ -131,7 +147,7 @@ async def read_of_session(key: str) -> list[int]:
 @AgentCache("summary")
 async def read_through(key: str) -> list[int]:
     await asyncio.sleep(pause())
-    (found,) = await (read(key) if random.random() < 0.5 else read_for_a_while(key))
+    (found,) = await random.choice((read, read_for_a_while, read_validated))(key)
     return [found]
 
 
@@ -187,12 +203,13 @@ def write_in_thread(key: str) -> int:
 READS: Final[dict[str, Callable[[str], Awaitable[list[int]]]]] = {
     "read": read,
     "read_for_a_while": read_for_a_while,
+    "read_validated": read_validated,
     "read_of_session": read_of_session,
     "read_through": read_through,
     "stream": first_of_stream,
     "fresh": read.fresh,
 }
-MOST: Final = ("read", "read", "read_for_a_while", "read_of_session", "read_through", "stream")
+MOST: Final = ("read", "read", "read_for_a_while", "read_validated", "read_of_session", "read_through", "stream")
 HOWS: Final = ("", "", "", "set", "raises", "times out", "refused")
 
 
@@ -304,7 +321,7 @@ def main() -> int:
     show(f"seed {options.seed}")
     found = run(options.seconds, options.seed)
     metrics = get_metrics()
-    hits = {name: metrics[name] for name in ("hits", "shared", "misses", "writes", "uncached", "errors")}
+    hits = {name: metrics[name] for name in ("hits", "shared", "misses", "validated", "writes", "uncached", "errors")}
     show(f"{sum(WORLD.counts.values()):,} calls: {dict(WORLD.counts)}; {hits}")
     show("\n".join(found) or "nothing found")
     return 1 if found else 0
