@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -109,15 +110,6 @@ async def test_else_and_if_it_raises_the_tool_runs(clock, caplog, is_sync, holds
     assert counts() == (1, 2, 0)
     logged = [record.agent_cache_event for record in caplog.records]
     assert logged == (["validate= raised, so the tool ran"] if holds else [])
-
-
-async def test_it_is_not_asked_before_the_ttl_has_ended_nor_without_a_result(clock):
-    source = Source()
-    await source.get()
-    clock.advance(9.9)
-    await source.get()
-    await source.get(2)
-    assert source.asked == []
 
 
 async def test_an_expired_result_waits_for_the_question_as_long_as_there_is_room(clock):
@@ -459,18 +451,6 @@ async def test_results_of_a_session_are_validated_in_it(clock):
         assert (await source.get())["run"] == 2
 
 
-async def test_tenants_are_validated_apart(clock):
-    source = Source()
-    for tenant in "ab":
-        async with AgentCacheSession(tenant=tenant):
-            await source.get()
-    clock.advance(10)
-    async with AgentCacheSession(tenant="a"):
-        assert (await source.get())["run"] == 1
-    async with AgentCacheSession(tenant="b"):
-        assert (await source.get())["run"] == 2
-
-
 async def test_a_refused_call_of_the_validator_is_the_sessions_and_not_a_failure(clock, caplog):
     @AgentCacheInvalidator("log")
     async def log() -> None:
@@ -506,19 +486,17 @@ async def test_validate_after_asks_before_the_ttl_and_the_ttl_runs_the_tool(cloc
     assert len(source.asked) == 3
 
 
-async def test_validate_after_needs_no_ttl(clock):
-    source = Source(ttl=None, validate_after=10)
+@pytest.mark.parametrize("options", [{"ttl": None, "validate_after": 3}, {"ttl": timedelta(seconds=3)}, {"ttl": 60}])
+async def test_when_it_is_asked(clock, options):
+    """Without a ttl, too, and after one that is set at run time."""
+    source = Source(**options)
+    if options["ttl"] == 60:
+        set_ttl("get_order", 3)
     await source.get()
-    clock.advance(1_000)
-    assert (await source.get())["run"] == 1
-    assert len(source.asked) == 1
-
-
-async def test_a_ttl_that_is_set_at_run_time_says_when_it_is_asked(clock):
-    source = Source()
-    set_ttl("get_order", 3)
+    clock.advance(2.9)
     await source.get()
-    clock.advance(3)
+    assert source.asked == []
+    clock.advance(0.1)
     assert (await source.get())["run"] == 1
     assert len(source.asked) == 1
 
