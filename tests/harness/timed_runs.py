@@ -50,18 +50,10 @@ class TimedRun:
 
     def save(self, path: Path) -> Path:
         """Write the cassette."""
-        events = []
-        for call in self.calls:
-            ended, is_short = call.started_ms + call.duration_ms, call.duration_ms <= 0
-            events += [(call.started_ms, 1, call.id), (ended, 2 if is_short else 0, -call.id)]
-        data = {
-            "agent_cache_cassette": 2,
-            **self.header,
-            "calls": [msgspec.to_builtins(call) for call in self.calls],
-            "trailer": {"calls": len(self.calls), "duration_ms": max((ended for ended, _, _ in events), default=0.0)},
-            "order": [number for _, _, number in sorted(events)] if any(ended for ended, _, _ in events) else [],
-        }
-        Cassette.from_dict(data).save(path)
+        duration = max((call.started_ms + call.duration_ms for call in self.calls), default=0.0)
+        cassette = Cassette(self.calls, duration_ms=duration)
+        cassette.header = msgspec.structs.replace(cassette.header, **self.header)
+        cassette.save(path)
         return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -315,7 +316,9 @@ def tokens(cassette: Cassette, count: int) -> Cassette:
         msgspec.structs.replace(one, input_tokens=count - 10, output_tokens=10) if one.kind == "llm" else one
         for one in cassette
     ]
-    return Cassette.from_dict({**cassette.to_dict(), "calls": msgspec.to_builtins(calls)})
+    found = copy.copy(cassette)
+    found.steps = calls
+    return found
 
 
 async def test_tokens_of_the_run_may_vary_by_a_fifth(runs: Runs) -> None:
