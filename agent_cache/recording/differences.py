@@ -44,30 +44,21 @@ _PLAIN_KEY = re.compile(r"[^\s.:*\[\]\"]+")
 _WORD = re.compile(r"\w+|\W")
 
 
-def differences(was: Any, now: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+def differences(was: Any, now: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any, Any]]:
     """The places where two values differ: the path, as ``result.items[2].price``, and both values, or `ABSENT`."""
-    is_found = False
-    for place in _differences(was, now, path, 0):
-        is_found = True
-        yield place
-    if not is_found and encode_sorted(was) != encode_sorted(now):  # 1, 1.0 and True are equal in Python
-        yield path, was, now
-
-
-def _differences(was: Any, now: Any, path: str, depth: int) -> Iterator[tuple[str, Any, Any]]:
     if type(was) is str and type(now) is str:
         one, other = read_json(was), read_json(now)
         if one is not None and other is not None:
             was, now = one, other
+    if was is not ABSENT and now is not ABSENT and encode_sorted(was) == encode_sorted(now):  # 1, 1.0 and True are not
+        return
     if type(was) is dict and type(now) is dict and depth < _MAX_DEPTH:
         for name in {**was, **now}:
-            one, other = was.get(name, ABSENT), now.get(name, ABSENT)
-            if one != other:
-                yield from _differences(one, other, joined(path, name), depth + 1)
+            yield from differences(was.get(name, ABSENT), now.get(name, ABSENT), joined(path, name), depth + 1)
     elif type(was) is list and type(now) is list and max(len(was), len(now)) <= _MAX_ELEMENTS and depth < _MAX_DEPTH:
         for one, other, number in _aligned(was, now):
-            yield from _differences(one, other, f"{path}[{number}]", depth + 1)
-    elif was != now:
+            yield from differences(one, other, f"{path}[{number}]", depth + 1)
+    else:
         yield path, was, now
 
 
@@ -99,9 +90,10 @@ def places_of(was: Any, now: Any, most: int = 1_000) -> Places:
 
 def _aligned(was: list[Any], now: list[Any]) -> Iterator[tuple[Any, Any, int]]:
     """Pairs of elements that differ, and the number of the first of them. What was added or removed has no other."""
-    first = common_length(was, now)
-    ones, others = list(map(encode_sorted, was[first:])), list(map(encode_sorted, now[first:]))
-    for tag, begin, end, begin_now, end_now in SequenceMatcher(None, ones, others, autojunk=False).get_opcodes():
+    ones, others = list(map(encode_sorted, was)), list(map(encode_sorted, now))
+    first = common_length(ones, others)
+    matcher = SequenceMatcher(None, ones[first:], others[first:], autojunk=False)
+    for tag, begin, end, begin_now, end_now in matcher.get_opcodes():
         if tag == "equal":
             continue
         for at in range(first, first + max(end - begin, end_now - begin_now)):

@@ -107,7 +107,6 @@ class Peer:
             self.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             pipe.close()
-        self._process.close()
 
 
 class Process:

@@ -29,7 +29,7 @@ from typing import IO, Any, Self
 
 import pytest
 
-__all__ = ["Forked", "Piped", "Spoken", "forks", "piped_python"]
+__all__ = ["Piped", "Spoken", "forks"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,15 +58,19 @@ class Forks:
         theirs.close()
         self._lock = threading.Lock()
 
-    def start(
+    def start(self, *command: object, **options: Any) -> Forked:
+        """Start Python, as `begin` does."""
+        return Forked(self, self.begin(*command, **options))
+
+    def begin(
         self,
         *command: object,
         streams: Sequence[IO[Any]],
         imports: Sequence[str] = (),
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
-    ) -> Forked:
-        """Start Python with the arguments `command`.
+    ) -> int:
+        """Start Python with the arguments `command`, and give the number of its process.
 
         Args:
             command: those arguments: ``-m`` and a module, ``-c`` and code, or the path of a file, and what is for that.
@@ -81,7 +85,7 @@ class Forks:
             "folder": str(folder or Path.cwd()),
             "environment": dict(os.environ if environment is None else environment),
         }
-        return Forked(self, self.ask(request, streams))
+        return self.ask(request, streams)
 
     def run(self, *command: object, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run it to its end, with nothing to read. The arguments are those of `start`."""
@@ -108,81 +112,62 @@ class Forks:
 
 
 class Forked:
-    """A program that was started.
+    """A program that was started, with what tests use of `subprocess.Popen`.
 
     Attributes:
         pid: the number of its process.
-        returncode: how it has ended, as `subprocess` says it; None until `wait`.
+        ended: a file that can be read when it has ended.
     """
 
     def __init__(self, parent: Forks, pid: int) -> None:
-        self._parent = parent
-        self.pid = pid
-        self.returncode: int | None = None
+        self._parent, self._code = parent, None
+        self.pid, self.ended = pid, os.fdopen(os.pidfd_open(pid), "rb", buffering=0)
 
-    def wait(self) -> int:
+    def poll(self) -> int | None:
+        """How it has ended; None as long as it runs."""
+        return self._code if self._code is not None or not self._has_ended(0) else self.wait()
+
+    def wait(self, timeout: float | None = None) -> int:
         """Wait for its end."""
-        if self.returncode is None:
-            self.returncode = self._parent.ask({"wait": self.pid})
-        return self.returncode
+        if self._code is None:
+            if not self._has_ended(timeout):
+                raise subprocess.TimeoutExpired("a forked program", timeout or 0)
+            self._code: int | None = self._parent.ask({"wait": self.pid})
+            self.ended.close()
+        return self._code or 0
 
     def wait_until_stopped(self) -> None:
         """Wait until SIGSTOP has stopped it."""
         self._parent.ask({"stopped": self.pid})
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal."""
-        os.kill(self.pid, number)
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End it at once."""
         self.send_signal(signal.SIGKILL)
 
+    def _has_ended(self, timeout: float | None) -> bool:
+        return bool(select.select([self.ended], [], [], timeout)[0])
 
-class Spoken:
-    """A program that was started with pipes for its text, as `subprocess.Popen` gives it.
+
+class Spoken(Forked):
+    """A program that was started with pipes for its text. Its errors go to where those of this process go.
 
     Attributes:
-        pid: the number of its process.
         stdin: what it reads.
-        stdout: what it prints. Its errors go to where those of this process go.
+        stdout: what it prints.
     """
 
     def __init__(self, *command: object, imports: Sequence[str] = ()) -> None:
         stdin, stdout = os.pipe(), os.pipe()
         ends = [os.fdopen(stdin[0], "rb"), os.fdopen(stdout[1], "wb"), os.fdopen(os.dup(2), "wb")]
-        self._forked = forks().start(*command, streams=ends, imports=imports)
+        super().__init__(forks(), forks().begin(*command, streams=ends, imports=imports))
         for end in ends:
             end.close()
-        self.pid = self._forked.pid
         self.stdin, self.stdout = os.fdopen(stdin[1], "w"), os.fdopen(stdout[0])
-        self._ended = os.fdopen(os.pidfd_open(self.pid), "rb", buffering=0)
-
-    def poll(self) -> int | None:
-        """How it has ended; None as long as it runs."""
-        return self.wait() if self._has_ended(0) else None
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end."""
-        if not self._has_ended(timeout):
-            raise subprocess.TimeoutExpired("a forked program", timeout or 0)
-        return self._forked.wait()
-
-    def wait_until_stopped(self) -> None:
-        """Wait until SIGSTOP has stopped it."""
-        self._forked.wait_until_stopped()
-
-    def kill(self) -> None:
-        """End it at once."""
-        if not self._has_ended(0):
-            self._forked.kill()
-
-    def close(self) -> None:
-        """Leave open nothing but its pipes."""
-        self._ended.close()
-
-    def _has_ended(self, timeout: float | None) -> bool:
-        return self._forked.returncode is not None or bool(select.select([self._ended], [], [], timeout)[0])
 
 
 class Piped:
@@ -202,7 +187,6 @@ class Piped:
         for end in ends:
             end.close()
         self.pid = self._forked.pid
-        self._ended = os.pidfd_open(self.pid)
         flow = functools.partial(asyncio.streams.FlowControlMixin, loop=loop)
         writing, protocol = await loop.connect_write_pipe(flow, os.fdopen(stdin[1], "wb"))
         self.stdin = asyncio.StreamWriter(writing, protocol, None, loop)
@@ -217,16 +201,15 @@ class Piped:
     @property
     def returncode(self) -> int | None:
         """How it has ended; None as long as it runs."""
-        if self._forked.returncode is None and select.select([self._ended], [], [], 0)[0]:
-            self._forked.wait()
-        return self._forked.returncode
+        return self._forked.poll()
 
     async def wait(self) -> int:
         """Wait for its end."""
-        loop, has_ended = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._ended, has_ended.set)
-        await has_ended.wait()
-        loop.remove_reader(self._ended)
+        if self.returncode is None:
+            loop, has_ended = asyncio.get_running_loop(), asyncio.Event()
+            loop.add_reader(self._forked.ended, has_ended.set)
+            await has_ended.wait()
+            loop.remove_reader(self._forked.ended)
         return self._forked.wait()
 
     def send_signal(self, number: int) -> None:
@@ -241,20 +224,6 @@ class Piped:
         """Leave no pipe open."""
         for transport in self._transports:
             transport.close()
-        os.close(self._ended)
-
-
-async def piped_python(*command: object, imports: Sequence[str] = ()) -> Piped | asyncio.subprocess.Process:
-    """Start Python with pipes. On systems other than Linux it is no fork."""
-    if sys.platform == "linux":
-        return await Piped.start(*command, limit=1 << 16, imports=imports)
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *map(str, command),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
 
 
 def _serve(connection: socket.socket) -> list[str] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.forks import Piped, piped_python
+from tests.harness.forks import Piped
 from tests.harness.servers import Server
 from tests.harness.slow import slow, slow_rows
 
@@ -53,13 +53,12 @@ asyncio.run(main())
 class Process:
     """A process that calls the tool when it is told to, and reports what it does."""
 
-    def __init__(self, process: Piped | asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Piped) -> None:
         self._process = process
         self._line: asyncio.Future[str] | None = None
         self.kill = process.kill
 
     def tell(self, line: str = "") -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n".encode())
 
     def next_line(self) -> asyncio.Future[str]:
@@ -69,7 +68,6 @@ class Process:
         return self._line
 
     async def _read(self) -> str:
-        assert self._process.stdout is not None
         return (await self._process.stdout.readline()).decode().strip()
 
     async def says(self, line: str) -> None:
@@ -82,8 +80,7 @@ class Process:
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
-        if isinstance(self._process, Piped):
-            self._process.close()
+        self._process.close()
 
 
 Start = Callable[..., Awaitable[list[Process]]]
@@ -109,7 +106,8 @@ async def start(url: str) -> AsyncIterator[Start]:
         count: int, *, lease: float = 60.0, flight: str = "fleet", kind: str = "async def"
     ) -> list[Process]:
         for _ in range(count):
-            started.append(Process(await piped_python("-c", _PROGRAM, url, lease, flight, kind, imports=imports)))
+            program = "-c", _PROGRAM, url, lease, flight, kind
+            started.append(Process(await Piped.start(*program, limit=1 << 16, imports=imports)))
         for each in started:
             await each.says("ready")
             each.tell()

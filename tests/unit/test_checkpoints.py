@@ -129,6 +129,10 @@ def test_the_state_of_a_class_that_is_gone_is_readable_and_comes_back_with_the_c
     assert typed_state(back.state) == back.state
     register_state(Plan, framework=name)
     assert typed_state(back.state) == Plan(list(STEPS), {"x"})
+    line["state"]["owner"] = "ann"  # a field that the class had
+    with pytest.raises(CheckpointError, match="no such field") as caught:
+        typed_state(checkpoint_of(line, "s").state)
+    assert caught.value.field == "owner"
 
 
 @pytest.mark.parametrize(

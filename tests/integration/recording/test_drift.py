@@ -172,6 +172,16 @@ def test_a_status_from_400_is_an_error_and_headers_do_not_count() -> None:
     assert brief(baseline.compare(run(500, "monday"))) == [(CRITICAL, "error", "GET https://a/b")]
 
 
+def test_a_text_that_is_json_is_compared_as_what_it_says() -> None:
+    def run(text: str) -> Cassette:
+        return Cassette([RecordedCall(id=1, kind="tool", name="shop:find", outcome={"value": text})])
+
+    baseline = Baseline(run('{"a": 1, "b": [2]}'))
+    assert baseline.compare(run('{"b":[2],"a":1}')) == []
+    (drift,) = baseline.compare(run('{"b":[3],"a":1}'))
+    assert (drift.path, drift.original_value, drift.restored_value) == ("result.b[*]", 2, 3)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "severity"),
     [
@@ -299,6 +309,14 @@ async def test_arguments_are_the_same_that_a_function_says_are(runs: Runs) -> No
     new = await runs(script(("cancel", "W1"), ("get_order", "W1")))
     tolerance = Tolerance(same_arguments={"cancel": same}, ignore=["*:result"])
     assert brief(baseline.compare(new, tolerance)) == [(WARNING, "arguments", "shop:get_order")]
+
+
+async def test_an_error_of_a_function_of_the_tolerance_is_raised_by_the_report(runs: Runs) -> None:
+    tolerance = Tolerance(same_arguments={"get_order": lambda expected, actual: 1 / 0})
+    detector = DriftDetector(Baseline(await runs(script(READ))), tolerance=tolerance)
+    assert len(await runs(script(OTHER), drift=detector)) == 1
+    with pytest.raises(ZeroDivisionError):
+        detector.report()
 
 
 async def test_a_number_of_calls_more_or_less_is_accepted_but_no_write(runs: Runs) -> None:

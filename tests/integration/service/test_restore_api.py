@@ -169,6 +169,7 @@ def test_a_restore_makes_a_session_with_the_calls_until_the_checkpoint(client, k
     assert [call.name for call in new.calls] == ["shop:get_order", "shop:pay"]
     assert not new.is_sealed
     assert [(one.id, one.label) for one in new.checkpoints] == [(answer["new_checkpoint_id"], "second try")]
+    assert answer["new_checkpoint_id"] != checkpoint_id
 
 
 def test_events_after_the_checkpoint_are_replayed_on_request_and_counted(client, killed, store):
