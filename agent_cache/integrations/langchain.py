@@ -24,7 +24,7 @@ from agent_cache.integrations.shared import (
     alone,
     as_tool_gets,
     checked_box,
-    identity_of_params,
+    identity_of,
     is_public,
     note_function,
 )
@@ -223,7 +223,7 @@ def _server_of(tool: BaseTool) -> tuple[list[str] | None, bool]:
     session = around.get("session")
     if session is not None or not isinstance(connection, Mapping):
         return [alone(function if session is None else session), *map(alone, interceptors)], True
-    return [identity_of_params(connection, function), *map(alone, interceptors)], False
+    return [identity_of(connection, function), *map(alone, interceptors)], False
 
 
 def _states_in(functions: list[Any]) -> tuple[str, ...]:

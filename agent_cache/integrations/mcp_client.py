@@ -22,8 +22,7 @@ from agent_cache.integrations.shared import (
     as_json,
     called,
     checked_box,
-    identity_of_client,
-    identity_of_transport,
+    identity_of,
     requested_version,
 )
 from agent_cache.relay.messages import listed
@@ -126,8 +125,12 @@ class CachedClient:
     def _server(self) -> str | None:
         """What the client sends to its server beside the calls; None where `vary` says it."""
         if self._is_of_fastmcp:
-            return identity_of_transport(self._client.transport)
-        return identity_of_client(self._client) if self._vary is None else None
+            return identity_of(self._client.transport)
+        if self._vary is not None:
+            return None
+        server = getattr(self._client, "server", None)  # of the SDK's client: a URL, a command, or a server here
+        is_here = type(server).__module__.startswith("mcp.server.")
+        return identity_of(server, server if is_here else getattr(self._client, "session", self._client))
 
     async def _known(self) -> dict[str, ToolInfo]:
         session = self._client if self._is_session else self._client.session  # another one after a reconnection

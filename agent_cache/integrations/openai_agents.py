@@ -30,7 +30,7 @@ from agent_cache.integrations.shared import (
     as_tool_gets,
     called,
     checked_box,
-    identity_of_params,
+    identity_of,
     note_function,
     returned_by,
 )
@@ -370,7 +370,7 @@ def _identity_of(server: MCPServer, *, is_own: bool) -> list[str]:
     params: Any = given.model_dump() if isinstance(given, BaseModel) else given
     if is_own and type(server).__module__ != "agents.mcp.server":
         return [alone(server)]
-    return [identity_of_params(params, server)] if isinstance(params, dict) else []
+    return [identity_of(params, server)] if isinstance(params, dict) else []
 
 
 def _check_of(function: Any) -> Check | None:

@@ -26,7 +26,7 @@ from agent_cache.integrations.shared import (
     Private,
     alone,
     checked_box,
-    identity_of_transport,
+    identity_of,
     is_public,
     note_function,
     returned_by,
@@ -279,7 +279,7 @@ def _servers_identity(toolset: AbstractToolset[Any]) -> list[Any]:
     if not any(kind.__module__ == "pydantic_ai.mcp" for kind in type(toolset).__mro__):
         return []
     transport = getattr(getattr(toolset, "client", None), "transport", None)
-    return ["server", alone(toolset) if transport is None else identity_of_transport(transport)]
+    return ["server", alone(toolset) if transport is None else identity_of(transport)]
 
 
 def _named(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:

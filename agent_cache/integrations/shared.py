@@ -44,8 +44,10 @@ def checked_box(box: object, vary: object, caller: str) -> None:
 # Who answers
 
 _ALONE: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
-_PROCESS: Final = ("command", "args", "env", "cwd")
-_STDIO: Final = frozenset(f"{kind}StdioTransport" for kind in ("", "FastMCP", "Node", "Npx", "Python", "Uv", "Uvx"))
+_SENT: Final = ("command", "args", "env", "cwd", "url", "headers", "auth", "httpx_client_factory")
+_STDIO: Final = (f"{kind}StdioTransport" for kind in ("", "FastMCP", "Node", "Npx", "Python", "Uv", "Uvx"))
+_READABLE: Final = frozenset({"SSETransport", "StdioServerParameters", "StreamableHttpTransport", *_STDIO})
+"""Classes of MCP's SDK and of FastMCP whose attributes say all that they send."""
 
 
 def alone(connection: Any) -> str:
@@ -53,46 +55,27 @@ def alone(connection: Any) -> str:
     return _ALONE.setdefault(connection, secrets.token_hex(8))
 
 
-def identity_of_sent(**sent: Any) -> str:
-    """A hash of what is sent."""
+def identity_of(connection: Any, owner: Any = None) -> str:
+    """A hash of what a connection sends by itself, if it is a URL, a mapping of parameters, or of a class that says it;
+    else `alone` of the `owner`, which is by default its server in this process, or the connection.
+    """
+    kind = type(connection)
+    if owner is None:
+        owner = getattr(connection, "server", None) or connection
+    if isinstance(connection, str | Mapping):
+        params = {"url": connection} if isinstance(connection, str) else connection
+        sent = {name: params.get(name) for name in _SENT}
+    elif kind.__name__ in _READABLE and kind.__module__.startswith(("mcp.client.", "fastmcp.client.transports.")):
+        sent = {name: getattr(connection, name, None) for name in _SENT}
+    else:
+        return alone(owner)
+    auth: Any = sent["auth"]
+    is_bearer = f"{type(auth).__module__}.{type(auth).__name__}" == "fastmcp.client.auth.bearer.BearerAuth"
+    if sent["httpx_client_factory"] is not None or (auth is not None and not is_bearer):
+        return alone(owner)
+    sent["auth"] = auth.token.get_secret_value() if is_bearer else None
     text = json.dumps(sent, sort_keys=True, default=str)
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-def identity_of_params(params: Mapping[str, Any], owner: Any) -> str:
-    """The same of parameters of a connection by their names; `alone` of its owner, if they may send anything."""
-    if params.get("auth") is not None or params.get("httpx_client_factory") is not None:
-        return alone(owner)
-    return identity_of_sent(**{name: params.get(name) for name in (*_PROCESS, "url", "headers")})
-
-
-def identity_of_client(client: Any) -> str:
-    """The same of a client of the SDK, where it was made of a URL or a command. A session does not show what it sends,
-    nor does a transport that the user has made: it is itself alone.
-    """
-    server = getattr(client, "server", None)
-    if isinstance(server, str):
-        return identity_of_sent(url=server)
-    if type(server).__module__ == "mcp.client.stdio":
-        return identity_of_sent(**{name: getattr(server, name) for name in _PROCESS})
-    is_of_process = type(server).__module__.startswith("mcp.server.")
-    return alone(server if is_of_process else getattr(client, "session", client))
-
-
-def identity_of_transport(transport: Any) -> str:
-    """The same of a transport of a FastMCP client. One of a class of the user's own is itself alone."""
-    kind = type(transport)
-    if not kind.__module__.startswith("fastmcp.client.transports."):
-        return alone(transport)
-    if kind.__name__ in _STDIO:
-        return identity_of_sent(**{name: getattr(transport, name, None) for name in _PROCESS})
-    if kind.__name__ in ("SSETransport", "StreamableHttpTransport") and transport.httpx_client_factory is None:
-        auth = getattr(transport, "auth", None)
-        is_bearer = f"{type(auth).__module__}.{type(auth).__name__}" == "fastmcp.client.auth.bearer.BearerAuth"
-        if auth is None or is_bearer:
-            bearer = None if auth is None else auth.token.get_secret_value()
-            return identity_of_sent(url=transport.url, headers=transport.headers, bearer=bearer)
-    return alone(getattr(transport, "server", None) or transport)  # a server in this process
 
 
 # Tools that are made anew

@@ -124,13 +124,6 @@ async def change_list(ctx: Context) -> str:
 
 
 @server.tool(annotations=READS)
-async def change_resource(uri: str, ctx: Context) -> str:
-    """Say that a resource has changed."""
-    await ctx.session.send_resource_updated(uri)
-    return "changed"
-
-
-@server.tool(annotations=READS)
 def run_count(name: str) -> str:
     """How often a tool ran."""
     return str(runs.get(name, 0))

@@ -40,8 +40,6 @@ tools.die = { kind = "write", tags = ["death"] }
 tools.run_count = { kind = "pass" }
 tools.open_gate = { kind = "pass" }
 tools.change_list = { kind = "pass" }
-tools.change_resource = { kind = "pass" }
-on."notifications/resources/updated" = { invalidate = ["value:{params[uri]}"] }
 """
 
 IS_MODERN = find_spec("mcp.server.mcpserver") is not None

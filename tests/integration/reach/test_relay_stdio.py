@@ -28,7 +28,6 @@ tools.die = { kind = "write", tags = ["value"] }
 tools.run_count = { kind = "pass" }
 tools.release = { kind = "pass" }
 tools.change_list = { kind = "pass" }
-tools.change_resource = { kind = "pass" }
 """
 
 
