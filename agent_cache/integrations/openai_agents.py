@@ -5,8 +5,7 @@ that invoker, so that it sees exceptions, and outside of the function, so that a
 run at every call, hits included. An MCP server is wrapped at `call_tool`, where an error result is still marked as one.
 
 Private names of the SDK that this module reads, each pinned by a test: `_FailureHandlingFunctionToolInvoker` with
-`_invoke_tool_impl` and `_function_tool`; `FunctionTool._is_agent_tool`; `Handoff._agent_ref`; and that the fields of
-`MCPServer` are set by its ``__init__``.
+`_invoke_tool_impl` and `_function_tool`; `FunctionTool._is_agent_tool`; `Handoff._agent_ref`.
 """
 
 from __future__ import annotations
@@ -153,7 +152,9 @@ class _Copies:
         made = copy.copy(agent)
         self._made[id(agent)] = agent, made
         made.tools = [self._of_tool(tool, agent.name) for tool in agent.tools]
-        made.mcp_servers = [_CachedServer(server, self._box, self._vary, self._shared) for server in agent.mcp_servers]
+        made.mcp_servers = [
+            _cached_server(each, self._box, self._vary, shared=self._shared) for each in agent.mcp_servers
+        ]
         made.handoffs = [
             self._of_handoff(one) if isinstance(one, Handoff) else self.of_agent(one) for one in agent.handoffs
         ]
@@ -303,63 +304,46 @@ def _is_decorated(tool: FunctionTool) -> bool:
 # MCP servers
 
 
-def _passed_on(name: str, member: Any) -> Any:
-    """A method, or a property, of the server behind."""
+def _cached_server(server: MCPServer, box: Toolbox, vary: Vary | None, *, shared: bool) -> MCPServer:
+    """An MCP server whose tools are called through a toolbox. It has the state of the server itself, as it is now."""
+    known: dict[str, tuple[Any, Any]] = {}  # schemas and annotations by name
+    is_own = vary is None and not shared
+    kind: Any = type(server)
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._inner, name)(*args, **kwargs)
+    class CachedServer(kind):
+        async def list_tools(self, *args: Any, **kwargs: Any) -> list[Any]:
+            found: list[Any] = await server.list_tools(*args, **kwargs)
+            listed = {tool.name: (_schema_of(tool), tool.annotations) for tool in found}
+            if any(known.get(name, one) != one for name, one in listed.items()):
+                box.forget()
+            known.update(listed)  # filters may show another part of the list to another agent
+            return found
 
-    return property(lambda self: getattr(self._inner, name)) if isinstance(member, property) else call
+        async def call_tool(self, tool_name: str, arguments: dict[str, Any] | None, meta: Any = None) -> Any:
+            async def run() -> Any:
+                given = (tool_name, arguments) if meta is None else (tool_name, arguments, meta)
+                try:
+                    result = await server.call_tool(*given)
+                except UserError as error:  # what the SDK makes of an error of the transport
+                    raise UnansweredError(str(error)) from error
+                return as_json(result) if isinstance(result, CallToolResult) else result
 
-
-_PASSED_ON: Any = type(
-    "_PassedOn",
-    (MCPServer,),
-    {name: _passed_on(name, member) for name, member in vars(MCPServer).items() if not name.startswith("_")},
-)
-
-
-class _CachedServer(_PASSED_ON):
-    """An MCP server whose tools are called through a toolbox; all else is the server's own."""
-
-    def __init__(self, inner: MCPServer, box: Toolbox, vary: Vary | None, shared: bool) -> None:  # noqa: FBT001 - in the order of `_Copies`
-        # No fields but these: see below
-        self._inner, self._box, self._vary, self._shared = inner, box, vary, shared
-        self._listed: dict[str, tuple[Any, Any]] = {}  # schemas and annotations by name
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)  # fields of MCPServer and of its subclasses, as they are now
-
-    async def list_tools(self, *args: Any, **kwargs: Any) -> list[Any]:
-        found: list[Any] = await self._inner.list_tools(*args, **kwargs)
-        listed = {tool.name: (_schema_of(tool), tool.annotations) for tool in found}
-        if any(self._listed.get(name, known) != known for name, known in listed.items()):
-            self._box.forget()
-        self._listed.update(listed)  # filters may show another part of the list to another agent
-        return found
-
-    async def call_tool(self, tool_name: str, arguments: dict[str, Any] | None, meta: Any = None) -> Any:
-        async def run() -> Any:
-            given = (tool_name, arguments) if meta is None else (tool_name, arguments, meta)
+            schema, hints = known.get(tool_name, (None, None))
             try:
-                result = await self._inner.call_tool(*given)
-            except UserError as error:  # what the SDK makes of an error of the transport
-                raise UnansweredError(str(error)) from error
-            return as_json(result) if isinstance(result, CallToolResult) else result
+                who = meta if vary is None else _varied(vary, _CONTEXT.get())
+                answer = await called(
+                    box, tool_name, arguments or {}, run, schema=schema, annotations=hints,
+                    vary=Apart(who, [server.name, *_identity_of(server, is_own=is_own)]), returns=Any,
+                )  # fmt: skip
+            except (AgentLoopDetectedError, ConfigurationError) as error:
+                if _CONTEXT.get() is None:
+                    raise
+                _leave(error)
+            return CallToolResult.model_validate(answer) if type(answer) is dict else answer
 
-        schema, hints = self._listed.get(tool_name, (None, None))
-        where = [self.name, *_identity_of(self._inner, is_own=self._vary is None and not self._shared)]
-        try:
-            who = meta if self._vary is None else _varied(self._vary, _CONTEXT.get())
-            answer = await called(
-                self._box, tool_name, arguments or {}, run, schema=schema, annotations=hints,
-                vary=Apart(who, where), returns=Any,
-            )  # fmt: skip
-        except (AgentLoopDetectedError, ConfigurationError) as error:
-            if _CONTEXT.get() is None:
-                raise
-            _leave(error)
-        return CallToolResult.model_validate(answer) if type(answer) is dict else answer
+    made: MCPServer = object.__new__(CachedServer)
+    made.__dict__ = server.__dict__
+    return made
 
 
 def _identity_of(server: MCPServer, *, is_own: bool) -> list[str]:
