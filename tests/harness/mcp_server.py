@@ -4,7 +4,6 @@ Its tools count their runs in `runs`. Nothing sleeps: `hold` waits until `releas
 """
 
 import os
-import sys
 
 import anyio
 
@@ -100,14 +99,6 @@ def large(size: int) -> str:
     """A large result."""
     count("large")
     return "x" * size
-
-
-@server.tool(annotations=READS)
-def noisy() -> str:
-    """Print to standard output."""
-    sys.stdout.write("this is no protocol\n")
-    sys.stdout.flush()
-    return f"said it ({count('noisy')})"
 
 
 @server.tool(annotations=WRITES)

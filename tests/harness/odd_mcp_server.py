@@ -1,8 +1,8 @@
 """A server of MCP that takes what no parser takes, and answers what none reads: `python odd_mcp_server.py`.
 
 It finds tool, key and id in a message by their text alone, whatever is around them. `get` reads a value, `set` writes
-it, `odd` answers with the value of `key` in `ODD`, `hold` answers when `release` is called, and `seen` tells the
-messages that came.
+it, `odd` answers with the value of `key` in `ODD`, `hold` answers when `release` is called, `noisy` writes a line
+that is no message before, and `seen` tells the messages that came.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class OddServer:
             self.values[key] = "written"
         if tool == "odd":
             return [_response(id, b'{"content":[],"odd":%b}' % ODD[key])]
+        if tool == "noisy":
+            return [b"this is no protocol", _response(id, _result("said it"))]
         if tool == "seen":
             return [_response(id, _result(json.dumps([each.decode("latin-1") for each in self.seen])))]
         return [_response(id, _result(f"{self.values.get(key, 'nothing')} ({self.runs[tool]})"))]

@@ -129,6 +129,11 @@ async def test_an_answer_that_cannot_be_read_passes_as_it_came(host):
     assert await host.call("get", "a") == "nothing (1)"
 
 
+async def test_what_a_server_prints_to_standard_output_does_not_reach_the_host(host):
+    await host.send(call_of("noisy", "", b"2"))
+    assert text_of(json.loads(await host.line())["result"]) == "said it"
+
+
 async def test_who_waits_for_an_answer_that_cannot_be_read_gets_it_too(host):
     for kind in UNREADABLE:
         await host.send(call_of("odd", kind, b"2"), call_of("odd", kind, b"3"))

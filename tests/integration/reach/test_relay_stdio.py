@@ -23,7 +23,6 @@ tools.hold = { kind = "read", tags = ["hold:{key}"] }
 tools.ask_host = { kind = "read", tags = ["ask"] }
 tools.fail = { kind = "read", tags = ["fail"] }
 tools.large = { kind = "read", tags = ["large"] }
-tools.noisy = { kind = "read", tags = ["noisy"] }
 tools.die = { kind = "write", tags = ["value"] }
 tools.run_count = { kind = "pass" }
 tools.release = { kind = "pass" }
@@ -132,14 +131,6 @@ async def test_a_host_that_writes_before_it_reads_does_not_wait_for_ever(rules):
         await host.process.stdin.drain()
         host._reader = asyncio.ensure_future(host._read())
         assert all("result" in each for each in await asyncio.gather(*calls))
-
-
-async def test_what_a_server_prints_to_standard_output_does_not_reach_the_host(rules):
-    async with relayed("--config", rules) as host:
-        assert await host.call("noisy") == "said it (1)"
-        assert await host.call("noisy") == "said it (1)"
-    assert all(json.loads(line) for line in host.lines)
-    assert host.errors.count("this is no protocol") == 1
 
 
 async def test_a_changed_list_of_tools_drops_what_was_learned_and_stored(rules):
