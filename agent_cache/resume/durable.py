@@ -459,15 +459,11 @@ class _JournalTape(Tape):
         """
         enclosing = self._root if call.parent is None else call.parent.place
         self._paused.setdefault((enclosing, call.matched), []).append(call.occurrence)
-        doubts, index_of = self._doubts, self._index_of
+        doubts = self._doubts
         self._load(stored)
         self.answers = Matcher(stored.cassette, self.redaction)
-
-        def chosen(number: int) -> bool:
-            return is_inside(number, {call.id}, self._parents)
-
-        self._index_of = index_of | {at: one for at, one in self._index_of.items() if chosen(self._calls[one].id)}
-        self._doubts = doubts | {at: one for at, one in self._doubts.items() if chosen(one.id)}
+        inside = {at: one for at, one in self._doubts.items() if is_inside(one.id, {call.id}, self._parents)}
+        self._doubts = doubts | inside
 
     async def checkpoint(self, label: str, state: Any, importance: float) -> Checkpoint:
         """Write a checkpoint. One that the run had made before it was resumed is not written again."""
@@ -506,9 +502,8 @@ class _JournalTape(Tape):
         for doubt in self._doubts.values():
             path = doubt.name.rpartition(":")[2]
             if self.journal.choice(doubt.name, path, path.rpartition(".")[2]) == "raise":
-                return self._doubt_error(
-                    doubt, doubt.arguments, f"{_began(doubt)}, and it was not made again. {_FIND_OUT}"
-                )
+                text = f"{_began(doubt)}, and it was not made again. {_FIND_OUT}"
+                return self._doubt_error(doubt, doubt.arguments, text)
         for number, (_, name) in sorted(self._left.items()):
             if name in self._new_writes:
                 text = (

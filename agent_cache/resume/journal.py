@@ -163,7 +163,7 @@ class StoredJournal:
         header: the first line.
         session_id, run: id of the session, and the name of this run of it.
         cassette: its calls, to be answered from.
-        intents, opened: of all writes that have begun, and of other calls that enclose some, by id.
+        begun: the writes that have begun, and the other calls that enclose calls, by id.
         trailer: the last line of a sealed journal; None for one that can be resumed.
         is_torn: whether a line without its end follows, of a process that was killed while it wrote it.
     """
@@ -178,8 +178,8 @@ class StoredJournal:
         self.trailer = self.cassette.trailer
         self.cassette.is_partial = False  # it is resumed, and not replayed as it is
         others = self.cassette.others
-        self.intents: dict[int, Intent] = {one.intent.id: one.intent for _, one in others if one.intent is not None}
-        self.opened: dict[int, OpenCall] = {one.open.id: one.open for _, one in others if one.open is not None}
+        begun = [one.intent or one.open for _, one in others]
+        self.begun: dict[int, OpenCall] = {one.id: one for one in begun if one is not None}
         self._checkpoints = [(number, one.checkpoint) for number, one in others if bytes(one.checkpoint)]
 
     @property
@@ -210,9 +210,9 @@ class StoredJournal:
         return [one for number, one in sorted(self.intents.items()) if not is_inside(number, ended, self.parents)]
 
     @property
-    def begun(self) -> dict[int, OpenCall]:
-        """The intents and the calls that enclose others."""
-        return {**self.opened, **self.intents}
+    def intents(self) -> dict[int, Intent]:
+        """The writes that have begun, by id."""
+        return {number: one for number, one in self.begun.items() if isinstance(one, Intent)}
 
     @cached_property
     def parents(self) -> dict[int, int | None]:
@@ -240,7 +240,7 @@ def read_journal(path: str | os.PathLike[str], *, key: bytes | None = None) -> S
         rules = Redaction().joined(recorded_rules(found.cassette))
         apply_rules(found.cassette, rules)
         for number, one in found.intents.items():
-            found.intents[number] = msgspec.structs.replace(one, arguments=rules.apply(one.arguments))
+            found.begun[number] = msgspec.structs.replace(one, arguments=rules.apply(one.arguments))
     return found
 
 
