@@ -10,13 +10,14 @@ import enum
 import logging
 import os
 import re
+import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from copy import copy
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -670,7 +671,8 @@ def accepted_runs(path: Path) -> list[Path]:
 def store_run(run: Cassette, path: Path, *, replaces: bool = False) -> tuple[Path, list[Path]]:
     """Write an accepted run to a baseline, and return its path and those of the runs that it has replaced.
 
-    It is written before an old one is deleted, and beside others under the first number that is free.
+    It is written before an old one is deleted, and beside others under the first number that is free, also if other
+    processes do so at the same time.
     """
     is_folder = is_folder_of_runs(path)
     old = accepted_runs(path) if path.is_file() or any(path.glob("*.jsonl")) else []
@@ -683,10 +685,11 @@ def store_run(run: Cassette, path: Path, *, replaces: bool = False) -> tuple[Pat
             if one != target:
                 one.unlink(missing_ok=True)
         return target, old
-    path.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
-        with suppress(FileExistsError), (path / f"{number}.jsonl").open("xb") as file:
-            file.writelines(run.lines())
-            return path / f"{number}.jsonl", []
-        number += 1
+    written = path / f"{secrets.token_hex(8)}.adding"
+    run.save(written)
+    for number in count(1):
+        with suppress(FileExistsError):
+            os.link(written, path / f"{number}.jsonl")
+            break
+    written.unlink()
+    return path / f"{number}.jsonl", []
