@@ -124,6 +124,15 @@ async def test_a_new_process_gets_the_values_and_runs_what_was_next(node):
     assert (await snapshot(second)).values["steps"] == ["plan", "answer", "review"]
 
 
+async def test_a_thread_that_had_ended_has_ended_also_in_a_graph_that_would_go_on():
+    built = StateGraph(MessagesState).add_node("again", lambda state: {"messages": []}).add_edge(START, "again")
+    built.add_conditional_edges("again", lambda state: "again")
+    target = built.compile(checkpointer=InMemorySaver()).with_config({"configurable": {"thread_id": "t"}})
+    await restore(checkpoint(LangChainState(messages=MESSAGES)), target)
+    after = await snapshot(target)
+    assert (after.values["messages"], after.next) == (MESSAGES, ())
+
+
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
