@@ -548,9 +548,7 @@ class DriftDetector:
         self._is_running = False
 
     def _begin(self) -> None:
-        self._latest = self
-        self._is_running = True
-        self._on_drift = self._given_on_drift
+        self._latest, self._is_running, self._on_drift = self, True, self._given_on_drift
         self._drifts: list[DriftEvent] = []
         self._problem: Exception | None = None
         self._count = 0
@@ -681,9 +679,8 @@ def store_run(run: Cassette, path: Path, *, replaces: bool = False) -> tuple[Pat
     if (old and replaces) or not is_folder:
         target = path / "1.jsonl" if is_folder else path
         replace_file(target, run.lines())
-        for one in old:
-            if one != target:
-                one.unlink(missing_ok=True)
+        for one in {*old} - {target}:
+            one.unlink(missing_ok=True)
         return target, old
     written = path / f"{secrets.token_hex(8)}.adding"
     run.save(written)
