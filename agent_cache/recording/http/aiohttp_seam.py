@@ -56,7 +56,8 @@ async def _middleware(
     exchange = open_exchange(request.method, str(request.url), headers)
     if exchange is None:
         return await handler(request)
-    if (recorded := await exchange.respond_async(await _content(request))) is not None:
+    body = await request.body.as_bytes() if hasattr(request.body, "as_bytes") else bytes(request.body or b"")
+    if (recorded := await exchange.respond_async(body)) is not None:
         exchange.log(recorded.status, recorded.reason, recorded.headers)
         content = _reader_class()(functools.partial(anext, exchange.logged_async(recorded), b""))
         if recorded.is_empty:
@@ -73,25 +74,6 @@ async def _middleware(
             response.content = _reader_class()(functools.partial(exchange.logged_piece, response.content.readany))
     _call_first(response, exchange.closed)
     return response
-
-
-async def _content(request: Any) -> bytes:
-    """The body of a request, which can be sent after that."""
-    body = request.body
-    if not hasattr(body, "write"):
-        return bytes(body or b"")
-    try:
-        content: bytes = await body.as_bytes()
-    except TypeError:  # it is read once only
-        parts: list[bytes] = []
-
-        async def write(chunk: Any) -> None:
-            parts.append(bytes(chunk))
-
-        await body.write(SimpleNamespace(write=write))
-        content = b"".join(parts)
-        await request.update_body(content)
-    return content
 
 
 def _call_first(response: Any, closed: Callable[[], None]) -> None:

@@ -109,6 +109,7 @@ def test_bytes_are_looked_into(annotation, path):
 def test_redacting_another_name_holds_for_the_replay(path):
     with record(path, redact=["customer_id", re.compile(r"order-\d+")]):
         call("about order-77", customer_id="customer-1")
+        call("?customer_id=customer-1&x=1", note='{"customerId": "customer-1"} and customer-id: "customer-1"')
     text = path.read_text()
     assert "customer-1" not in text
     assert "order-77" not in text
