@@ -1,4 +1,4 @@
-"""The file of a recording: its lines, and how they are read. JSON Lines, version 2.
+"""The lines of the file of a recording, and what identifies a call in them. JSON Lines, version 2.
 
     {"agent_cache_cassette": 2, "recorded_at": "2026-01-01T12:00:00Z", "model": null, "redact": {}}
     {"id": 1, "kind": "tool", "name": "shop:get_order", "arguments": {"order_id": "7"}, "digest": "5f1c...", ...}

@@ -158,11 +158,6 @@ class Turns:
             event.set()
 
 
-async def wait_for_cancellation(seconds: float | None) -> None:
-    """Wait until the running task is cancelled, which raises, or this many seconds have passed; None is for ever."""
-    await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)
-
-
 def is_cancellation(error: BaseException) -> bool:
     """Whether an exception cancels the running task, and is no `CancelledError` that a coroutine raised by itself."""
     task = _running_task()

@@ -44,7 +44,7 @@ from agent_cache.recording.file import (
     partial_of,
 )
 from agent_cache.recording.functions import ActiveCall, FunctionCall, RecordedFunction, function_of
-from agent_cache.recording.lanes import Lanes, Turns, checkpoint, wait_for_cancellation
+from agent_cache.recording.lanes import Lanes, Turns, checkpoint
 from agent_cache.recording.match import ADVICE, ROOT_PLACE, Matcher, by_nobody, call_data, described, missing, place_of
 from agent_cache.recording.outcomes import check_outcome, encode, exact_json, problems_of, read_value, value_outcome
 from agent_cache.recording.prices import Savings, model_calls, savings_of
@@ -441,7 +441,8 @@ class Tape:
         assert recorded is not None
         ended = (recorded.started_ms + recorded.duration_ms) / 1000 - (time.perf_counter() - self._began)
         is_for_ever = is_for_ever or "unfinished" in recorded.outcome
-        await wait_for_cancellation(None if is_for_ever else max(0.0, ended) + _PATIENCE)
+        timeout = None if is_for_ever else max(0.0, ended) + _PATIENCE
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=timeout)
         text = (
             f"{described(call.function.name, call.arguments)} was cancelled when it was recorded, so there is no "
             "answer, and now nobody has cancelled it"
