@@ -384,7 +384,6 @@ class _Chooser:
         self.read, self.evidence, self.tools = read, evidence, tools
         self.candidates = evidence.candidates
         changes: Counter[frozenset[Option]] = Counter()
-        self.suspects: Counter[str] = Counter()
         self.equal: dict[str, list[Interval]] = defaultdict(list)
         self.counts: dict[Option, list[int]] = defaultdict(lambda: [0, 0])
         self.signatures: dict[str, set[Signature]] = defaultdict(set)
@@ -446,10 +445,6 @@ class _Chooser:
             picked.append((best, options[best]))
             left -= options[best]
         self.suspected_servers = {server_of(option[0])[0] for option, _ in picked}
-        by_links = set[int]().union(*(covered for option, covered in picked if option[1] != ROOT))
-        for index, (record, count) in enumerate(self.changes):
-            if index not in by_links:
-                self.suspects.update(dict.fromkeys({writer for writer, _ in record}, count))
         for option, covered in sorted(picked, key=lambda one: quality[one[0]]):
             better = [other for other in picked if other[0] != option and quality[other[0]] >= quality[option]]
             if covered <= set().union(*(those for _, those in better)):
@@ -533,12 +528,8 @@ class _Chooser:
         enough = _OF_LISTS if is_list or is_search or not facts.arguments else ENOUGH
         pairs = _ENOUGH_CHANGES * len(evidence.keys[self.read]) if is_search else 0
         reads = min(sum(again > 0 for again in evidence.keys[self.read].values()), _ENOUGH_READS)
-        # A write may be the cause of changes if it lay before them and only whole roots explain them: then it must have
-        # been harmless in so many intervals that these would have changed as well if it were.
-        changed, unchanged = self.suspects[writer], len(self.equal.get(writer, ()))
-        intervals = _ENOUGH_CHANGES * (changed + unchanged) / changed if changed else 0
         total = self._harmless(writer, [*chosen, *kept])
-        is_wide = len(total.keys) >= reads and total.intervals >= intervals and len(total.pairs) >= pairs
+        is_wide = len(total.keys) >= reads and len(total.pairs) >= pairs
         if is_wide and (len(total.writes) >= _OF_SEARCHES if is_search else total.is_enough(enough)):
             return True
         if not is_list and self._is_keyed(writer, {one.write_path for one in linked if one.is_key}):

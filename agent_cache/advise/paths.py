@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, Literal
@@ -355,31 +355,32 @@ class Candidate:
     """A pair of paths through which a write may meet a read; or of several arguments that have one name in both calls.
 
     Attributes:
-        weight: how much the two look like one entity, in 0 to 1.
-        is_entity: whether they do so enough to be believed without a change.
+        is_entity: whether the two look so much like one entity that they are believed without a change.
         is_key: whether both are arguments, and `is_entity`, and had a value in common.
         is_argument: whether the path of the read is in its arguments.
-        overlap: the share of their values that they have in common, of those of the path with fewer.
     """
 
     write: str
     write_path: str
     read: str
     read_path: str
-    weight: float
     is_entity: bool
     is_key: bool
     is_argument: bool
-    overlap: float
 
     @property
     def parts(self) -> frozenset[tuple[str, str]]:
         """The pairs of paths."""
         return frozenset(zip(self.write_path.split(":"), self.read_path.split(":"), strict=True))
 
+    @property
+    def weight(self) -> float:
+        """How much it is to explain changes, beside others: first what a read is about by its arguments."""
+        return 0.1 if not self.is_entity else 0.8 if self.is_argument else 0.6
+
 
 def find_candidates(tools: Mapping[str, ToolFacts], writers: set[str], readers: set[str]) -> list[Candidate]:
-    """The pairs of paths worth counting, at most `_MAX_CANDIDATES` for each pair of tools."""
+    """The pairs of paths worth counting, at most `_MAX_CANDIDATES` for each pair of tools, and those joined."""
     usable = {tool: tools[tool].usable() for tool in writers | readers}
     found: list[Candidate] = []
     for write in sorted(writers):
@@ -388,75 +389,63 @@ def find_candidates(tools: Mapping[str, ToolFacts], writers: set[str], readers: 
                 candidate
                 for own in usable[write]
                 for other in usable[read]
-                if (candidate := _candidate(tools[write], own, tools[read], other)) is not None
+                if (candidate := _candidate(write, own, read, other)) is not None
             ]
             pairs.sort(
                 key=lambda one: (-one.weight, len(one.write_path + one.read_path), one.write_path, one.read_path)
             )
-            order = list(tools[read].parameters)
-            same = [one for one in pairs if one.write_path == one.read_path in order]
-            same.sort(key=lambda one: order.index(one.read_path))
-            found += [one for one in pairs[:_MAX_CANDIDATES] if one not in same] + _together(same, len(order))
+            found += pairs[:_MAX_CANDIDATES] + _together(pairs, tools[write], tools[read])
     return found
 
 
-def _together(same: list[Candidate], parameters: int) -> list[Candidate]:
-    """Arguments of one name in both calls: each, and all together that have values in common: ``repo:number``.
+def _together(pairs: list[Candidate], write: ToolFacts, read: ToolFacts) -> list[Candidate]:
+    """Of arguments of one name in both calls all together that have values in common: ``repo:number``.
 
     These are an entity if they are at least half of those of the read: neither the ``floor`` nor the ``zone`` of a lamp
     is named as an id, and none alone tells one lamp from another.
     """
-    alike = [one for one in same if one.overlap >= _MIN_OVERLAP]
-    if len(alike) < 2:
-        return same
-    path = ":".join(one.write_path for one in alike)
-    return [
-        *same,
-        replace(
-            alike[0],
-            write_path=path,
-            read_path=path,
-            weight=max(one.weight for one in alike),
-            is_entity=any(one.is_entity for one in alike) or 2 * len(alike) >= parameters,
-            is_key=False,
-            overlap=min(one.overlap for one in alike),
-        ),
-    ]
+    same = {one.read_path: one for one in pairs if one.write_path == one.read_path}
+    names = [name for name in read.parameters if name in same]
+    names = [name for name in names if _overlap(write.paths[name], read.paths[name]) >= _MIN_OVERLAP]
+    if len(names) < 2:
+        return []
+    is_entity = any(same[name].is_entity for name in names) or 2 * len(names) >= len(read.parameters)
+    path = ":".join(names)
+    return [Candidate(write.name, path, read.name, path, is_entity, is_key=False, is_argument=True)]
 
 
-def _candidate(write: ToolFacts, own: Path, read: ToolFacts, other: Path) -> Candidate | None:
-    """How much two paths look like one entity; None if they have nothing in common."""
-    shared, comparable = len(own.values & other.values), min(len(own.values), len(other.values)) or 1
-    overlap = shared / comparable
-    if not shared and (comparable >= 20 or not (own.is_own and other.is_own)):
-        return None  # so many values, and not one in common; or not even a name
-    classes = own.main_class, other.main_class
-    names = bool(own.entity and other.entity) and (own.entity <= other.entity or other.entity <= own.entity)
-    ids, both = own.is_id or other.is_id, own.is_id and other.is_id
-    same_leaf, arguments = own.leaf == other.leaf, own.is_argument + other.is_argument
-    is_entity = False
-    if "id" in classes and set(classes) <= {"id", "int", "word"}:
-        is_entity = (names and ids and (shared > 0 or classes == ("id", "id"))) or (
-            shared >= 3 and overlap >= _MIN_OVERLAP
-        )
-    elif classes == ("int", "int"):
-        are_own = own.is_own and other.is_own
-        is_named = (both and not are_own) or (names and are_own and ids)  # "id", "number": of whatever
-        is_entity = (
-            (names and both) or (is_named and overlap >= _MIN_OVERLAP) or (both and same_leaf and arguments == 2)
-        )
-    elif classes == ("word", "word"):
-        is_known = (names and ids and shared >= 2) or (arguments == 2 and same_leaf and shared >= 5)
-        is_entity = is_known and overlap >= _MIN_OVERLAP
-    if not is_entity and (not shared or not arguments or (arguments == 1 and comparable < 10)):
+def _overlap(own: Path, other: Path) -> float:
+    """The share of their values that two paths have in common, of those of the path with fewer."""
+    return len(own.values & other.values) / (min(len(own.values), len(other.values)) or 1)
+
+
+def _candidate(write: str, own: Path, read: str, other: Path) -> Candidate | None:
+    """A pair of paths that look like one entity, or of arguments that have one name and values in common."""
+    shared, both = len(own.values & other.values), own.is_argument and other.is_argument
+    is_alike = _is_entity(own, other, shared)
+    if not is_alike and not (shared and both and own.leaf == other.leaf):
         return None
-    weight = (0.35, 0.65, 0.9)[arguments] if is_entity else (0.02, 0.08, 0.25)[arguments]
-    weight *= 0.9 if is_entity and "[]" in other.text and not other.is_argument else 1.0
-    weight = min(1.0, weight * (1.1 if same_leaf else 1.0 if names else 0.7))
-    if not other.is_argument:
-        weight *= min(1.0, other.calls / max(read.answered, 1))
-    if not own.is_argument:  # a write that fails drops the whole root then
-        weight *= 1.0 - (write.errors + write.refusals) / max(write.calls, 1)
-    is_entity = is_entity and arguments > 0
-    is_key = is_entity and shared > 0 and arguments == 2
-    return Candidate(write.name, own.text, read.name, other.text, weight, is_entity, is_key, other.is_argument, overlap)
+    is_entity = is_alike and (own.is_argument or other.is_argument)  # of two results it takes a change to believe it
+    return Candidate(write, own.text, read, other.text, is_entity, is_entity and both and shared > 0, other.is_argument)
+
+
+def _is_entity(own: Path, other: Path, shared: int) -> bool:
+    """Whether a path of a write and one of a read are of one entity, by their names and values."""
+    if not shared and (min(len(own.values), len(other.values)) >= 20 or not (own.is_own and other.is_own)):
+        return False  # so many values, and not one in common; or not even a name
+    is_wide = _overlap(own, other) >= _MIN_OVERLAP
+    classes = own.main_class, other.main_class
+    are_named = bool(own.entity and other.entity) and (own.entity <= other.entity or other.entity <= own.entity)
+    ids, both = own.is_id or other.is_id, own.is_id and other.is_id
+    are_arguments = own.is_argument and other.is_argument and own.leaf == other.leaf
+    if "id" in classes and set(classes) <= {"id", "int", "word"}:
+        return (are_named and ids and (shared > 0 or classes == ("id", "id"))) or (shared >= 3 and is_wide)
+    if classes == ("int", "int"):
+        are_own = own.is_own and other.is_own
+        is_known = (both and not are_own) or (are_named and are_own and ids)  # "id", "number": of whatever
+        return (are_named and both) or (is_known and is_wide) or (both and are_arguments)
+    return (
+        classes == ("word", "word")
+        and is_wide
+        and ((are_named and ids and shared >= 2) or (are_arguments and shared >= 5))
+    )

@@ -20,8 +20,6 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -171,31 +169,6 @@ def identify(root: Path, names: list[str]) -> str:
     return digest.hexdigest()[:12]
 
 
-def try_each(chosen: dict[Mutant, tuple[dict[str, float], int]], copies: list[Copy], keep: Callable[..., None]) -> None:
-    """Try each mutant with its tests, in as many threads as there are copies."""
-    free = list(copies)
-
-    def try_one(mutant: Mutant) -> dict[str, Any]:
-        if not chosen[mutant][0]:
-            return {"status": "not covered", "by": "any test", "seconds": 0.0}
-        copy = free.pop()
-        try:
-            return copy.try_mutant(mutant, *chosen[mutant])
-        finally:
-            free.append(copy)
-
-    with ThreadPoolExecutor(len(copies)) as pool:
-        futures = {pool.submit(try_one, mutant): mutant for mutant in chosen}
-        try:
-            for future in as_completed(futures):
-                keep(futures[future], future.result())
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for copy in copies:
-                copy.kill()
-            raise
-
-
 def report(results: list[tuple[Mutant, dict[str, Any]]], sources: dict[str, bytes]) -> str:
     """A table by file, the rate, and the mutants that were not killed."""
     found = {column: [mutant for mutant, result in results if result["status"] == column] for column in COLUMNS}
@@ -231,39 +204,29 @@ def try_mutants(options: argparse.Namespace, root: Path, work: Path) -> None:
         show("\n".join(map(str, mutants)))
         return
     tree = identify(copy.root, [package, *testpaths, "conftest.py", "pyproject.toml"])
-    state = f"{tree}-{hashlib.sha256(repr(options.tests).encode()).hexdigest()[:6]}"
-    store, name = root / ".mutants", options.folder.strip("/").removesuffix(".py").replace("/", "-")
-    folder, results = store / f"recording-{state}", store / f"{name}.jsonl"
-    if options.record or not (folder / "tests.json").exists():
+    folder = root / ".mutants" / f"{tree}-{hashlib.sha256(repr(options.tests).encode()).hexdigest()[:6]}"
+    if not (folder / "tests.json").exists():
         show("recording which tests run which lines of the package")
         record(copy, package, options.tests, folder)
-        for other in set(store.glob("recording-*")) - set(store.glob(f"recording-{tree}*")):
+        for other in set(folder.parent.glob("*-*")) - set(folder.parent.glob(f"{tree}*")):
             shutil.rmtree(other)
     recorded, data = json.loads((folder / "tests.json").read_text()), CoverageData(str(folder / "coverage"))
     data.read()
     contexts = {path: data.contexts_by_lineno(f"{recorded['root']}/{path}") for path in sources}
-    lines = results.read_text().splitlines() if results.exists() else []
-    known = {result["id"]: result for result in map(json.loads, lines) if result["state"] == state}
-    left = [mutant for mutant in mutants if mutant.id not in known]
-    chosen = {one: choose(one, contexts[one.path], recorded["tests"]) for one in left}
+    chosen = {one: choose(one, contexts[one.path], recorded["tests"]) for one in mutants}
     unmutated = sorted({test for tests, _ in chosen.values() for test in tests})
-    show(f"{len(mutants) - len(left)} of {len(mutants)} are done; {len(unmutated)} tests are run without a mutant")
+    show(f"{len(unmutated)} tests are run without a mutant")
     passed = copy.run_tests(unmutated).passed if unmutated else set()
-    chosen = {one: ({test: tests[test] for test in tests if test in passed}, n) for one, (tests, n) in chosen.items()}
-
-    def keep(mutant: Mutant, result: dict[str, Any]) -> None:
-        known[mutant.id] = {"state": state, "id": mutant.id, **result}
-        with results.open("a") as file:
-            file.write(f"{json.dumps(known[mutant.id])}\n")
-        number = sum(one.id in known for one in mutants)
+    results: list[tuple[Mutant, dict[str, Any]]] = []
+    for number, (mutant, (tests, known)) in enumerate(chosen.items(), 1):
+        result: dict[str, Any] = {"status": "not covered", "by": "any test", "seconds": 0.0}
+        if tests := {test: seconds for test, seconds in tests.items() if test in passed}:
+            result = copy.try_mutant(mutant, tests, known)
+        results.append((mutant, result))
         show(f"{number}/{len(mutants)} {result['status']} {mutant} by {result['by']} ({result['seconds']} s)")
-
-    try_each(chosen, [copy, *(Copy(root, work / str(number)) for number in range(1, options.jobs))], keep)
-    text = report([(mutant, known[mutant.id]) for mutant in mutants], sources)
+    show(f"\n{report(results, sources)}")
     for test in sorted({*recorded["failed"], *unmutated} - passed):
-        text += f"\nleft out, because it fails without a mutant: {test}\n"
-    (store / f"{name}.md").write_text(text)
-    show(f"\n{text}")
+        show(f"left out, because it fails without a mutant: {test}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -271,15 +234,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("folder", help="a folder or file of the package: core, remote/file, engine/read.py")
     parser.add_argument("--count", type=int, default=100, help="how many mutants are tried")
     parser.add_argument("--seed", type=int, default=1, help="another one draws other mutants")
-    parser.add_argument("--jobs", type=int, default=1, help="how many are tried at the same time")
-    parser.add_argument("--record", action="store_true", help="record again which tests run which lines")
     parser.add_argument("--tests", nargs="+", default=[], help="record and run these tests only")
     parser.add_argument("--list", action="store_true", help="only print the mutants")
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as work:
         try:
             try_mutants(parser.parse_args(arguments), Path.cwd(), Path(work))
         except KeyboardInterrupt:
-            show("interrupted; the same command goes on from here")
+            show("interrupted")
             return 130
     return 0
 

@@ -43,10 +43,6 @@ class Mutant:
     statement: int  # the first line of its statement, for lines that Python does not count
     at_import: bool  # it is run when the module is imported, which may be before all tests
 
-    @property
-    def id(self) -> str:
-        return f"{self.path}:{self.start}-{self.end}:{self.new}"
-
     def __str__(self) -> str:
         old, new = (textwrap.shorten(text, 60, placeholder="...") for text in (self.old, self.new))
         return f"{self.path}:{self.lines[0]} {old!r} -> {new!r}"
@@ -76,7 +72,7 @@ def sample(sources: dict[str, bytes], count: int, seed: int) -> list[Mutant]:
         of_lines = {mutant.lines[0]: mutant for mutant in reversed(finder.found)}  # its first
         order = sorted(finder.found, key=lambda mutant: of_lines[mutant.lines[0]] is not mutant)
         sound = (mutant for mutant in order if mutant.is_sound(sources[path]))
-        drawn += sorted(islice(sound, shares[number]), key=lambda mutant: (mutant.start, mutant.id))
+        drawn += sorted(islice(sound, shares[number]), key=lambda mutant: (mutant.start, mutant.end, mutant.new))
     return drawn
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar, assert_type
+from typing import Any, Literal, ParamSpec, TypeVar, assert_type
 from uuid import UUID
 
 from starlette.applications import Starlette
@@ -247,9 +247,7 @@ async def class_methods_and_static_methods_are_called_on_the_class_and_on_the_in
     await shop.set_price(price=1.5)
 
     await Shop.stock_of_all(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    await Shop.stock_of_all(Shop, "tea")  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
     await shop.close(days="2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    await shop.price(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def the_attributes_of_methods_are_reached_through_the_class(shop: Shop) -> None:
@@ -268,41 +266,8 @@ async def the_attributes_of_methods_are_reached_through_the_class(shop: Shop) ->
     Shop.stock.contains(shop, 7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-# Decorated methods beside plain ones. Pyright compares them by their attributes, so one that overrides another, or
-# stands for that of a protocol, is refused there.
-
-
-class Stock(Protocol):
-    async def stock(self, item: str) -> int: ...
-
-
-class NamedStock(Protocol):
-    async def stock(self, item: str) -> str: ...
-
-
-def decorated_methods_are_those_of_a_protocol(shop: Shop) -> Stock:
-    def by_name(shop: NamedStock) -> None: ...
-
-    by_name(shop)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    return shop  # pyright: ignore[reportReturnType]
-
-
-class PlainShop(Shop):
-    async def stock(self, item: str) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return await super().stock(item) + 1
-
-
-class AnotherShop(Shop):
-    async def stock(self, item: int) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        return item
-
-
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def traced(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-    return function
 
 
 def cached(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
@@ -315,19 +280,6 @@ async def tools_of_unknown_parameters_keep_their_attributes(function: Callable[.
     tool = AgentCache("order")(function)
     assert_type(await tool("7", verbose=True), int)
     assert_type(await tool.fresh("7", verbose=True), int)
-
-
-class Traced:
-    @traced
-    @AgentCache("stock:{item}")
-    async def stock(self, item: str) -> int:
-        return len(item)
-
-
-async def decorators_above_and_below_keep_the_signature(shop: Traced) -> None:
-    assert_type(await shop.stock("tea"), int)
-    assert_type(await cached(get_order.__wrapped__)("W1"), Order)
-    await shop.stock(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def a_cached_tool_can_be_steered() -> None:
@@ -476,29 +428,15 @@ def empty_cart(user_id: str) -> bool:
     return bool(user_id)
 
 
-class SyncShop:
-    @AgentCache(resource="stock:{item}")
-    def stock(self, item: str) -> int:
-        return len(item)
-
-    @AgentCacheInvalidator(resource="stock:{item}")
-    def take(self, item: str, count: int = 1) -> bool:
-        return bool(item) and count > 0
-
-
-def synchronous_tools_keep_their_types(shop: SyncShop) -> None:
+def synchronous_tools_keep_their_types() -> None:
     assert_type(get_cart("u1"), list[str])
     assert_type(get_cart(user_id="u1", full=True), list[str])
     assert_type(empty_cart("u1"), bool)
     assert_type(get_cart.__wrapped__("u1"), list[str])
-    assert_type(shop.stock("tea"), int)
-    assert_type(shop.take("tea", count=2), bool)
-    assert_type(SyncShop.stock(shop, "tea"), int)
 
     get_cart(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     get_cart()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     empty_cart(user=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    shop.stock(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 # Tools that stream
@@ -524,17 +462,7 @@ def write_lines(url: str) -> Iterator[int]:
     yield len(url)
 
 
-class Library:
-    @AgentCache("page:{url}")
-    async def read(self, url: str) -> AsyncIterator[bytes]:
-        yield url.encode()
-
-    @AgentCacheInvalidator("page:{url}")
-    async def write(self, url: str) -> AsyncIterator[int]:
-        yield len(url)
-
-
-async def streaming_tools_keep_their_types(library: Library) -> None:
+async def streaming_tools_keep_their_types() -> None:
     async for text in read_page("/", from_start=False):
         assert_type(text, str)
     for line in read_lines("/"):
@@ -543,30 +471,24 @@ async def streaming_tools_keep_their_types(library: Library) -> None:
     assert_type(stream, AsyncGenerator[int, str])
     assert_type(await stream.asend("sent"), int)
     assert_type(write_lines("/"), Iterator[int])
-    assert_type(library.read("/"), AsyncIterator[bytes])
-    assert_type(library.write("/"), AsyncIterator[int])
     assert_type(read_page.fresh("/"), AsyncIterator[str])
     assert_type(read_lines.fresh("/"), Iterator[str])
     assert_type(await read_page.invalidate("/"), bool)
     assert_type(await read_page.set(["a", "b"], "/"), bool)
     assert_type(read_lines.set(["a", "b"], "/"), bool)
     assert_type(read_page.contains("/"), bool)
-    assert_type(await Library.read.invalidate(library, "/"), bool)
-    assert_type(Library.read.fresh(library, url="/"), AsyncIterator[bytes])
 
     read_page(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     read_lines()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    library.read(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def synchronous_tools_have_synchronous_attributes(shop: SyncShop) -> None:
+def synchronous_tools_have_synchronous_attributes() -> None:
     assert_type(get_cart.invalidate("u1"), bool)
     assert_type(get_cart.fresh("u1", full=True), list[str])
     assert_type(get_cart.refresh("u1"), list[str])
     assert_type(get_cart.set(["tea"], "u1"), bool)
     assert_type(get_cart.contains("u1"), bool)
     assert_type(get_cart.clear(), int)
-    assert_type(SyncShop.stock.fresh(shop, item="tea"), int)
 
     get_cart.fresh(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     empty_cart.clear()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
