@@ -6,11 +6,9 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import pytest
-from hypothesis import example, given, settings
-
 from agent_cache.recording import Cassette, diff_cassettes, fork, record, replay
 from tests.harness.programs import PROGRAMS, Step, make
+from tests.harness.searches import searched
 
 
 def reads_before(cassette: Cassette, at: int) -> Counter[tuple[str, int]]:
@@ -54,20 +52,11 @@ def writes_inside(cassette: Cassette, number: int) -> bool:
     return any(call.is_write or writes_inside(cassette, call.id) for call in inside)
 
 
-# Two rounds of tasks that begin with the same call keep their places in the branch.
-READ = Step("read")
-ROUNDS = Step("group", inside=(READ, Step("once", inside=(READ, READ)), Step("once", inside=(READ,))))
-
-
-@settings(max_examples=3)
-@example(ROUNDS)
-@given(PROGRAMS)
+@searched(3, 100, PROGRAMS)
 def test_a_fork_at_any_call_in_a_sandbox_equals_the_original(program):
     check_all_forks(program)
 
 
-@pytest.mark.slow
-@settings(max_examples=200)
-@given(PROGRAMS)
-def test_a_fork_at_any_call_of_many_programs_equals_the_original(program):
-    check_all_forks(program)
+def test_two_rounds_of_tasks_that_begin_with_the_same_call_keep_their_places_in_the_branch():
+    read = Step("read")
+    check_all_forks(Step("group", inside=(read, Step("once", inside=(read, read)), Step("once", inside=(read,)))))
