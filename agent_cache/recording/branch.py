@@ -226,7 +226,6 @@ class _Prefix:
                 self.due.append(index)
                 if index not in opened and (index in self.edits or not self._has_no_answer(index)):
                     self.answered.add(index)
-        self.repeated -= live
         for index, edit in self.edits.items():
             if index not in self.answered:
                 text = "can have no effect: the call runs, or is inside of one that is answered as a whole"
