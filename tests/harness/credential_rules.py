@@ -30,20 +30,8 @@ _AFTER = (
 _NOT_PART_OF_IT = r"(?![\w-])"
 # Signs of a rule that is no token alone: names and blanks around it, a URL, a choice of what may follow.
 _MORE_THAN_A_TOKEN = (
-    "|:{1,3}=",
-    "[\\s\\S]",
-    ".*",
-    "[^{]",
-    "(?:.|",
-    "\\s",
-    "://",
-    "(?P<",
-    "\\z",
-    "(?s",
-    "atlasv1",
-    "incoming",
-    "(?:^|",
-)
+    "|:{1,3}=", "[\\s\\S]", ".*", "[^{]", "(?:.|", "\\s", "://", "(?P<", "\\z", "(?s", "atlasv1", "incoming", "(?:^|",
+)  # fmt: skip
 _MOST_STARTS = 8
 
 

@@ -25,13 +25,10 @@ async def test_a_url_of_a_file_is_relative_with_three_slashes_and_absolute_with_
             assert isinstance(tier, FileTier)
             assert tier.path == Path(os.path.realpath(tmp_path)) / name
             assert (tmp_path / name).is_file()
-
-
-async def test_options_are_those_of_the_tier(tmp_path):
-    async with from_url(f"sqlite:///{tmp_path}/a.db", lease=3.0, namespace="shop") as tier:
+    async with from_url("sqlite:///near.db", lease=3.0) as tier:
         assert tier.lease == 3.0
     with pytest.raises(ConfigurationError, match="namespace must be a short text"):
-        from_url(f"sqlite:///{tmp_path}/a.db", namespace="a b")
+        from_url("sqlite:///near.db", namespace="a b")
 
 
 async def test_a_url_of_a_server_makes_a_tier_on_it():

@@ -17,6 +17,7 @@ from tests.harness.forks import forks
 from tests.harness.slow import slow_rows
 
 SECRET = "sk-" + "a1b2c3d4" * 4
+VALUE = '{"value":{"answer":"X"}}'
 
 
 def edited(path: Path, *changes: tuple[str, str]) -> Path:
@@ -119,34 +120,19 @@ def test_one_inserted_call_is_one_difference(cassette, document):
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind", "line", "message"),
+    ("old", "new", "kind", "line", "message"),
     [
-        ([('"question":"x"', '"question":"z"')], "digest", 2, "the digest does not match the name and the arguments"),
-        ([('"outcome":{"value"', '"outcome":{"valeu"')], "structure", 2, "the outcome has no known form: valeu"),
-        (
-            [
-                (
-                    '"outcome":{"value":{"answer":"X"}}',
-                    '"outcome":{"response":{"status":200,"json":1,"spelling":"wide"}}',
-                )
-            ],
-            "structure",
-            2,
-            "the response is malformed",
-        ),
-        ([('{"calls":2', '{"calls":3')], "structure", 0, "the trailer counts 3 calls, but the file has 2"),
-        ([('{"id":2', '<<<<<<< HEAD\n{"id":2')], "structure", 3, "has a merge conflict"),
-        (
-            [('"outcome":{"value":{', '"outcome":{"unencodable":"m:C","x":{')],
-            "replay",
-            2,
-            "returned a m:C, which cannot be",
-        ),
-        ([('"answer":"X"', f'"answer":"{SECRET}"')], "secret", 2, "outcome.value.answer contains a secret"),
+        ('"question":"x"', '"question":"z"', "digest", 2, "the digest does not match the name and the arguments"),
+        ('"outcome":{"value"', '"outcome":{"valeu"', "structure", 2, "the outcome has no known form: valeu"),
+        (VALUE, '{"response":{"status":200,"json":1,"spelling":"wide"}}', "structure", 2, "the response is malformed"),
+        ('{"calls":2', '{"calls":3', "structure", 0, "the trailer counts 3 calls, but the file has 2"),
+        ('{"id":2', '<<<<<<< HEAD\n{"id":2', "structure", 3, "has a merge conflict"),
+        (VALUE, '{"unencodable":"m:C"}', "replay", 2, "returned a m:C, which cannot be"),
+        ('"answer":"X"', f'"answer":"{SECRET}"', "secret", 2, "outcome.value.answer contains a secret"),
     ],
 )
-def test_verify_finds(cassette, document, command, changes, kind, line, message):
-    path = edited(cassette("a.jsonl", "x", "y"), *changes)
+def test_verify_finds(cassette, document, command, old, new, kind, line, message):
+    path = edited(cassette("a.jsonl", "x", "y"), (old, new))
     code, data = document("verify", path)
     (finding,) = data["cassettes"][0]["findings"]
     assert (code, data["findings"], finding["kind"], finding["line"]) == (1, 1, kind, line)

@@ -140,12 +140,7 @@ def parsed(answer: Any) -> Any:
 async def test_a_parsed_answer_comes_back_as_its_class_and_that_of_the_caller(
     method, arguments, name, is_plain, path, api, clients, caplog
 ):
-    found = clients
-    for each in (method if is_plain else f"a{method}").split("."):
-        found = getattr(found, each, None)
-        if found is None:
-            pytest.skip(f"this version has no {method}")
-    parse = cached_llm_call(name="parse")(found)
+    parse = cached_llm_call(name="parse")(clients.method(method if is_plain else f"a{method}"))
 
     async def run() -> Any:
         answers = [parse(**arguments, **{name: kind}) for kind in (City, Place)]
