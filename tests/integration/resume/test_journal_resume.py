@@ -175,6 +175,18 @@ def test_streams_that_were_cut_are_read_again_and_whole_ones_are_not(world, dire
     assert world.calls == {"stream whole": 1, "ask between": 1, "stream cut": 2}
 
 
+def test_tasks_of_the_process_that_resumes_are_none_of_the_one_before(world, directory):
+    async def program(*prompts):
+        await asyncio.gather(*map(ask, prompts))
+        ship("1")
+
+    world.dies_in = {"ship 1"}
+    dies(Journal(directory), lambda: program("a", "b"))
+    journaled(Journal(directory, on_doubt="rerun"), lambda: program("c", "d"))
+    calls = read_journal(directory / "run.jsonl").calls
+    assert len({call.lane for call in calls if call.kind == "llm"}) == 4
+
+
 # Writes in doubt
 
 
