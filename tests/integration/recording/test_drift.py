@@ -225,6 +225,17 @@ async def test_the_order_of_tasks_that_run_side_by_side_is_not_judged(runs: Runs
     assert (drift.kind, drift.original_value) == ("missing", {"order_id": "W2"})
 
 
+async def test_tasks_are_known_by_their_calls_and_not_by_which_began_first(runs: Runs) -> None:
+    def at_once(*tasks: tuple[Any, ...]) -> Script:
+        return lambda shop: asyncio.gather(*(asyncio.create_task(script(*calls)(shop)) for calls in tasks))
+
+    one, other = (READ, ASK), (ASK, READ, ("ask", "b"))
+    detector = DriftDetector(Baseline(await runs(at_once(one, other))))
+    for tasks in ((one, other), (other, one)):
+        await runs(at_once(*tasks), drift=detector)
+        assert detector.drifts == []
+
+
 # Several recordings
 
 
