@@ -540,7 +540,8 @@ def compared(timelines: Sequence[Timeline], cassettes: Sequence[Cassette]) -> Co
     for cassette in cassettes:
         own = recorded_rules(cassette)
         rules = rules.joined(own)
-        cassette.steps = _RedactedCalls(cassette.steps, Redaction().joined(own))  # drifts show the values that differ
+        today = Redaction().joined(own)
+        cassette.steps = [redact_call(call, today) for call in cassette.steps]  # drifts show the values that differ
     try:
         found, pairs = Baseline(*cassettes[:-1]).compare_calls(cassettes[-1])
     except CassetteError as error:
@@ -558,16 +559,3 @@ def compared(timelines: Sequence[Timeline], cassettes: Sequence[Cassette]) -> Co
         if at >= 0:
             sides[is_in_last].calls[at].drifts.append(drifts[-1])
     return Comparison(tuple(drifts), tuple((at_index[0][one], at_index[1][other]) for one, other in pairs))
-
-
-class _RedactedCalls(Sequence[RecordedCall]):
-    """The calls of a cassette, redacted when they are read."""
-
-    def __init__(self, calls: Sequence[RecordedCall], rules: Redaction) -> None:
-        self._calls, self._rules = calls, rules
-
-    def __len__(self) -> int:
-        return len(self._calls)
-
-    def __getitem__(self, index: Any) -> Any:
-        return redact_call(self._calls[index], self._rules)

@@ -87,9 +87,8 @@ def test_a_row_is_slower_if_the_lower_quartile_of_its_ratios_exceeds_the_limit(
     assert comparison([1.0] * 5, after).is_slower is is_slower
 
 
-@pytest.mark.parametrize("before", [[-0.1, -0.2, 0.1], [0.0, 0.0, 0.0], [-1.0, 1.0, 4.0], [0.1, 5.0, 20.0]])
-def test_a_row_around_zero_is_shown_and_not_judged(before: list[float]) -> None:
-    row = comparison(before, [9.0, 9.0, 9.0])
+def test_a_row_around_zero_is_shown_and_not_judged() -> None:
+    row = comparison([-0.1, -0.2, 0.1], [9.0, 9.0, 9.0])
     assert row.ratio is None
     assert not row.is_slower
     assert "not judged" in row.cells()[-1]
