@@ -20,6 +20,10 @@ ODD = {
 }
 
 
+WHOAMI = b"""{"name":"whoami","inputSchema":{"type":"object","properties":{"key":{"type":"string"}}},\
+"annotations":{"readOnlyHint":true}}"""
+
+
 class OddServer:
     """The server, whatever carries its messages.
 
@@ -45,9 +49,10 @@ class OddServer:
             server = b'"capabilities":{"tools":{}},"serverInfo":{"name":"odd","version":"1"}'
             return [_response(id, b'{"protocolVersion":"2025-06-18",%b}' % server)]
         if method == "tools/list":
-            return [_response(id, b'{"tools":[]}')]
+            return [_response(id, b'{"tools":[%b]}' % WHOAMI)]
         if not tool:
-            return [_response(id, b"{}")] if id != b"null" else []
+            error = b'{"jsonrpc":"2.0","id":%b,"error":{"code":-32601,"message":"Method not found"}}' % id
+            return [] if id == b"null" else [_response(id, b"{}") if method == "ping" else error]
         self.runs[tool] = self.runs.get(tool, 0) + 1
         if tool == "hold":
             self.held.append(_response(id, _result(f"held {key}")))
@@ -67,10 +72,13 @@ class OddServer:
 
 
 class OddApplication:
-    """The server over Streamable HTTP: it answers by JSON, or by events. `whoami` tells all that says who asks."""
+    """The server over Streamable HTTP: it answers by JSON, or by events. `whoami` tells all that says who asks; it was
+    called `calls` times.
+    """
 
     def __init__(self, *, events: bool = False) -> None:
         self.server = OddServer()
+        self.url, self.calls = "", 0
         self._events = events
 
     async def __call__(self, scope, receive, send) -> None:
@@ -82,8 +90,11 @@ class OddApplication:
             body, more = body + message.get("body", b""), message.get("more_body", False)
         if b'"whoami"' in body:
             id = _text(rb'"id"\s*:\s*("[^"]*"|[^\s,}]+)', body)
+            self.calls += 1
             told = [scope["query_string"].decode(), *(" ".join(pair) for pair in headers.items())]
-            answers = [_response(id, _result(" ".join(part for part in told if "ada" in part or "bob" in part)))]
+            basic = headers.get("authorization", "").startswith("Basic")
+            said = [part for part in told if "ada" in part or "bob" in part or (basic and "authorization" in part)]
+            answers = [_response(id, _result(" ".join(said)))]
         else:
             answers = self.server.answers(body)
         kind, status = b"application/json", 200 if answers else 202 if scope["method"] == "POST" else 405

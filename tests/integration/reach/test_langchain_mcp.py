@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,8 +21,9 @@ from langchain_mcp_adapters.tools import load_mcp_tools
 
 from agent_cache import AgentCacheSession, AgentLoopDetectedError, Read, Toolbox, Watch, Write
 from agent_cache.integrations.langchain import AgentCacheMiddleware
+from tests.harness.mcp_http_host import running
+from tests.harness.odd_mcp_server import OddApplication
 from tests.integration.reach.test_langchain import ASK, CANCEL, get, model_of, tool_messages
-from tests.integration.reach.user_servers import WhoAmI
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -73,26 +73,28 @@ async def test_answers_that_differ_by_the_ids_of_their_parts_alone_are_a_loop():
 
 
 async def test_two_accounts_at_one_server_share_nothing_and_one_has_her_hits():
-    box = Toolbox({"get_me": Read("me", ttl=60)}, namespace="accounts")
-    with contextlib.closing(WhoAmI()) as server:
+    box = Toolbox({"whoami": Read("me", ttl=60)}, namespace="accounts")
+    server = OddApplication()
+    async with running(server) as url:
         seen = []
         for user in ("ada", "bob", "ada"):
-            connection = {"transport": "streamable_http", "url": server.url, "headers": {"Authorization": user}}
+            connection = {"transport": "streamable_http", "url": url, "headers": {"Authorization": user}}
             tools = await MultiServerMCPClient({"who": connection}).get_tools()  # type: ignore[dict-item]
-            agent = create_agent(model_of(("get_me", {})), tools, middleware=[AgentCacheMiddleware(box)])
+            agent = create_agent(model_of(("whoami", {})), tools, middleware=[AgentCacheMiddleware(box)])
             seen += [one.content[0]["text"] for one in tool_messages(await agent.ainvoke(ASK))]
         assert server.calls == 2
     assert seen[0] == seen[2] != seen[1]
 
 
 async def test_two_open_sessions_share_nothing_unless_vary_says_who_asks():
-    box = Toolbox({"get_me": Read("me", ttl=60)}, namespace="sessions")
-    call = ("get_me", {})
-    with contextlib.closing(WhoAmI()) as server:
+    box = Toolbox({"whoami": Read("me", ttl=60)}, namespace="sessions")
+    call = ("whoami", {})
+    server = OddApplication()
+    async with running(server) as url:
         for options, runs in [({}, 3), ({"vary": lambda request: request.runtime.config["configurable"]["user"]}, 2)]:
             before = server.calls
             for user in ("ada", "bob", "ada"):
-                connection = {"transport": "streamable_http", "url": server.url, "headers": {"x-user": user}}
+                connection = {"transport": "streamable_http", "url": url, "headers": {"x-user": user}}
                 async with create_session(connection) as session:
                     await session.initialize()
                     tools, middleware = await load_mcp_tools(session), [AgentCacheMiddleware(box, **options)]

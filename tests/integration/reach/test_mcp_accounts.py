@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -30,7 +29,8 @@ from agent_cache import Read, Toolbox  # noqa: E402
 from agent_cache.integrations.mcp_client import CachedClient  # noqa: E402
 from agent_cache.integrations.openai_agents import cached  # noqa: E402
 from agent_cache.integrations.pydantic_ai import AgentCacheCapability  # noqa: E402
-from tests.integration.reach.user_servers import WhoAmI  # noqa: E402
+from tests.harness.mcp_http_host import running  # noqa: E402
+from tests.harness.odd_mcp_server import OddApplication  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -41,10 +41,12 @@ Connect = Callable[[str, str], AbstractAsyncContextManager[Ask]]
 
 
 @pytest.fixture
-def server() -> Iterator[WhoAmI]:
+async def server() -> AsyncIterator[OddApplication]:
     agents.set_tracing_disabled(True)
-    with contextlib.closing(WhoAmI()) as running:
-        yield running
+    application = OddApplication()
+    async with running(application) as origin:
+        application.url = f"{origin}/mcp"
+        yield application
     agents.set_tracing_disabled(False)
 
 
@@ -54,7 +56,7 @@ def of_openai_agents(make: Callable[[str, str], Any]) -> Connect:
         async with make(url, name) as connection:
 
             async def ask(box: Toolbox) -> str:
-                model = ScriptedModel([[function_call("get_me", {}, call_id="c0")], [assistant_message("done")]])
+                model = ScriptedModel([[function_call("whoami", {}, call_id="c0")], [assistant_message("done")]])
                 result = await Runner.run(cached(Agent("a", model=model, mcp_servers=[connection]), box), "go")
                 return str([one for one in result.to_input_list() if one.get("type") == "function_call_output"])
 
@@ -86,7 +88,7 @@ def of_a_client(connected: Callable[[str, str], AbstractAsyncContextManager[Any]
 
             async def ask(box: Toolbox) -> str:
                 given = {"vary": lambda _: name} if options else {}
-                return str((await CachedClient(client, box, **given).call_tool("get_me", {})).content[0].text)
+                return str((await CachedClient(client, box, **given).call_tool("whoami", {})).content[0].text)
 
             yield ask
 
@@ -180,9 +182,9 @@ WAYS: dict[str, tuple[bool, Connect]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_two_accounts_share_nothing_and_each_has_its_hits(way: str, server: WhoAmI) -> None:
+async def test_two_accounts_share_nothing_and_each_has_its_hits(way: str, server: OddApplication) -> None:
     is_shown, connect = WAYS[way]
-    box, seen = Toolbox({"get_me": Read("me", ttl=60)}, namespace="accounts"), []
+    box, seen = Toolbox({"whoami": Read("me", ttl=60)}, namespace="accounts"), []
     async with connect(server.url, "ada") as ada, connect(server.url, "bob") as bob:
         seen += [await ask(box) for ask in (ada, bob, ada, bob)]
     assert seen[0] == seen[2] != seen[1] == seen[3]
