@@ -14,7 +14,17 @@ import pytest
 
 from agent_cache import AgentCache
 from agent_cache.errors import UncacheableArgumentsError
-from agent_cache.recording import Cassette, CassetteError, DivergenceError, cached_llm_call, intercept, record, replay
+from agent_cache.recording import (
+    Cassette,
+    CassetteError,
+    DivergenceError,
+    RecordedCall,
+    cached_llm_call,
+    intercept,
+    observe,
+    record,
+    replay,
+)
 from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.outcomes import encode_sorted
 
@@ -157,6 +167,23 @@ def test_a_call_with_an_argument_of_unknown_content_is_not_recorded(case, is_ins
     assert len(Cassette.load(path)) == 0
     ask(value, 2)
     assert runs == [2], "outside of a recording it runs"
+
+
+def test_a_call_that_just_runs_or_is_only_observed_needs_no_identity(path):
+    class Seen:
+        names: list[str] = []
+
+        def on_start(self, call: RecordedCall) -> None:
+            self.names.append(call.name)
+
+        def on_end(self, call: RecordedCall) -> None: ...
+
+    ask = intercept(lambda client: 1, name="ask")
+    with record(path):
+        pass
+    with replay(path, strict=True, policy={"ask": "live"}), observe(Seen()):
+        assert ask(Client("a")) == 1
+    assert Seen.names == ["ask"]
 
 
 async def test_what_the_user_names_identifies_a_call_instead(path):
