@@ -185,7 +185,8 @@ async def test_a_server_that_a_signal_has_ended_gives_the_exit_code_of_a_shell()
         assert await host.process.wait() == 128 + signal.SIGKILL
 
 
-async def test_the_end_of_the_input_lets_calls_end_and_the_server_too(rules):
+@pytest.mark.parametrize("kind", ["a pipe", "a file"])
+async def test_the_end_of_the_input_lets_calls_end_and_the_server_too(rules, tmp_path, kind):
     script = "\n".join(
         json.dumps({"jsonrpc": "2.0", **each})
         for each in (
@@ -195,10 +196,12 @@ async def test_the_end_of_the_input_lets_calls_end_and_the_server_too(rules):
             {"id": 3, "method": "tools/call", "params": {"name": "get_value", "arguments": {"key": "a"}}},
         )
     )
-    process = await asyncio.create_subprocess_exec(
-        *RELAY, "--config", str(rules), "--", *SERVER, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    found, _ = await process.communicate(script.encode())
+    (tmp_path / "script").write_text(script)
+    with (tmp_path / "script").open("rb") as file:
+        given, pipe = (file, None) if kind == "a file" else (asyncio.subprocess.PIPE, script.encode())
+        command = (*RELAY, "--config", str(rules), "--", *SERVER)
+        process = await asyncio.create_subprocess_exec(*command, stdin=given, stdout=asyncio.subprocess.PIPE)
+        found, _ = await process.communicate(pipe)
     answers = {each["id"]: each["result"] for each in map(json.loads, found.splitlines())}
     assert text_of(answers[2]) == text_of(answers[3]) == "nothing (1)"
     assert process.returncode == 0
