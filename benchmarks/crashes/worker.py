@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
@@ -16,7 +17,7 @@ from agent_cache.errors import InDoubtError
 from agent_cache.recording import intercept
 from benchmarks.crashes.agent import Client, Task, run_agent
 
-Tool = Callable[[str], Awaitable[Any]]
+Tool = Callable[[str], Coroutine[Any, Any, Any]]
 
 
 class DecoratedTools:
@@ -38,68 +39,42 @@ class DecoratedTools:
         async def effect_of(operation: str) -> Any:
             return await client.request("effect", operation)
 
-        @AgentCacheInvalidator("order:{order}", name="refund")
-        async def refund(order: str) -> Any:
-            return await client.write(f"refund-of-{order}", own_key())
+        def write(name: str) -> Tool:
+            async def tool(order: str) -> Any:
+                key = own_key()  # not that of the inner write
+                if name == "close":
+                    await self._surely("note", order)
+                return await client.write(f"{name}-of-{order}", key)
 
-        @AgentCacheInvalidator("order:{order}", name="change")
-        async def change(order: str) -> Any:
-            return await client.write(f"change-of-{order}", own_key())
-
-        @AgentCacheInvalidator("order:{order}", name="note")
-        async def note(order: str) -> Any:
-            return await client.write(f"note-of-{order}", own_key())
-
-        @AgentCacheInvalidator("order:{order}", name="close")
-        async def close(order: str) -> Any:
-            key = own_key()  # not that of the inner write
-            await self._surely("note", note, order)
-            return await client.write(f"close-of-{order}", key)
-
-        @intercept(name="ship", kind="write")
-        async def ship(order: str) -> Any:
-            return await client.write(f"ship-of-{order}", own_key())
-
-        @intercept(name="settle")
-        async def settle(order: str) -> Any:
-            first = await self._surely("refund", refund, order)
-            said = await client.call(f"ask-{order}", model, f"ask-{order}", "settle")
-            return [first, said, await self._surely("ship", ship, order)]
+            return tool
 
         async def mail(order: str) -> Any:
             return await client.write(f"mail-of-{order}")
 
-        self._client = client
-        self._model = model
-        self._effect_of = effect_of
+        @intercept(name="settle")
+        async def settle(order: str) -> Any:
+            first = await self._surely("refund", order)
+            said = await client.call(f"ask-{order}", model, f"ask-{order}", "settle")
+            return [first, said, await self._surely("ship", order)]
+
+        self._client, self._model, self._effect_of = client, model, effect_of
         self.look, self.settle = look, settle
-        self._writes: dict[str, Tool] = {
-            "refund": refund, "change": change, "close": close, "ship": ship, "mail": mail,
-        }  # fmt: skip
+        self._writes: dict[str, Any] = {
+            name: AgentCacheInvalidator("order:{order}", name=name)(write(name))
+            for name in ("refund", "change", "note", "close")
+        } | {"ship": intercept(write("ship"), name="ship", kind="write"), "mail": mail}
+        self.refund, self.change, self.close, self.mail, self.ship = (
+            partial(self._surely, name) for name in ("refund", "change", "close", "mail", "ship")
+        )
 
     async def ask(self, name: str, seen: str) -> str:
         return str(await self._client.call(f"ask-{name}", self._model, f"ask-{name}", seen))
 
-    async def refund(self, order: str) -> Any:
-        return await self._surely("refund", self._writes["refund"], order)
-
-    async def change(self, order: str) -> Any:
-        return await self._surely("change", self._writes["change"], order)
-
-    async def close(self, order: str) -> Any:
-        return await self._surely("close", self._writes["close"], order)
-
-    async def mail(self, order: str) -> Any:
-        return await self._surely("mail", self._writes["mail"], order)
-
-    async def ship(self, order: str) -> Any:
-        return await self._surely("ship", self._writes["ship"], order)
-
-    async def _surely(self, name: str, tool: Tool, order: str) -> Any:
+    async def _surely(self, name: str, order: str) -> Any:
         """Call a write. After a notice, find out whether it was carried out, and call it again if it was not."""
         operation = f"{name}-of-{order}"
         while True:
-            answer = await self._client.call(operation, tool, order)
+            answer = await self._client.call(operation, self._writes[name], order)
             if not isinstance(answer, str):
                 return answer
             self._client.line.say("notice", operation)

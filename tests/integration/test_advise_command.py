@@ -1,13 +1,16 @@
-"""`agent-cache advise` through the real command line: its rules run, its check finds the tags that are missing."""
+"""`agent-cache advise`: its rules run, its check finds the tags that are missing, and it says where a log misleads."""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
+import random
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +19,97 @@ import pytest
 from agent_cache import Toolbox
 from agent_cache.advise.calls import LoggedCall
 from agent_cache.advise.replay_check import tags_of
-from tests.harness import shop_days
+from agent_cache.cli.main import main
 from tests.harness.forks import forks
-from tests.harness.shop_days import written
 
 ROOT = Path(__file__).parents[2]
 IMPORTS = ["agent_cache.cli.advise", "agent_cache.advise.replay_check"]
 
 
-def day(seed: int, agents: int = 30) -> list[shop_days.Call]:
-    """A short day: most commands here read one."""
-    return shop_days.day(seed, agents)
+Call = dict[str, Any]
+
+
+class Shop:
+    """A shop and its tools: `get_order` and `get_user` read; `cancel_order` changes the order, and a balance that its
+    answer alone names; `set_address` changes a user; `list_products` never changes.
+    """
+
+    def __init__(self, users: int = 8, orders: int = 24) -> None:
+        self.users = {f"user_{n:03}": {"address": f"{n} Old Street", "balance": 0} for n in range(users)}
+        names = list(self.users)
+        self.orders = {
+            f"#W{1000 + n}": {"user_id": names[n % users], "status": "pending", "total": 10 + n} for n in range(orders)
+        }
+
+    def get_order(self, order_id: str) -> dict[str, Any]:
+        return {"order_id": order_id, **self.orders[order_id]}
+
+    def get_user(self, user_id: str) -> dict[str, Any]:
+        return {"user_id": user_id, **self.users[user_id]}
+
+    def list_products(self) -> list[str]:
+        return ["tea", "coffee"]
+
+    def cancel_order(self, order_id: str, reason: str) -> dict[str, Any]:
+        order = self.orders[order_id]
+        if order["status"] != "pending":
+            raise ValueError("it is not pending")
+        order["status"] = "cancelled"
+        self.users[order["user_id"]]["balance"] += order["total"]
+        return {"order_id": order_id, **order}
+
+    def set_address(self, user_id: str, address: str) -> dict[str, Any]:
+        self.users[user_id]["address"] = address
+        return {"user_id": user_id, "address": address}
+
+
+def called(shop: Shop, tool: str, arguments: dict[str, Any]) -> Call:
+    """A call and its answer."""
+    try:
+        return {"tool": tool, "arguments": arguments, "result": getattr(shop, tool)(**arguments)}
+    except ValueError as error:
+        return {"tool": tool, "arguments": arguments, "error": f"ValueError: {error}"}
+
+
+def conversation(shop: Shop, chance: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What one agent calls."""
+    order_id = chance.choice(list(shop.orders))
+    user_id = shop.orders[order_id]["user_id"]
+    yield "get_user", {"user_id": user_id}
+    yield "list_products", {}
+    for _ in range(chance.randint(1, 3)):
+        yield "get_order", {"order_id": order_id}
+        yield "get_order", {"order_id": chance.choice(list(shop.orders))}
+        yield "get_user", {"user_id": chance.choice(list(shop.users))}
+    if chance.random() < 0.5:
+        yield "cancel_order", {"order_id": order_id, "reason": "no longer needed"}
+    else:
+        yield "set_address", {"user_id": user_id, "address": f"{chance.randint(1, 99)} New Street"}
+    yield "get_order", {"order_id": order_id}
+    yield "get_user", {"user_id": user_id}
+
+
+def day(seed: int, agents: int = 30) -> list[Call]:
+    """The calls of a day, in the order in which they ended: ``tool, arguments, result or error, time, run``."""
+    chance, shop = random.Random(seed), Shop()
+    running = {f"run-{n:03}": conversation(shop, chance) for n in range(agents)}
+    time, calls = 1_790_000_000.0, []
+    while running:
+        run = chance.choice(list(running)[:6])
+        step = next(running[run], None)
+        if step is None:
+            del running[run]
+            continue
+        tool, arguments = step
+        time += 1
+        calls.append({**called(shop, tool, arguments), "time": time, "run": run})
+    return calls
+
+
+def written(path: Path, calls: Iterable[Call]) -> Path:
+    """A log of these calls, as JSON Lines."""
+    path.write_text("".join(f"{json.dumps(call)}\n" for call in calls), "utf-8")
+    return path
 
 
 class Ran:
@@ -378,3 +461,123 @@ def test_no_secret_is_in_any_output(tmp_path: Path) -> None:
     assert [ran.code for ran in outputs] == [0, 0, 1, 2, 2]
     named = agent_cache(tmp_path, "advise", "--check", "watching:box", "secret.jsonl", "--redact", "item_id")
     assert "'i-1'" not in named.out
+
+
+# Logs that mislead: runs that begin anew, and answers that came from a cache
+
+RULES = """
+namespace = "shop"
+
+[tools.get_order]
+kind = "read"
+tags = ["order:{order_id}"]
+
+[tools.cancel_order]
+kind = "write"
+tags = ["order:{order_id}"]
+"""
+
+
+def timed(calls: Iterable[tuple[str, Call]]) -> list[Call]:
+    """Calls of runs, a second apart."""
+    return [{**call, "run": run, "time": 1_790_000_000.0 + at} for at, (run, call) in enumerate(calls)]
+
+
+def evaluation(runs: int) -> list[list[Call]]:
+    """The calls of runs, each with a shop of its own."""
+    made = []
+    for number in range(runs):
+        shop = Shop(users=3, orders=6)
+        made.append([called(shop, *step) for step in conversation(shop, random.Random(number))])
+    return made
+
+
+def advised(capsys: pytest.CaptureFixture[str], log: Path, *options: str) -> tuple[int, str, str]:
+    """The exit code, the rules, and what was said, as running text."""
+    code = main(["advise", str(log), *options])
+    printed = capsys.readouterr()
+    return code, printed.out, " ".join(printed.err.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["one after another", "at the same time"])
+def test_runs_that_begin_anew_are_worlds_of_their_own(
+    order: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [[(f"run-{number}", call) for call in calls] for number, calls in enumerate(evaluation(40))]
+    if order == "one after another":
+        calls = list(itertools.chain(*runs))
+    else:  # four at any time
+        waves = [itertools.zip_longest(*runs[at : at + 4]) for at in range(0, 40, 4)]
+        calls = [step for wave in waves for turn in wave for step in turn if step is not None]
+    log = written(tmp_path / "evaluation.jsonl", timed(calls))
+    code, out, err = advised(capsys, log)
+    assert code == 0
+    assert "runs begin anew" in err
+    assert "def get_order(order_id)" in out
+    assert 'scope="session"' in out
+    assert re.search(r" advised \d+ \d+ \d+ % 0 ", err)
+
+
+def test_runs_of_which_none_looks_again_are_not_taken_for_one_world(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = []
+    for run in range(40):
+        shop = Shop()
+        read, cancel = {"order_id": f"#W{1000 + run % 4}"}, {"order_id": f"#W{1000 + run % 4}", "reason": "none"}
+        calls += [(str(run), called(shop, *step)) for step in (("get_order", read), ("cancel_order", cancel))]
+    code, out, err = advised(capsys, written(tmp_path / "log.jsonl", timed(calls)))
+    assert code == 0
+    assert "the log does not show that its runs share one state" in err
+    assert '@AgentCacheInvalidator("order:{order_id}")' in out
+
+
+def shared_shop() -> list[Call]:
+    return day(3, agents=60)
+
+
+def external_changes() -> list[Call]:
+    """Somebody else changes addresses, which runs have changed before, to new ones and now and then back."""
+    chance, shop, calls = random.Random(5), Shop(users=3), []
+    for run in range(40):
+        for user in [*shop.users, *shop.users]:
+            calls.append((str(run), called(shop, "get_user", {"user_id": user})))
+        user = chance.choice([*shop.users])
+        former = shop.users[user]["address"]
+        calls.append((str(run), called(shop, "set_address", {"user_id": user, "address": f"{run} Street"})))
+        calls.append((str(run), called(shop, "get_user", {"user_id": user})))
+        if run % 5 == 0:
+            shop.users[user]["address"] = former
+        elif run % 3 == 0:
+            shop.users[user]["address"] = f"{run} Elsewhere"
+    return timed(calls)
+
+
+@pytest.mark.parametrize("made", [shared_shop, external_changes])
+def test_runs_that_find_what_others_changed_share_a_world(
+    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = advised(capsys, written(tmp_path / "log.jsonl", made()))
+    assert code == 0
+    assert "begin anew" not in err
+    assert "share one state" not in err
+
+
+# Answers of a cache
+
+
+@pytest.mark.parametrize(("hits", "code"), [(0, 0), (1, 0), (2, 1), (30, 1)])
+def test_a_check_says_how_many_hits_cannot_be_judged_and_fails_if_these_are_one_in_twenty(
+    hits: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rules.toml").write_text(RULES)
+    read = {"tool": "get_order", "arguments": {"order_id": "o1"}, "kind": "read"}
+    calls = [{**read, "result": "paid", **({"source": "hit"} if at >= 31 - hits else {})} for at in range(31)]
+    calls.append({"tool": "cancel_order", "arguments": {"order_id": "o1"}, "result": "ok", "kind": "write"})
+    log = written(tmp_path / "log.jsonl", timed(("1", call) for call in calls))
+    options = ["advise", "--check", str(tmp_path / "rules.toml"), str(log), "--fail-on", "stale"]
+    assert main(options) == code
+    said, out = f"{hits} of 30 hits are on calls that a cache answered in the log", capsys.readouterr().out
+    assert (said in out) == bool(hits)
+    assert ("30 hits (97 %), 0 stale" in out, f"{hits} not judged" in out) == (True, bool(hits))
