@@ -204,30 +204,18 @@ class ScriptedTools:
         return await (tool.fresh if step.is_fresh else tool)(step.key, step.request)
 
     def _tool(self, step: Step) -> Any:
-        made = self._writes if step.is_write else self._reads
-        tool = made.get(step.tool)
-        if tool is None:
-            decorate = self._decorate_write if step.is_write else self._decorate_read
-            tool = made[step.tool] = decorate(step.tool)
-        return tool
+        tool, made = step.tool, self._writes if step.is_write else self._reads
+        if tool not in made:
+            hints, name = self._hints.get(tool, LoopHints()), f"scripted:{tool}"
 
-    def _decorate_read(self, tool: str) -> Any:
-        @AgentCache(
-            "scripted", cache_if=self._is_success, loop=self._hints.get(tool, LoopHints()), name=f"scripted:{tool}"
-        )
-        async def read(key: Any, request: Any) -> Any:
-            return await self._execute(tool, key, request)
+            async def run(key: Any, request: Any) -> Any:
+                return await self._execute(tool, key, request)
 
-        return read
-
-    def _decorate_write(self, tool: str) -> Any:
-        hints = self._hints.get(tool, LoopHints())
-
-        @AgentCacheInvalidator("scripted", ok=self._is_success, loop=hints, name=f"scripted:{tool}")
-        async def write(key: Any, request: Any) -> Any:
-            return await self._execute(tool, key, request)
-
-        return write
+            if step.is_write:
+                made[tool] = AgentCacheInvalidator("scripted", ok=self._is_success, loop=hints, name=name)(run)
+            else:
+                made[tool] = AgentCache("scripted", cache_if=self._is_success, loop=hints, name=name)(run)
+        return made[tool]
 
     async def _execute(self, tool: str, key: Any, request: Any) -> Any:
         call = tool, repr((key, request))

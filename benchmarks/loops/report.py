@@ -13,18 +13,10 @@ from benchmarks.loops.tally import Injection, Share, Tally
 from benchmarks.table import markdown
 
 _RECORDED: Final = (
-    "data set",
-    "runs",
-    "successful runs stopped",
-    "of these in a labelled loop",
-    "successful runs noticed",
-    "failing runs stopped",
-    "labelled loops found",
-    "of those that go on",
-    "calls of failing runs saved",
-    "with the labels known",
-    "stopped by",
-)
+    "data set", "runs", "successful runs stopped", "of these in a labelled loop", "successful runs noticed",
+    "failing runs stopped", "labelled loops found", "of those that go on", "calls of failing runs saved",
+    "with the labels known", "stopped by",
+)  # fmt: skip
 _AUDITS: Final = ("made through", "calls", "refused", "answered without a run", "writes skipped", "answers invented")
 
 
@@ -146,19 +138,12 @@ def _recorded_rows(measured: Measured) -> Iterator[tuple[str, ...]]:
 
 
 def _recorded_row(name: str, tally: Tally) -> tuple[str, ...]:
-    return (
-        name,
-        str(tally.runs),
-        str(tally.harm),
-        str(tally.harmed_in_loops),
-        str(tally.notices),
-        str(tally.failures_stopped),
-        str(tally.loops_found),
-        str(tally.going_on_found),
-        str(tally.calls_saved),
-        _percent(tally.oracle_saves),
-        ", ".join(f"{kind} {count}" for kind, count in sorted(tally.kinds.items())),
-    )
+    figures = (
+        tally.runs, tally.harm, tally.harmed_in_loops, tally.notices, tally.failures_stopped, tally.loops_found,
+        tally.going_on_found, tally.calls_saved,
+    )  # fmt: skip
+    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(tally.kinds.items()))
+    return (name, *map(str, figures), _percent(tally.oracle_saves), kinds)
 
 
 def _percent(share: Share) -> str:

@@ -15,17 +15,9 @@ from benchmarks.retail.store import RetailStore, load_store
 from benchmarks.table import markdown
 
 _COLUMNS: Final = (
-    "runs of",
-    "made",
-    "runs",
-    "calls",
-    "answers as recorded",
-    "equal",
-    "executions",
-    "left over",
-    "secrets passed",
+    "runs of", "made", "runs", "calls", "answers as recorded", "equal", "executions", "left over", "secrets passed",
     "found",
-)
+)  # fmt: skip
 
 
 @exits_without(DataAbsentError)

@@ -19,19 +19,9 @@ RunSets = dict[str, list[Run]]
 
 REPLAY_COLUMNS = ("runs of", "runs", "calls", "equal", "oddities", "different", "hits")
 SHARED_COLUMNS = (
-    "policy",
-    "sessions",
-    "reads",
-    "executions",
-    "hits",
-    "shared",
-    "hit rate",
-    "overlapped",
-    "stale",
-    "stale share",
-    "time saved",
-    "took",
-)
+    "policy", "sessions", "reads", "executions", "hits", "shared", "hit rate", "overlapped", "stale", "stale share",
+    "time saved", "took",
+)  # fmt: skip
 
 
 @exits_without(DataAbsentError)

@@ -17,18 +17,9 @@ from benchmarks.trace.workload import TraceRun, count_calls, load_trace
 ROUNDS = 25
 QUICK_ROUNDS = 5
 HEADINGS = (
-    "cache",
-    "ms per 1,000 calls",
-    "quartiles",
-    "budget",
-    "",
-    "tool not run",
-    "not as recorded",
-    "stale",
-    "sessions",
-    "coherent",
-    "note",
-)
+    "cache", "ms per 1,000 calls", "quartiles", "budget", "", "tool not run", "not as recorded", "stale", "sessions",
+    "coherent", "note",
+)  # fmt: skip
 
 
 @exits_without(DataAbsentError)
