@@ -40,7 +40,7 @@ from agent_cache.remote.backend import ARMED, HELD, IDLE, Reading, Refused, Stat
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.feed import LOST, Log, News
 
-__all__ = ["PASSING", "SqliteBackend", "beside", "forget_slots", "require_ours", "wall_time"]
+__all__ = ["PASSING", "SqliteBackend", "beside", "require_ours", "wall_time"]
 
 _LEFT_AS_IT_IS: Final = "it is left as it is: name another file"
 _APPLICATION: Final = 0x61676361
@@ -132,7 +132,7 @@ it, and it loses all of them with any descriptor that it closes.
 """
 
 
-def forget_slots() -> None:
+def _forget_slots() -> None:
     """In the child of a fork, which has no locks."""
     for locks, _ in _LOCKED.values():
         os.close(locks)
@@ -651,6 +651,7 @@ class SqliteBackend:
 
     def after_fork(self) -> None:
         """In the child, which is a process of its own."""
+        _forget_slots()
         self._lock = threading.RLock()
         self._is_missing = False
         self.page = None  # a child takes a byte of its own

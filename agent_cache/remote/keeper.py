@@ -25,7 +25,7 @@ class Keeper:
 
     def __init__(self, name: str) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._name = name
+        self.name = name
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[Any] | None = None
         self._lock = threading.RLock()
@@ -43,7 +43,7 @@ class Keeper:
                 return
             ready = threading.Event()
             arguments = weakref.ref(tier), ready
-            self._thread = threading.Thread(target=self._run, args=arguments, name=self._name, daemon=True)
+            self._thread = threading.Thread(target=self._run, args=arguments, name=self.name, daemon=True)
             try:
                 self._thread.start()
             except RuntimeError as error:  # the next call tries again

@@ -32,7 +32,6 @@ answered last: see `VersionedTier.catch_up`, and the model `tests/properties/sto
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 import weakref
@@ -615,7 +614,6 @@ class RedisTier(VersionedTier):
         )  # fmt: skip
         self.keeper = Keeper("agent_cache follows a server")
         weakref.finalize(self, _close_soon, backend.loops, self.keeper).atexit = False
-        _TIERS.add(self)
 
     @classmethod
     def from_url(cls, url: str, *, cluster: bool = False, **options: Any) -> Self:
@@ -679,11 +677,9 @@ class RedisTier(VersionedTier):
         return self.backend.wait_for_news(self.feed.number or 0, third)
 
     def after_fork(self) -> None:
-        """In the child: what is pending is delivered by the parent."""
+        """See `VersionedTier`."""
         self.backend.after_fork()
-        self.feed.after_fork()
-        self.pending = {}
-        self.keeper = Keeper("agent_cache follows a server")
+        super().after_fork()
         self.heard, self._answered = Term(boottime), float("-inf")
         if self.trust.term is not None and not self.is_closed:
             self.trust.term.until = self.heard.until
@@ -698,14 +694,3 @@ class RedisTier(VersionedTier):
         await super().aclose()
         self.keeper.stop()
         await self.keeper.ended()
-
-
-_TIERS: weakref.WeakSet[RedisTier] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for tier in list(_TIERS):
-        tier.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -222,6 +224,7 @@ class VersionedTier:
         self.counts = dict.fromkeys(names, 0)
         self.pending: dict[str, _Pending] = {}
         self.is_closed = False
+        _TIERS.add(self)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or sent: make one in each process")
@@ -753,6 +756,19 @@ class VersionedTier:
             self.feed.lose()
         await self.backend.aclose()
 
+    # Forks
+
+    def before_fork(self) -> Callable[[], None]:
+        """Called in the parent. Returns what it does after it."""
+        return lambda: None
+
+    def after_fork(self) -> None:
+        """In the child, which is another process: what is pending is delivered by the parent."""
+        self.pending = {}
+        self.feed.after_fork()
+        if self.keeper is not None:
+            self.keeper = Keeper(self.keeper.name)
+
     async def __aenter__(self) -> Self:
         if self.is_closed:
             raise ConfigurationError(f"this {type(self).__name__} was closed; make a new one")
@@ -763,6 +779,24 @@ class VersionedTier:
 
 
 _RUNNING: Final[set[asyncio.Task[Any]]] = set()
+_TIERS: Final[weakref.WeakSet[VersionedTier]] = weakref.WeakSet()
+_ENDS_OF_FORK: Final = ExitStack()
+
+
+def _before_fork() -> None:
+    VERSIONS.lock.acquire()  # before those of the tiers, as in a hit
+    _ENDS_OF_FORK.callback(VERSIONS.lock.release)
+    for tier in list(_TIERS):
+        _ENDS_OF_FORK.callback(tier.before_fork())
+
+
+def _after_fork_in_child() -> None:
+    _ENDS_OF_FORK.close()
+    for tier in list(_TIERS):
+        tier.after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_ENDS_OF_FORK.close, after_in_child=_after_fork_in_child)
 
 
 Tier = VersionedTier

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheSession, configure, get_metrics
+from agent_cache import AgentCache, AgentCacheSession, RemotePolicy, configure, get_metrics
 from agent_cache.errors import ConfigurationError
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.contract.workbench import commit, value_of, write, writing
@@ -327,6 +327,29 @@ async def test_what_is_loaded_without_an_answer_of_the_tier_is_not_kept(
     truth.orders["7"] = "new"
     clock.advance(elsewhere.lease + 1)
     assert await process.get_order("7") == "new"
+
+
+@pytest.mark.parametrize("consistency", ["bounded", "strong"])
+async def test_what_has_read_what_is_written_elsewhere_is_not_kept(
+    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock, consistency: Any
+):
+    """Its writer may die, and says no more."""
+    inner = RemotePolicy(consistency=consistency)
+
+    @AgentCache("order:{id}", remote_cache=here, remote=inner, name="doubted:get_order")
+    async def get_order(id: str) -> str:
+        return truth.load(id)
+
+    @AgentCache("report", ttl=3_600, remote_cache=here, name="doubted:report")
+    async def report() -> str:
+        return await get_order("7")
+
+    await get_order("8")  # the tier is listened to
+    await elsewhere.begin(write("order:7"))
+    assert await report() == "old"
+    truth.orders["7"] = "new"
+    clock.advance(elsewhere.lease + 1)
+    assert await report() == "new"
 
 
 async def test_a_server_that_is_away_costs_hits_and_nothing_else(

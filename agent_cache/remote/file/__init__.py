@@ -9,7 +9,6 @@ import sys
 import time
 import weakref
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -24,12 +23,11 @@ from agent_cache.remote.keeper import Keeper
 from agent_cache.remote.versioned import UNUSABLE, VersionedTier
 
 if sys.platform != "win32":  # which is refused
-    from agent_cache.remote.database import PASSING, SqliteBackend, forget_slots
+    from agent_cache.remote.database import PASSING, SqliteBackend
 
 __all__ = ["NETWORK_FILE_SYSTEMS", "FileTier", "checked_path", "filesystem_of"]
 
 _PERIOD: Final = 0.1
-_THREAD: Final = "agent_cache keeps a file"
 
 NETWORK_FILE_SYSTEMS: Final = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "gfs2",
@@ -103,7 +101,7 @@ class FileTier(VersionedTier):
         self.log = self.backend.log
         self.max_value_size = min(self.max_value_size, max_bytes // 2)
         self.trust = Lease(self)
-        self.keeper = Keeper(_THREAD)
+        self.keeper = Keeper("agent_cache keeps a file")
         try:
             self.backend.open()
         except PASSING as error:
@@ -111,7 +109,6 @@ class FileTier(VersionedTier):
                 raise ConfigurationError(f"FileTier: {str(self.path)!r} cannot be opened: {error}") from error
             self.log.once("the files cannot be opened now, so the tools run without them", error)
         weakref.finalize(self, self.backend.close)
-        _TIERS.add(self)
 
     def __repr__(self) -> str:
         return f"FileTier({str(self.path)!r})"
@@ -184,37 +181,14 @@ class FileTier(VersionedTier):
         return asyncio.sleep(_PERIOD)
 
     def before_fork(self) -> Callable[[], None]:
-        """Called in the parent. Returns what it does after it."""
+        """See `VersionedTier`."""
         return self.backend.before_fork()
 
     def after_fork(self) -> None:
-        """In the child: what is pending is delivered by the parent."""
+        """See `VersionedTier`."""
         self.backend.after_fork()
-        self.pending = {}
-        self.feed.after_fork()
+        super().after_fork()
         self.trust.stamp = -1
-        self.keeper = Keeper(_THREAD)
-
-
-_TIERS: weakref.WeakSet[FileTier] = weakref.WeakSet()
-_ENDS_OF_FORK: ExitStack = ExitStack()
-
-
-def _before_fork() -> None:
-    VERSIONS.lock.acquire()  # before those of the files, as in a hit
-    _ENDS_OF_FORK.callback(VERSIONS.lock.release)
-    for tier in list(_TIERS):
-        _ENDS_OF_FORK.callback(tier.before_fork())
-
-
-def _after_fork_in_child() -> None:
-    _ENDS_OF_FORK.close()
-    forget_slots()
-    for tier in list(_TIERS):
-        tier.after_fork()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_ENDS_OF_FORK.close, after_in_child=_after_fork_in_child)
 
 
 # Where the files lie
