@@ -345,7 +345,8 @@ class Store:
         Returns:
             The entry that was evicted for it, if one was, and the dead ones that were dropped.
         """
-        data, swept = self._data, list[Entry]()
+        data = self._data
+        swept: list[Entry] = []
         if key in data:
             self.discard(key)
         data[key] = self.newest = entry

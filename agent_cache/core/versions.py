@@ -227,7 +227,8 @@ class Versions(Written):
 
     def begin(self, hold: Hold) -> int:
         """Give what a write names a version, which is returned, and hold it until its end."""
-        paths, freed = hold.paths, list[object]()  # what is freed after the lock
+        paths = hold.paths
+        freed: list[object] = []  # to be freed after the lock
         with self.lock:
             self.running.add(hold)
             while True:
@@ -262,7 +263,8 @@ class Versions(Written):
         if tags or bare:
             more = paths_written(tags[0]) if len(tags) == 1 and not bare else all_paths(tags, bare)
             hold.paths = hold.paths + more if hold.paths else more
-        paths, freed = hold.paths, list[object]()  # what is freed after the lock
+        paths = hold.paths
+        freed: list[object] = []  # to be freed after the lock
         with self.lock:
             while True:
                 version = self.now + 1

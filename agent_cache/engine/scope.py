@@ -534,7 +534,7 @@ def closes_generator(error: BaseException | None) -> bool:
     error because of it.
     """
     pending: list[BaseException | None] = [error]
-    seen = set[int]()
+    seen: set[int] = set()
     while pending:
         one = pending.pop()
         if isinstance(one, GeneratorExit):

@@ -452,7 +452,8 @@ class ToolInSession(LocalTool, ToolHistory):
 
     def _key_of_arguments(self, call: Call) -> Hashable:
         """The key of the arguments of a write, which has none for the cache; None if they have no identity."""
-        parameters, parts, length = self._operation.parameters, list[Hashable](), 0
+        parameters, length = self._operation.parameters, 0
+        parts: list[Hashable] = []
         try:
             if not parameters.is_plain:
                 return _shortened(parameters.key(call.arguments))

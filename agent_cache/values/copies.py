@@ -82,7 +82,8 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
 
 def _is_immutable(value: Any) -> bool:
     """Whether no caller can change anything in a value: an immutable one, or a tuple or frozenset of such."""
-    pending, seen = [value], set[int]()
+    pending = [value]
+    seen: set[int] = set()
     for part in pending:
         kind: Any = type(part)
         if kind in IMMUTABLE or issubclass(kind, (Enum, type)) or text_of_standard_value(kind) or id(part) in seen:
