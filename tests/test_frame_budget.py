@@ -25,13 +25,13 @@ MUTABLE_HIT = 2
 """The body, and the second look that copies."""
 SESSION_HIT = 3
 """The body, what the session observes, and what its loop guard has counted."""
-SESSION_MISS = 16
+SESSION_MISS = 15
 SESSION_WRITE = 18
 """What the session admits, with the key of a write; and what it is shown at the end, with the digest of the answer."""
 RESOURCES = ("card", "card:{user_id}", "card:{result}")
 # What a reader who follows a call has to walk. The bounds may be lowered, not raised.
-MISS = 11
-"""In order: the body, `run`, its `Call`, the tag, `load`, its `Flight`, `run_tool`, `store_result`, the `Entry`,
+MISS = 10
+"""In order: the body, `run`, its `Call`, the tag, `load`, its `Flight`, `store_result`, the `Entry`,
 `insert_if_valid` with what the store is asked and told. The plan had 8: some of these steps written into others."""
 WRITE = 12
 """In order: the body, `run`, its `Call`, `run_write`, the tag, the `Write` with the paths that it holds; its begin, the

@@ -14,7 +14,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agent_cache.core.lease import Lease
 from agent_cache.core.tags import Tag
@@ -161,6 +161,15 @@ def entry_size(stored: Any, key: Hashable, tags: tuple[Tag | EntryTag, ...]) -> 
 
 Lookup = Callable[[Hashable], "Entry | None"]
 
+
+class Dropped(NamedTuple):
+    """What an insertion has dropped: the entry that it replaced, the one that was evicted, and dead ones."""
+
+    replaced: Entry | None
+    evicted: Entry | None = None
+    swept: Sequence[Entry] = ()
+
+
 _NEWEST: Final = object()
 """The key of the newest entry in what was dropped."""
 
@@ -197,7 +206,7 @@ class Store:
 
     __slots__ = (
         "__weakref__", "_data", "_gate", "_own", "_shown", "_unswept", "bytes", "flights", "is_counted", "is_open",
-        "lookup", "maxsize", "newest", "owner", "peek", "requests", "session", "sizes", "static",
+        "lookup", "maxsize", "most", "newest", "owner", "peek", "requests", "session", "sizes", "static",
         "stats", "tool", "touch", "versions",
     )  # fmt: skip
 
@@ -214,6 +223,7 @@ class Store:
         versions: Versions = VERSIONS,
     ) -> None:
         self.maxsize, self.tool, self.owner, self.static, self.versions = maxsize, tool, owner, static, versions
+        self.most = maxsize or 0  # entries that need no look at dead ones
         self._own: Written | None = None if owner is None else versions.of_session(owner)
         self.flights: dict[tuple[Hashable, object], Any] = {}
         self.requests: dict[Hashable, Any] = {}
@@ -266,13 +276,10 @@ class Store:
             paths = (*paths, *paths_of(((tool.number, key),)))
         return self.versions.touches(paths, since) or (own is not None and own.touches(paths, since))
 
-    def is_held(self, key: Hashable, tags: Sequence[Tag | EntryTag], beside: Any = None) -> bool:
-        """Whether a write, but for that of the hold `beside`, keeps an entry with these tags from being stored, since
+    def is_held(self, key: Hashable, paths: tuple[Path, ...], beside: Any = None) -> bool:
+        """Whether a write, but for that of the hold `beside`, keeps an entry with these paths from being stored, since
         it runs, or may still take effect.
         """
-        return self._is_held(key, paths_of(tags), beside)
-
-    def _is_held(self, key: Hashable, paths: tuple[Path, ...], beside: Any = None) -> bool:
         own, tool = self._own, self.tool
         if tool.is_named:
             paths = (*paths, *paths_of(((tool.number, key),)))
@@ -287,7 +294,7 @@ class Store:
         if is_new and not is_held:
             return True
         paths = entry.paths or entry.find_paths()
-        return (is_new or not self.is_written(key, paths, since)) and not (is_held and self._is_held(key, paths))
+        return (is_new or not self.is_written(key, paths, since)) and not (is_held and self.is_held(key, paths))
 
     def is_current(self, key: Hashable, entry: Entry) -> bool:
         """Whether an entry that was found under a key counts now. If not, it is removed."""
@@ -339,24 +346,18 @@ class Store:
             return  # dropped by another thread after this call looked it up
         self.newest = entry
 
-    def insert(self, key: Hashable, entry: Entry, now: float) -> tuple[Entry | None, list[Entry]]:
-        """Insert or replace an entry at this clock reading.
-
-        Returns:
-            The entry that was evicted for it, if one was, and the dead ones that were dropped.
-        """
+    def insert(self, key: Hashable, entry: Entry, now: float) -> Dropped | None:
+        """Insert or replace an entry at this clock reading. Returns what was dropped for it, None if nothing was."""
         data = self._data
-        swept: list[Entry] = []
-        if key in data:
-            self.discard(key)
+        replaced = self.discard(key) if key in data else None
         data[key] = self.newest = entry
         if entry.size:
             self._resize(entry.size)
-        if self.maxsize is None or len(data) > self.maxsize:
-            swept = self.sweep(now)
-            if self.maxsize is not None and len(data) > self.maxsize:
-                return self.evict(), swept
-        return None, swept
+        if len(data) <= self.most:
+            return None if replaced is None else Dropped(replaced)
+        swept = self.sweep(now)
+        is_full = self.maxsize is not None and len(data) > self.maxsize
+        return Dropped(replaced, self.evict() if is_full else None, swept)
 
     def evict(self) -> Entry:
         """Remove the least recently used entry."""

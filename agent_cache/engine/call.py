@@ -384,7 +384,14 @@ async def load(call: Call, *, flight: Flight | None = None, may_serve_stored: bo
                     value = await operation.own_load(call)
                 else:
                     call.within = own if operation.policy.inherit else None
-                    value = await run_tool(call)
+                    function = operation.coroutine_function  # as `run_tool`, without its frame
+                    call.started = started = CLOCK.now()
+                    value = function(*call.args, **call.kwargs) if call.kwargs else function(*call.args)
+                    if not operation.returns_at_once:
+                        value = await value
+                    elif type(value) not in IMMUTABLE:
+                        _refuse_awaitable(call, value)
+                    call.cost = CLOCK.now() - started
                     store_result(call, value)
                 if own.tickets and own.stored_tags is not None:
                     await offer_result(call, value)

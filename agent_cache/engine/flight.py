@@ -176,8 +176,7 @@ class Flight:
         """Let no reader that starts later join."""
         if self.joinable:
             self.joinable = False
-            if self.store.flights.get(self.id) is self:
-                self.store.flights.pop(self.id, None)
+            self.store.flights.pop(self.id, None)
             ALONE.add(self)
 
     # What it reads. A task that it has left behind is no part of it: once it has ended, it inherits nothing.
@@ -239,8 +238,8 @@ class Flight:
 
     def finish(self) -> None:
         """End the load: no reader joins any more."""
-        self.joinable = False
-        if self.store.flights.get(self.id) is self:
+        if self.joinable:
+            self.joinable = False
             self.store.flights.pop(self.id, None)
         self.is_open = False  # last: after an interrupt the call that leads it ends it
 

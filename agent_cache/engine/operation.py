@@ -54,8 +54,7 @@ class Setup:
         tiers: the tiers behind the local store, nearest first.
         lease: the trust in local copies of what they have; None without tiers.
         audited: the share of its hits that is audited.
-        keeps_plain: whether immutable results are stored as they are: without tiers, a bound on sizes, and entries that
-            are kept after their expiry.
+        keeps_simply: whether nothing but a write keeps a result from being stored as it is, if its ttl is a number.
         follows_at_once: whether a call may wait for another one's load before anything else: nothing stands in between.
     """
 
@@ -67,7 +66,7 @@ class Setup:
     tiers: tuple[Tier, ...] = ()
     lease: Lease | None = None
     audited: float = 0.0
-    keeps_plain: bool = False
+    keeps_simply: bool = False
     follows_at_once: bool = False
 
 

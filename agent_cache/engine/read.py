@@ -243,7 +243,8 @@ class ReadOperation(Operation[ReadPolicy]):
         setup = Setup(configuration, observed(self, work, configuration), observed(self, run_uncached, configuration))
         setup.reload, setup.bare = work, run_uncached
         setup.tiers, setup.lease = tiers, lease_in(tiers)
-        setup.keeps_plain = setup.lease is None and configuration.max_bytes is None and not policy.kept_for
+        has_rules = tiers or self.late_roots or policy.kept_for or policy.cache_if
+        setup.keeps_simply = not has_rules and configuration.max_bytes is None
         setup.follows_at_once = setup.run is load and not self.is_sync
         setup.audited = self.audit_share(configuration) if configuration.enabled else 0.0
         return setup

@@ -67,6 +67,19 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
     operation, flight, cost = call.operation, call.flight, call.cost
     policy = operation.policy
     former = flight.store.find(call.key) if cost >= SHORTEST and insert is None else None
+    keeps_simply = call.local.setup.keeps_simply and not policy.life_varies
+    if keeps_simply and flight.inherited is None and insert is None:  # benchmarks.budgets, "miss"
+        flight.end_tags = flight.tags
+        expires = NEVER if policy.ttl is None else call.started + policy.ttl
+        if type(value) in IMMUTABLE:
+            entry: Entry | None = Entry(value, expires, cost, flight.tags)
+            flight.result = entry
+        else:
+            entry = protected_copy(call, value, expires)
+        if entry is not None:
+            if insert_if_valid(call, entry) and former is not None:
+                operation.evidence.note(call, value, former)
+            return
     tags = flight.end_tags = flight.tags if not operation.late_roots else _result_tags(call, value)
     failure: Exception | None = None
     if not policy.life_varies:
@@ -83,11 +96,7 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
             expires = min(expires, call.started + ticket.lasts)
     if flight.inherited is not None:
         expires = min(expires, flight.inherited.expires)
-    stored: Entry | None
-    if call.local.setup.keeps_plain and type(value) in IMMUTABLE and flight.inherited is None:  # nearly all
-        stored = flight.result = Entry(value, expires, cost, tags or flight.tags)
-    else:
-        stored = protected_copy(call, value, expires)
+    stored = protected_copy(call, value, expires)
     is_failure = False
     if stored is None or tags is None:
         count_unstored(call)
@@ -183,51 +192,56 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
     store, key = flight.store, flight.key
     # What leaves the store is freed after the lock: the `__del__` of a value may wait for a lock of the user's. Hence
     # these names, which nothing reads.
-    garbage: list[Any] = []
-    replaced = evicted = _newest = None
+    dropped = _newest = _evicted = None
+    is_valid = False
     with VERSIONS.lock:
         if VERSIONS.timed:
             VERSIONS.expire(CLOCK.now())
-        inherited = flight.inherited
-        is_unwritten = flight.since == VERSIONS.now and not VERSIONS.held and store.owner is None  # nearly always
-        is_valid = (
+        inherited, since = flight.inherited, flight.since
+        if (
             flight.is_clean
-            and (is_unwritten or store.may_take(key, entry, flight.since))
             and store.is_open
+            and (
+                (since == VERSIONS.now and not VERSIONS.held and store.owner is None)  # nearly always
+                or store.may_take(key, entry, since)
+            )
             and (CURRENT.value is local.configuration or _is_still_enabled(local))
             and (inherited is None or _may_depend_on(call, entry, inherited))
-        )
-        if is_valid:
+        ):
+            is_valid = is_stored = True
             tags: Any = entry.tags
             if inherited is not None:  # the tags of entries are not for tiers
                 tags = tuple([tag for tag in tags if isinstance(tag, str)])
             flight.stored_tags = tags
-            is_stored = True
             for ticket in flight.tickets:
                 is_stored = ticket.is_clean() and is_stored
-            if is_stored and entry.size:  # evict what exceeds ``max_bytes``
-                counts = evict_for(entry, garbage)
-                is_stored = counts is not None
-                for other, count in (counts or {}).items():
-                    for stats in local.stats if other is store else (other.stats,):
-                        stats.evictions += count
+            if entry.size and is_stored:
+                is_stored, _evicted = _makes_room(local, entry)
             if is_stored:
                 _newest = store.newest
-                replaced = store.peek(key)
-                entry.checked = store.versions.now
-                evicted, swept = store.insert(key, entry, call.started + call.cost)
-                garbage += swept
-                if evicted is not None:
+                entry.checked = VERSIONS.now
+                dropped = store.insert(key, entry, call.started + call.cost)
+                if dropped is not None and dropped.evicted is not None:
                     for stats in local.stats:
                         stats.evictions += 1
             flight.is_cached = is_stored or call.operation.policy.remote.is_strong
-        flight.joinable = False  # as `Flight.finish`, without its frame
-        if store.flights.get(flight.id) is flight:
+        flight.is_open = False  # as `Flight.finish`, without its frame
+        if flight.joinable:
+            flight.joinable = False
             store.flights.pop(flight.id, None)
-        flight.is_open = False
-    if replaced is not None and replaced.failure is not None:
-        warn_once("copying a hit failed, so it was loaded anew", call.operation.name, replaced.failure)
+    if dropped is not None and dropped.replaced is not None and dropped.replaced.failure is not None:
+        warn_once("copying a hit failed, so it was loaded anew", call.operation.name, dropped.replaced.failure)
     return is_valid
+
+
+def _makes_room(local: LocalTool, entry: Entry) -> tuple[bool, list[Any]]:
+    """Evict what exceeds ``max_bytes``. Returns whether the entry may be stored, and what is to be freed."""
+    garbage: list[Any] = []
+    counts = evict_for(entry, garbage)
+    for store, count in (counts or {}).items():
+        for stats in local.stats if store is local.store else (store.stats,):
+            stats.evictions += count
+    return counts is not None, garbage
 
 
 def _is_still_enabled(local: LocalTool) -> bool:

@@ -118,15 +118,12 @@ class LocalTool:
             root = operation.at_root
             if root is None or root.configuration is not CURRENT.value:
                 root = ROOT.add_local(operation)
-            self.is_observed, self.configuration, self.setup = True, root.configuration, root.setup
-            self.store, self.tenant = root.store, None
+            self.is_observed, self.configuration, self.tenant = True, root.configuration, None
+            self.setup, self.store = setup, store = root.setup, root.store
+            self.is_plain = store is not None and not setup.audited
         else:
             LocalTool.__init__(self, operation, scope)
             self.is_observed = True
-        store = self.store
-        self.is_plain = (
-            store is not None and store.owner is self.tenant is scope.hook is None and not self.setup.audited
-        )
 
     def qualify(self, key: Hashable) -> Hashable:
         """The key under which an entry is stored: with the tenant, where there is one."""

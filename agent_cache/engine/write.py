@@ -424,8 +424,9 @@ class Write(Hold):
             kept: list[Fill] = []
             for call, entry in fills:
                 flight, store = call.flight, call.flight.store
-                is_touched = store.is_touched(flight.key, entry.tags, flight.since)
-                if not is_touched and not store.is_held(flight.key, entry.tags, beside=self):
+                paths = entry.paths or entry.find_paths()
+                is_touched = store.is_written(flight.key, paths, flight.since)
+                if not is_touched and not store.is_held(flight.key, paths, beside=self):
                     kept.append(Fill(call, entry))
             # What loads one of these entries now is older, whatever the write turns out to touch.
             entries = tags_of_keys([(call.operation, call.key) for call, _ in kept])

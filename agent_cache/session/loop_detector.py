@@ -30,7 +30,7 @@ from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import LoopHints
 from agent_cache.engine.state import forget_oldest
 from agent_cache.errors import AgentLoopDetectedError
-from agent_cache.session.loop_policy import ANY_NUMBER, CHECKS, LoopPolicy, Threshold, seconds_of
+from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy, seconds_of
 from agent_cache.values.canonical import full_name
 from agent_cache.values.compare import fingerprint, shown
 from agent_cache.values.copies import packed
@@ -224,7 +224,6 @@ task_in: Callable[[Any], Any] = (
 )
 """The running task of an event loop."""
 
-_OFF: Final = Threshold(ANY_NUMBER, ANY_NUMBER)
 _NO_CALL: Final = Signature("", None, None)
 
 _ITERATIONS: Final[dict[asyncio.AbstractEventLoop, int]] = {}
@@ -252,7 +251,7 @@ class LoopDetector:
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy, now: float) -> None:
-        self.levels: dict[str, Threshold] = {check: getattr(policy, check) or _OFF for check in CHECKS}
+        self.levels = policy.levels
         self.pause = seconds_of(policy.new_turn_after, "new_turn_after")  # without a call, after which a turn begins
         self.active = now  # the clock reading at the last call, where that matters
         self.epoch = 0  # how many have ended

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
@@ -32,6 +32,8 @@ CHECKS: Final = {
     "write_repeat": Threshold(5, 10),
 }
 """The checks and their defaults."""
+
+_OFF: Final = Threshold(ANY_NUMBER, ANY_NUMBER)
 
 _Level = int | tuple[int, int] | None
 _Seconds = float | timedelta | None
@@ -84,10 +86,13 @@ class LoopPolicy:
     max_duration: _Seconds = None
     max_tool_calls: int | Mapping[str, int] | None = None
     new_turn_after: _Seconds = None
+    levels: Mapping[str, Threshold] = field(init=False, repr=False, compare=False)
+    """The thresholds by check, as a session's loop detector asks for them."""
 
     def __post_init__(self) -> None:
         for check in CHECKS:
             object.__setattr__(self, check, _threshold(check, getattr(self, check)))
+        object.__setattr__(self, "levels", {check: getattr(self, check) or _OFF for check in CHECKS})
         for name in ("max_execution_depth", "max_nesting"):
             if getattr(self, name) is not None:
                 count(1, getattr(self, name), f"LoopPolicy: {name}")

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from agent_cache.core.store import NEVER, Entry, Sizes, Store
 from agent_cache.core.tags import meet
-from agent_cache.core.versions import VERSIONS, Hold, Versions
+from agent_cache.core.versions import VERSIONS, Hold, Versions, paths_of
 
 KEYS = st.sampled_from([None, 0, "0", (1, b"T")])
 TAGS = st.sampled_from(["a", "a:1", "a:2", "a:1:x", "a:1:y", "b:1:x"])
@@ -26,9 +26,10 @@ def store_for(maxsize: int | None, owner: Any = None) -> Store:
 
 
 def insert(store: Store, key: Any, entry: Entry, now: float = 0.0) -> tuple[Entry | None, list[Entry]]:
-    """Store an entry whose load begins and ends now."""
+    """Store an entry whose load begins and ends now. Returns what was evicted, and what was dead."""
     entry.checked = store.versions.now
-    return store.insert(key, entry, now)
+    dropped = store.insert(key, entry, now)
+    return (None, []) if dropped is None else (dropped.evicted, list(dropped.swept))
 
 
 def made(value: Any, *tags: str, size: int = 0, expires: float = NEVER, kept_for: float = 0.0) -> Entry:
@@ -213,10 +214,10 @@ def test_a_session_asks_for_what_was_written_in_it_too():
     hold = Hold(["note"], scopes=[VERSIONS.of_session(session)])
     VERSIONS.begin(hold)
     assert store.find("k") is None
-    assert store.is_held("k", ("note",))
-    assert not store.is_held("k", ("note",), beside=hold)
+    assert store.is_held("k", paths_of(("note",)))
+    assert not store.is_held("k", paths_of(("note",)), beside=hold)
     VERSIONS.end(hold, ["note"])
-    assert not store.is_held("k", ("note",))
+    assert not store.is_held("k", paths_of(("note",)))
 
 
 def test_a_store_that_is_switched_off_can_still_be_emptied_and_stays_off():
