@@ -87,11 +87,6 @@ class Entry:
         self.copies = 0
         self.digest: Hashable | None = None
 
-    @property
-    def kept_until(self) -> float:
-        """The clock reading at which it is of no more use."""
-        return self.expires + self.kept_for
-
     def find_paths(self) -> tuple[Path, ...]:
         """Find its `paths`."""
         self.paths = found = paths_of(self.tags)
@@ -315,7 +310,8 @@ class Store:
 
     def count_current(self, now: float) -> int:
         """How many entries would be answered at this clock reading."""
-        return sum([now < entry.kept_until and self.is_current(key, entry) for key, entry in list(self._data.items())])
+        data = list(self._data.items())
+        return sum([now < entry.expires + entry.kept_for and self.is_current(key, entry) for key, entry in data])
 
     # Switches
 

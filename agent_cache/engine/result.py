@@ -192,7 +192,8 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
     store, key = flight.store, flight.key
     # What leaves the store is freed after the lock: the `__del__` of a value may wait for a lock of the user's. Hence
     # these names, which nothing reads.
-    dropped = _newest = _evicted = None
+    dropped = _newest = None
+    evicted: list[Any] = []
     is_valid = False
     with VERSIONS.lock:
         if VERSIONS.timed:
@@ -216,7 +217,7 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
             for ticket in flight.tickets:
                 is_stored = ticket.is_clean() and is_stored
             if entry.size and is_stored:
-                is_stored, _evicted = _makes_room(local, entry)
+                is_stored = evict_for(entry, local, evicted)
             if is_stored:
                 _newest = store.newest
                 entry.checked = VERSIONS.now
@@ -232,16 +233,6 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
     if dropped is not None and dropped.replaced is not None and dropped.replaced.failure is not None:
         warn_once("copying a hit failed, so it was loaded anew", call.operation.name, dropped.replaced.failure)
     return is_valid
-
-
-def _makes_room(local: LocalTool, entry: Entry) -> tuple[bool, list[Any]]:
-    """Evict what exceeds ``max_bytes``. Returns whether the entry may be stored, and what is to be freed."""
-    garbage: list[Any] = []
-    counts = evict_for(entry, garbage)
-    for store, count in (counts or {}).items():
-        for stats in local.stats if store is local.store else (store.stats,):
-            stats.evictions += count
-    return counts is not None, garbage
 
 
 def _is_still_enabled(local: LocalTool) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.store import Entry, Sizes, Store
+from agent_cache.core.store import Entry, Sizes
 from agent_cache.core.tags import EVERY_KEY, Tag
 from agent_cache.core.versions import VERSIONS, EntryTag
 from agent_cache.errors import NoEventLoopError
@@ -225,34 +225,27 @@ _SWEPT: Final = 64
 """Entries that one eviction examines for dead ones."""
 
 
-def evict_for(entry: Entry, garbage: list[Any]) -> dict[Store, int] | None:
-    """Evict least recently used entries of the largest stores until `entry` fits into ``max_bytes``.
+def evict_for(entry: Entry, local: Any, garbage: list[Any]) -> bool:
+    """Evict least recently used entries of the largest stores until `entry` fits into ``max_bytes``, and count them.
 
     The caller holds the lock. At most 500 entries are evicted one by one; if that is not enough, the largest store is
     emptied.
-
-    Args:
-        garbage: takes what is evicted, for the caller to free outside of the lock.
-
-    Returns:
-        How many entries each store has given; None if the entry alone is larger than ``max_bytes``.
+    `garbage` takes what is evicted, to be freed after the lock. Returns whether the entry fits at all.
     """
-    evicted: dict[Store, int] = {}
     limit = CURRENT.value.max_bytes
-    if limit is None:
-        return evicted
-    if entry.size > limit:
-        return None
+    if limit is not None and entry.size > limit:
+        return False
     number = 0
-    while SIZES.total + entry.size > limit and (largest := SIZES.largest()) is not None:
+    while limit is not None and SIZES.total + entry.size > limit and (largest := SIZES.largest()) is not None:
         number += 1
         if swept := largest.sweep(CLOCK.now(), _SWEPT):  # dead ones before a living one
             garbage.append(swept)
             continue
         count = 1 if number <= _MAX_EVICTED else len(largest)
         garbage.append(largest.evict() if number <= _MAX_EVICTED else largest.drop_all())
-        evicted[largest] = evicted.get(largest, 0) + count
-    return evicted
+        for stats in local.stats if largest is local.store else (largest.stats,):
+            stats.evictions += count
+    return True
 
 
 def _apply(old: Configuration, new: Configuration) -> None:

@@ -86,8 +86,7 @@ class LoopPolicy:
     max_duration: _Seconds = None
     max_tool_calls: int | Mapping[str, int] | None = None
     new_turn_after: _Seconds = None
-    levels: Mapping[str, Threshold] = field(init=False, repr=False, compare=False)
-    """The thresholds by check, as a session's loop detector asks for them."""
+    levels: Mapping[str, Threshold] = field(init=False, repr=False, compare=False)  # the thresholds, by check
 
     def __post_init__(self) -> None:
         for check in CHECKS:

@@ -514,8 +514,7 @@ def size_of(*parts: Any) -> int:
     object refers to is read from the interpreter, level by level. Of a level 10,000 objects are measured, evenly
     spread; the others are taken to be like them.
     """
-    total, share = float(_OVERHEAD), 1.0
-    seen: set[int] = set()
+    total, share, seen = float(_OVERHEAD), 1.0, set[int]()
     level: list[Any] = [*parts]
     while level and len(seen) < 10 * _MAX_MEASURED:
         level = [one for place, one in {id(one): one for one in level}.items() if place not in seen]

@@ -82,9 +82,8 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
 
 def _is_immutable(value: Any) -> bool:
     """Whether no caller can change anything in a value: an immutable one, or a tuple or frozenset of such."""
-    pending = [value]
     seen: set[int] = set()
-    for part in pending:
+    for part in (pending := [value]):
         kind: Any = type(part)
         if kind in IMMUTABLE or issubclass(kind, (Enum, type)) or text_of_standard_value(kind) or id(part) in seen:
             continue

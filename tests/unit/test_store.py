@@ -52,7 +52,7 @@ class Model(RuleBasedStateMachine):
         self.store.sizes = self.sizes = Sizes()
 
     def is_dead(self, entry: Entry) -> bool:
-        return entry in self.stale or entry.kept_until <= self.now
+        return entry in self.stale or entry.expires + entry.kept_for <= self.now
 
     def gone(self, key: Any) -> Entry:
         entry = self.entries.pop(key)
