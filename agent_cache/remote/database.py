@@ -20,7 +20,6 @@ its byte of the lock file for as long as it has the files open; the kernel relea
 from __future__ import annotations
 
 import fcntl
-import json
 import mmap
 import os
 import secrets
@@ -29,12 +28,13 @@ import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 from agent_cache.clock import CLOCK
+from agent_cache.core.store import NEVER
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import ARMED, HELD, IDLE, Reading, Refused, State, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
@@ -42,9 +42,8 @@ from agent_cache.remote.feed import LOST, Log, News
 
 __all__ = ["PASSING", "SqliteBackend", "beside", "require_ours", "wall_time"]
 
-_LEFT_AS_IT_IS: Final = "it is left as it is: name another file"
 _APPLICATION: Final = 0x61676361
-_FORMAT: Final = 4
+_FORMAT: Final = 3
 """SQLite's ``application_id`` of our files, and its ``user_version``: the version of the tables."""
 _KEPT_MESSAGES: Final = 10_000
 _MOST_CELLS: Final = 200_000
@@ -55,7 +54,7 @@ _AHEAD: Final = 0.01
 
 _SCHEMA: Final = """
 create table meta (name text primary key, value integer) without rowid;
-insert into meta values ('number', 1), ('floor', 1), ('bytes', 0);
+insert into meta values ('number', 1), ('floor', 1), ('bytes', 0), ('had_page', 0);
 create table cell (name text primary key, number integer) without rowid;
 create table hold (cell text, writer text, mode integer, deadline real, primary key (cell, writer)) without rowid;
 create index hold_of on hold (writer);
@@ -65,21 +64,10 @@ create table value (
 ) without rowid;
 create index value_stored on value (stored);
 create index value_ends on value (ends);
-create trigger value_comes after insert on value begin
-    update meta set value = value + new.size where name = 'bytes'; end;
-create trigger value_goes after delete on value begin
-    update meta set value = value - old.size where name = 'bytes'; end;
 create table feed (number integer primary key, space text, message blob);
 insert into feed values (1, '', x'');
 create table claim (name text primary key, who text, deadline real) without rowid;
 create table ttl (tool text primary key, ttl real) without rowid;
-"""
-
-_STATES: Final = """
-select asked.value,
-    coalesce((select number from cell where name = asked.value), (select value from meta where name = 'floor')),
-    coalesce((select max(mode) from hold where cell = asked.value), 0)
-from json_each(?) as asked
 """
 
 PASSING: Final = (sqlite3.Error, OSError, TimeoutError)
@@ -237,17 +225,6 @@ def _opened_page(path: Path, token: int) -> int:
 # The backend
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Opened:
-    """A database that is open, the connection for the feed, and which files these are."""
-
-    page: _Page
-    db: sqlite3.Connection
-    feed_db: sqlite3.Connection
-    token: int
-    identities: dict[Path, tuple[int, int] | None]
-
-
 class SqliteBackend:
     """A `Backend` in a file. None of its methods waits for anything but the file.
 
@@ -274,9 +251,12 @@ class SqliteBackend:
         self._max_bytes = max_bytes
         self._namespace = namespace
         self._is_slow = self._is_missing = self._is_over = False
-        self._opened: _Opened | None = None
+        self._token = 0
+        self._db: sqlite3.Connection | None = None
+        self._feed_db: sqlite3.Connection | None = None
+        self._opened: tuple[_Page, sqlite3.Connection, int] | None = None
         self.followed: _Page | None = None
-        self._identity: tuple[int, int] | None = None
+        self._identities: dict[Path, tuple[int, int] | None] = {}
         self._ahead: tuple[int, float] = (0, 0.0)
         self._lock = threading.RLock()
 
@@ -291,54 +271,52 @@ class SqliteBackend:
         """
         with self._lock:
             for _ in range(3):
-                if self._opened is not None:
+                if self._db is not None:
                     return
                 if self._is_over:
                     raise Refused("the tier was closed")
+                identity = _identity_of(self.path)  # before: another process may replace it meanwhile
                 try:
-                    self._opened = self._open()
+                    self._open()
                 except BaseException as error:
+                    self._disconnect()
                     if not _is_damage(error):
                         self._is_slow = True
                         raise
-                    self._set_aside()
-            if self._opened is None:
-                raise Refused("it is damaged again and again")
+                    self._set_aside(identity)
+            raise Refused("it is damaged again and again")
 
-    def _open(self) -> _Opened:
+    def _open(self) -> None:
         path = self.path
         if not path.exists():
             for suffix in ("-wal", "-shm"):  # SQLite would take what is left of a deleted database for this one's
                 beside(path, suffix).unlink(missing_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        self._identity = _identity_of(path)  # before it is opened: another process may replace it meanwhile
-        with ExitStack() as stack:
-            db = stack.enter_context(closing(self._connect(0.0 if self._is_slow else self._timeout)))
-            is_new = not require_ours(db, path)
-            if is_new:
-                _make(db, path)
-            with _immediate(db):
-                ((token,),) = db.execute("select value from meta where name = 'token'")
-                ((newest,),) = db.execute("select max(number) from feed")
-                page = self._page_of(db, token, newest, is_new=is_new)
-            feed_db = stack.enter_context(closing(self._connect(0.0)))
-            places = [beside(path, suffix) for suffix in (".page", ".lock", "-wal", "-shm")]
-            identities = {path: self._identity, **{place: _identity_of(place) for place in places}}
-            self.look_by = time.monotonic() + _LOOK_AFTER
-            stack.pop_all()
-            return _Opened(page, db, feed_db, token, identities)
-
-    def _page_of(self, db: sqlite3.Connection, token: int, newest: int, *, is_new: bool) -> _Page:
-        if self.page is None or self.page.identity != (token, _identity_of(beside(self.path, ".page"))):
-            former, self.page = self.page, None
-            if former is not None:
-                former.leave()
-            self.page = _Page(self.path, token, newest)
-            if self._is_missing:
-                self.page.mark(is_missing=True)
-            if self.page.is_new and not is_new:  # whose invalidations were missing in the former one nobody knows
-                self._step(db, (EVERYTHING,), LOST)
-        return self.page
+        identity = _identity_of(path)
+        self._db = db = self._connect(0.0 if self._is_slow else self._timeout)
+        if not require_ours(db, path):
+            _make(db, path)
+        with _immediate(db):
+            meta = dict(db.execute("select name, value from meta"))
+            ((newest,),) = db.execute("select max(number) from feed")
+            self._token = meta["token"]
+            if self.page is None or self.page.identity != (self._token, _identity_of(beside(path, ".page"))):
+                former, self.page = self.page, None
+                if former is not None:
+                    former.leave()
+                self.page = _Page(path, self._token, newest)
+                if self._is_missing:
+                    self.page.mark(is_missing=True)
+                if self.page.is_new and meta["had_page"]:  # whose invalidations were missing nobody knows
+                    self._step(db, (EVERYTHING,), LOST)
+                db.execute("update meta set value = 1 where name = 'had_page' and value = 0")
+        if _identity_of(path) != identity:
+            raise sqlite3.OperationalError("the file was replaced while it was opened")
+        self._feed_db = self._connect(0.0)
+        self._opened = self.page, self._feed_db, self._token
+        places = [beside(path, suffix) for suffix in ("", ".page", ".lock", "-wal", "-shm")]
+        self._identities = {place: _identity_of(place) for place in places}
+        self.look_by = time.monotonic() + _LOOK_AFTER
 
     def _connect(self, timeout: float) -> sqlite3.Connection:
         db = sqlite3.connect(
@@ -355,22 +333,23 @@ class SqliteBackend:
         return db
 
     def _disconnect(self) -> None:
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.db.close()
-            opened.feed_db.close()
+        for db in (self._db, self._feed_db):
+            if db is not None:
+                db.close()
+        self._db = self._feed_db = self._opened = None
 
-    def _set_aside(self) -> None:
-        """Replace a damaged database, unless another process has: nobody trusts copies of its values any more, then it
-        goes.
-        """
+    def _set_aside(self, identity: tuple[int, int] | None) -> None:
+        """Replace a database, unless another process has: nobody trusts copies of its values any more, then it goes."""
         locks = os.open(beside(self.path, ".lock.new"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(locks, fcntl.LOCK_EX)
-            if _identity_of(self.path) != self._identity:
+            if _identity_of(self.path) != identity:
                 return
             if not beside(self.path, ".page").exists():  # it never was a tier's
-                raise ConfigurationError(f"FileTier: {str(self.path)!r} is not a database of SQLite; {_LEFT_AS_IT_IS}")
+                text = (
+                    f"FileTier: {str(self.path)!r} is not a database of SQLite; it is left as it is: name another file"
+                )
+                raise ConfigurationError(text)
             self.log.once("the database is damaged; it is set aside, and a new one is begun")
             with suppress(OSError), beside(self.path, ".page").open("r+b", buffering=0) as page:
                 page.write(struct.pack("Q", _NOBODYS))
@@ -388,22 +367,21 @@ class SqliteBackend:
         """The connection, of files that were not replaced. What it raises is an outage."""
         with self._lock:
             try:
-                if self._opened is None or time.monotonic() >= self.look_by:
+                if self._db is None or time.monotonic() >= self.look_by:
                     self.look_by = time.monotonic() + _LOOK_AFTER
-                    known = {} if self._opened is None else self._opened.identities
-                    if any(_identity_of(place) != identity for place, identity in known.items()):
+                    if self._db and any(_identity_of(place) != known for place, known in self._identities.items()):
                         self.log.once("the files were deleted or replaced by somebody else, so they are made anew")
                         self._disconnect()
                     self.open()
-                assert self._opened is not None
-                yield self._opened.db
+                assert self._db is not None
+                yield self._db
             except ConnectionError:
                 raise
             except (*PASSING, ConfigurationError) as error:  # somebody may have put something else there
                 if _is_damage(error):
                     self._disconnect()
                     with suppress(OSError, ConfigurationError):
-                        self._set_aside()
+                        self._set_aside(self._identities.get(self.path))
                 raise Refused(str(error)) from error
 
     @contextmanager
@@ -508,38 +486,68 @@ class SqliteBackend:
         self.require_clean()
         with self._using() as db:
             now = wall_time()
-            if db.execute("select 1 from hold where deadline <= ? limit 1", (now,)).fetchone():
+            reading, ends = self._read(db, cells, address, now)
+            if ends <= now:  # of a writer among them
                 with self._transaction():
                     pass  # which ends it
-            head, raw_head, payload = None, b"", b""
-            # The value first: cells that have its versions after that had them before. Each statement reads one state.
-            if address is not None:
-                found = db.execute("select head, payload, ends from value where address = ?", (address,)).fetchone()
-                if found is not None and (found[2] is None or found[2] > now):
-                    raw_head, payload, _ = found
-                    head = open_head(raw_head)
-            names = json.dumps([*{*cells, *(() if head is None else head.versions)}])
-            states: dict[Cell, State] = {name: (number, mode) for name, number, mode in db.execute(_STATES, (names,))}
-            assert self._opened is not None
-            states[STORE] = self._opened.token, IDLE
+                reading, _ = self._read(db, cells, address, now)
         self.require_clean()
-        return Reading(states, now, head, raw_head, payload)
+        return reading
+
+    def _read(
+        self, db: sqlite3.Connection, cells: SomeCells, address: Cell | None, now: float
+    ) -> tuple[Reading, float]:
+        """What is there, and when the first hold of a cell ends.
+
+        The value first: cells that have its versions after that had them before. Each statement reads one state.
+        """
+        head, raw_head, payload = None, b"", b""
+        if address is not None:
+            found = db.execute("select head, payload, ends from value where address = ?", (address,)).fetchone()
+            if found is not None and (found[2] is None or found[2] > now):
+                raw_head, payload, _ = found
+                head = open_head(raw_head)
+        names = tuple({*cells, *head.versions}) if head is not None else tuple(cells)
+        states: dict[Cell, State] = {}
+        floor, first = 0, NEVER
+        held: list[tuple[Cell, int]] = []
+        for name, number, mode, deadline in db.execute(_states_statement(len(names)), names):
+            if mode is not None:
+                held.append((name, mode))
+                first = min(first, deadline)
+            elif name is None:
+                floor = number
+            else:
+                states[name] = number, IDLE
+        for name in names if len(states) < len(names) else ():
+            states.setdefault(name, (floor, IDLE))
+        for name, mode in held:
+            number, present = states[name]
+            states[name] = number, max(present, mode)
+        states[STORE] = self._token, IDLE
+        return Reading(states, now, head, raw_head, payload), first
 
     async def put(self, address: Cell, head: bytes, payload: bytes, *, keep: float | None) -> None:
         self.require_clean()
         with self._transaction() as db:
             now, size = wall_time(), len(head) + len(payload)
-            db.execute("delete from value where address = ?", (address,))
-            row = (address, head, payload, None if keep is None else now + keep, now, size, self._namespace)
-            db.execute("insert into value values (?, ?, ?, ?, ?, ?, ?)", row)
-            if self._is_full(db):
-                db.execute("delete from value where ends <= ?", (now,))
-            while self._is_full(db):
-                db.execute("delete from value where address in (select address from value order by stored limit 8)")
+            former = db.execute("select size from value where address = ?", (address,)).fetchone()
+            ends = None if keep is None else now + keep
+            row = (address, head, payload, ends, now, size, self._namespace)
+            db.execute("replace into value values (?, ?, ?, ?, ?, ?, ?)", row)
+            if self._add_bytes(db, size - (former[0] if former else 0)) > self._max_bytes:
+                self._drop(db, db.execute("select address, size from value where ends <= ?", (now,)).fetchall())
+            while self._add_bytes(db, 0) > self._max_bytes:
+                self._drop(db, db.execute("select address, size from value order by stored limit 8").fetchall())
 
-    def _is_full(self, db: sqlite3.Connection) -> bool:
-        ((total,),) = db.execute("select value from meta where name = 'bytes'")
-        return int(total) > self._max_bytes
+    def _add_bytes(self, db: sqlite3.Connection, count: int) -> int:
+        statement = "update meta set value = value + ? where name = 'bytes' returning value"
+        ((total,),) = db.execute(statement, (count,)).fetchall()
+        return int(total)
+
+    def _drop(self, db: sqlite3.Connection, rows: Sequence[tuple[Cell, int]]) -> None:
+        db.executemany("delete from value where address = ?", [(address,) for address, _ in rows])
+        self._add_bytes(db, -sum(size for _, size in rows))
 
     async def values(self) -> AsyncIterator[list[tuple[Cell, bytes, int, float | None]]]:
         """All values, some at a time: address, head, size, and seconds until it ends."""
@@ -554,6 +562,7 @@ class SqliteBackend:
     async def clear(self) -> int:
         with self._transaction() as db:
             count = db.execute("delete from value").rowcount
+            db.execute("update meta set value = 0 where name = 'bytes'")
             self._step(db, (EVERYTHING,), LOST)
             return count
 
@@ -570,13 +579,13 @@ class SqliteBackend:
 
     async def feed(self, since: int | None) -> News:
         opened = self._opened
-        if opened is None or time.monotonic() >= self.look_by or opened.page.word[0] == _NOBODYS:
+        if opened is None or time.monotonic() >= self.look_by or opened[0].word[0] == _NOBODYS:
             self.look_by = 0.0  # SQLite may answer for a database that was set aside, out of its memory
             with self._using():
                 opened = self._opened
         if opened is None:
             raise Refused("the files are not open")
-        page, db = opened.page, opened.feed_db  # of one database, whatever another thread opens meanwhile
+        page, db, token = opened  # of one database, whatever another thread opens meanwhile
         self.require_clean()
         try:
             rows: Sequence[tuple[int, str, bytes]] = ()
@@ -601,7 +610,7 @@ class SqliteBackend:
         own = "", self._namespace
         messages = [(number, message if space in own else b"") for number, space, message in rows]
         self.followed = page
-        return News(str(opened.token), newest, messages if is_whole else None)
+        return News(str(token), newest, messages if is_whole else None)
 
     def _repair(self, page: _Page, newest: int) -> None:
         """The page is ahead of the rows: a step is being committed, or was never."""
@@ -657,6 +666,17 @@ class SqliteBackend:
         self.page = None  # a child takes a byte of its own
 
 
+@cache
+def _states_statement(count: int) -> str:
+    """The floor, the numbers of so many cells, and who holds them: one statement, of one moment."""
+    cells = ", ".join(f"?{number}" for number in range(1, count + 1))
+    return (
+        "select null, value, null, null from meta where name = 'floor' "  # noqa: S608 - marks alone
+        f"union all select name, number, null, null from cell where name in ({cells}) "
+        f"union all select cell, null, mode, deadline from hold where cell in ({cells})"
+    )
+
+
 @contextmanager
 def _immediate(db: sqlite3.Connection) -> Iterator[None]:
     """A transaction that holds SQLite's lock of writers."""
@@ -683,8 +703,8 @@ def require_ours(db: sqlite3.Connection, path: Path) -> bool:
     db.execute("commit")
     if found != (_APPLICATION, _FORMAT) and (tables or found != (0, 0)):
         raise ConfigurationError(
-            f"FileTier: {str(path)!r} is a database of another program, or of another version of agent-cache; "
-            f"{_LEFT_AS_IT_IS}"
+            f"FileTier: {str(path)!r} is a database of another program, or of another version of agent-cache; it is "
+            "left as it is: name another file"
         )
     return bool(tables)
 
@@ -698,7 +718,7 @@ def _make(db: sqlite3.Connection, path: Path) -> None:
         raise ConfigurationError(f"FileTier: SQLite cannot keep a write-ahead log beside {str(path)!r}")
     with _immediate(db):
         if not db.execute("select count(*) from sqlite_master").fetchone()[0]:
-            for statement in _SCHEMA.split(";\n"):
+            for statement in _SCHEMA.split(";"):
                 db.execute(statement)
             db.execute("insert into meta values ('token', ?)", (secrets.randbits(62) | 1,))
             db.execute(f"pragma application_id = {_APPLICATION}")
