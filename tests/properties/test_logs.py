@@ -107,7 +107,7 @@ def trajectories(calls):
         steps = []
         for number, call in inside:
             asked = {"tool_call_id": f"c{number}", "function_name": call.tool, "arguments": call.arguments}
-            answer = {"source_call_id": f"c{number}", "content": as_text(call.result)}
+            answer = {"source_call_id": f"c{number}", "content": as_text(call.error or call.result)}
             steps.append({"step_id": number, "timestamp": iso(call.ended), "source": "agent", "tool_calls": [asked],
                           "observation": {"results": [answer]}})  # fmt: skip
         documents.append({"schema_version": "ATIF-v1.7", "session_id": run, "steps": steps})
