@@ -71,9 +71,9 @@ class Backend(Protocol):
     """A store of versions. Each method is one atomic operation, and raises `ConnectionError` while the store cannot be
     used: after one short timeout, and then at once until it can be.
 
-    Each of `begin`, `commit` and `set_ttl` is a *step*: it has the next number, and appends its message to the feed.
-    All of them may be repeated: a step that comes late or twice ends values, and restores none.
-    `agent_cache.testing.tier_contract` tests a backend.
+    Each of `begin`, `commit`, `set_ttl` and `clear` is a *step*: it has the next number, and appends its message to the
+    feed. All of them may be repeated: a step that comes late or twice ends values, and restores none. They are called
+    in several event loops and threads. `agent_cache.testing.tier_contract` tests a backend.
     """
 
     async def read(self, cells: SomeCells, address: Cell | None) -> Reading:
@@ -93,7 +93,7 @@ class Backend(Protocol):
     ) -> int:
         """Give `held` a new version, and hold them and arm the others until the lease passes. Returns its number.
 
-        With `renew`, the lease of a writer that is known begins anew, and nothing else happens: that returns 0.
+        With `renew`, the lease of a known writer begins anew, and nothing else happens: that returns 0. Others begin.
         """
         ...
 
@@ -106,7 +106,7 @@ class Backend(Protocol):
         ...
 
     async def feed(self, since: int | None) -> News:
-        """The messages of all steps after a number, also one never reached; None asks for the newest alone."""
+        """Messages after a number: None if some are gone, or it was never reached. None asks for the newest alone."""
         ...
 
     async def set_ttl(self, tool: str, ttl: float | None, message: bytes) -> int:
@@ -118,7 +118,7 @@ class Backend(Protocol):
         ...
 
     async def clear(self) -> int:
-        """Drop all values, and give everything a new version by a step with the message `LOST`. Returns how many."""
+        """Drop all values, and give ``*`` a new version by a step with the message `LOST`. Returns how many."""
         ...
 
     async def aclose(self) -> None:

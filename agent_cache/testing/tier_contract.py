@@ -1,15 +1,9 @@
 # ruff: noqa: D102 - the names of tests say what they are
-"""The contract of backends, for whoever writes one: each promise of `agent_cache.remote.Backend` is a test.
+"""The contract of backends, for whoever writes one: most promises of `agent_cache.remote.Backend` are tests.
 
-Subclass `BackendContract` in a test module, and say how two clients of one empty store are made::
-
-    class TestPostgres(BackendContract):
-        async def make_backends(self):
-            await empty(URL)
-            return PostgresBackend(URL), PostgresBackend(URL)
-
+Subclass `BackendContract` in a test module, and define `make_backends`: ``docs/how-to/write-a-backend.md`` shows it.
 The tests are plain functions, for pytest without any plugin: each runs an event loop of its own. A backend that keeps
-them makes a coherent tier: ``VersionedTier(PostgresBackend(URL))``, which the last tests try.
+them makes a coherent tier: ``VersionedTier(YourBackend(...))``, which the last tests try.
 """
 
 from __future__ import annotations
@@ -29,6 +23,8 @@ __all__ = ["BackendContract", "FlakyBackend"]
 
 ORDER: Final = ("order:S", "order:D", "order::7")
 LEASE: Final = 60.0
+MODES: Final = f"these are modes: {IDLE=}, {ARMED=}, {HELD=}"
+HEADLESS: Final = "the value was not found, or `open_head` gave None: is each version in it an int or a str?"
 
 _numbers = itertools.count(1)
 
@@ -57,6 +53,7 @@ def _with_two(test: Test) -> Callable[[Any], None]:
 async def states(backend: Backend, *cells: Cell) -> dict[Cell, tuple[Any, int]]:
     """The states of some cells."""
     found = (await backend.read((*cells, STORE), None)).states
+    assert found.keys() >= {*cells, STORE}, "`read` gives a state of each cell, unknown ones and `#` included"
     return {cell: found[cell] for cell in cells}
 
 
@@ -101,9 +98,9 @@ class BackendContract:
     async def test_a_begin_changes_and_holds_cells_and_arms_others(self, one: Backend, other: Backend) -> None:
         began = one.begin("w", ("order::7",), ("order:S", "order:D"), LEASE, b"")
         assert await changed(other, ORDER, began) == {"order::7"}
-        assert [mode for _, mode in (await states(other, *ORDER)).values()] == [ARMED, ARMED, HELD]
+        assert [mode for _, mode in (await states(other, *ORDER)).values()] == [ARMED, ARMED, HELD], MODES
         assert await changed(other, ORDER, one.commit("w", ("order::7",), 0.0, b"")) == {"order::7"}
-        assert [mode for _, mode in (await states(other, *ORDER)).values()] == [IDLE] * 3
+        assert [mode for _, mode in (await states(other, *ORDER)).values()] == [IDLE] * 3, MODES
 
     @_with_two
     async def test_writers_are_known_by_name_and_not_by_number(self, one: Backend, other: Backend) -> None:
@@ -112,16 +109,16 @@ class BackendContract:
             await one.begin(writer, ("order::7",), (), LEASE, b"")
         for _ in range(2):
             await one.commit("first", ("order::7",), 0.0, b"")
-        assert (await states(other, "order::7"))["order::7"][1] == HELD
+        assert (await states(other, "order::7"))["order::7"][1] == HELD, MODES
         await one.commit("second", ("order::7",), 0.0, b"")
-        assert (await states(other, "order::7"))["order::7"][1] == IDLE
+        assert (await states(other, "order::7"))["order::7"][1] == IDLE, MODES
 
     @_with_two
     async def test_a_begin_that_comes_twice_is_one(self, one: Backend, other: Backend) -> None:
         for _ in range(2):
             await one.begin("w", ("order::7",), (), LEASE, b"")
         await one.commit("w", ("order::7",), 0.0, b"")
-        assert (await states(other, "order::7"))["order::7"][1] == IDLE
+        assert (await states(other, "order::7"))["order::7"][1] == IDLE, MODES
 
     @_with_two
     async def test_a_writer_whose_lease_passes_has_changed_all_that_it_held_and_armed(
@@ -129,7 +126,7 @@ class BackendContract:
     ) -> None:
         await one.begin("w", ("order::7",), ("order:S", "order:D"), 2.0, b"")
         assert await changed(other, ORDER, self.advance(3.0)) == set(ORDER)
-        assert [mode for _, mode in (await states(other, *ORDER)).values()] == [IDLE] * 3
+        assert [mode for _, mode in (await states(other, *ORDER)).values()] == [IDLE] * 3, MODES
 
     @_with_two
     async def test_a_renewal_lets_the_lease_begin_anew(self, one: Backend, other: Backend) -> None:
@@ -137,21 +134,21 @@ class BackendContract:
         for _ in range(3):
             await self.advance(2.0)
             assert await changed(other, ORDER, one.begin("w", ("order::7",), (), 4.0, b"", renew=True)) == set()
-        assert (await states(other, "order::7"))["order::7"][1] == HELD
+        assert (await states(other, "order::7"))["order::7"][1] == HELD, MODES
 
     @_with_two
     async def test_a_renewal_of_an_unknown_writer_begins_it(self, one: Backend, other: Backend) -> None:
         """The store may have lost it."""
         assert await changed(other, ORDER, one.begin("w", ("order::7",), (), LEASE, b"", renew=True)) == {"order::7"}
-        assert (await states(other, "order::7"))["order::7"][1] == HELD
+        assert (await states(other, "order::7"))["order::7"][1] == HELD, MODES
 
     @_with_two
     async def test_a_commit_may_hold_what_it_has_changed_for_a_time(self, one: Backend, other: Backend) -> None:
         await one.begin("w", ("order::7",), (), LEASE, b"")
         await one.commit("w", ("order::7",), 2.0, b"")
-        assert (await states(other, "order::7"))["order::7"][1] == HELD
+        assert (await states(other, "order::7"))["order::7"][1] == HELD, MODES
         assert await changed(other, ORDER, self.advance(3.0)) == {"order::7"}
-        assert (await states(other, "order::7"))["order::7"][1] == IDLE
+        assert (await states(other, "order::7"))["order::7"][1] == IDLE, MODES
 
     @_with_two
     async def test_many_cells_are_read_at_once(self, one: Backend, other: Backend) -> None:
@@ -167,7 +164,7 @@ class BackendContract:
     async def test_a_value_is_read_with_the_cells_in_its_head(self, one: Backend, other: Backend) -> None:
         await stored(one, "@1", b"payload \n\0", *ORDER)
         reading = await other.read(("order::7", STORE), "@1")
-        assert reading.head is not None
+        assert reading.head is not None, HEADLESS
         assert reading.payload == b"payload \n\0"
         assert encode_head(reading.head) == reading.raw_head
         assert reading.states.keys() >= {*ORDER, STORE}
@@ -177,12 +174,14 @@ class BackendContract:
     async def test_a_later_value_takes_the_place_of_an_earlier_one(self, one: Backend, other: Backend) -> None:
         for payload in (b"old", b"new"):
             await stored(one, "@1", payload, *ORDER)
-        assert (await other.read(ORDER, "@1")).payload == b"new"
+        reading = await other.read(ORDER, "@1")
+        assert reading.head is not None, HEADLESS
+        assert reading.payload == b"new"
 
     @_with_two
     async def test_a_value_ends(self, one: Backend, other: Backend) -> None:
         await stored(one, "@1", b"payload", *ORDER, keep=2.0)
-        assert (await other.read(ORDER, "@1")).head is not None
+        assert (await other.read(ORDER, "@1")).head is not None, HEADLESS
         await self.advance(3.0)
         reading = await other.read(ORDER, "@1")
         assert reading.head is None or reading.now - reading.head.loaded > 2.0
@@ -266,14 +265,14 @@ class BackendContract:
     ) -> None:
         a, b = VersionedTier(one), VersionedTier(other)
         await _load(a, "old")
-        assert await _value(b) == "old"
+        assert await _value(b) == "old", f"not what the other tier has stored: {b.stats()}"
         write = WriteIntent(f"w{next(_numbers)}", ("order:7",))
         await b.begin(write)
-        assert await _value(a) is None
+        assert await _value(a) is None, "a write has begun since: the cells in the head are HELD, or have changed"
         await b.commit(write, ("order:7",), failed=False, hold=0.0)
-        assert await _value(a) is None
+        assert await _value(a) is None, "a write has begun since: the cells in the head are HELD, or have changed"
         await _load(a, "new")
-        assert await _value(b) == "new"
+        assert await _value(b) == "new", f"not what the other tier has stored: {b.stats()}"
 
     @_with_two
     async def test_a_tier_over_it_never_finds_what_a_write_has_overtaken(self, one: Backend, other: Backend) -> None:
