@@ -70,7 +70,7 @@ class AgentCacheToolset(WrapperToolset[Any]):
         shared: whether all users share the answers of tools that get the context.
 
     Raises:
-        ConfigurationError: if `box` is no toolbox.
+        ConfigurationError: if `box` is no toolbox, or `vary` no function.
     """
 
     wrapped: AbstractToolset[Any]

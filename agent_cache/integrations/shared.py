@@ -3,7 +3,8 @@
 An adapter asks `Toolbox.call` for each call of a tool, and says of it: the name, as the model knows it; the arguments,
 as the tool gets them (a model sends ``"07"``, and the tool gets 7, and a write by one of them has to end what was read
 by the other); who asks and which server answers (`Apart`); what failed, and what is for its caller alone (`Private`).
-The answer is plain data, so that caches, tiers and cassettes need no class of a framework.
+The answer is plain data, so that caches, tiers and cassettes need no class of a framework. What has an
+`__agent_cache__` is decorated or wrapped and left alone. A loop ends the run as an error that the framework lets pass.
 
 Two connections to a server share answers only if the same is sent by both: the URL with its query and user, every
 header; or the command, its arguments, its environment and its directory. What cannot be read, such as an ``auth``
@@ -88,8 +89,7 @@ _WRITTEN: Final = frozenset({UUID, Decimal, datetime, date, time, timedelta})
 
 def note_function(box: Toolbox, name: str, function: Any) -> None:
     """Warn once if a toolbox gets another function of a name, or the same one made around other values (in its closure,
-    its defaults, the arguments of a partial function, its object): to the toolbox it is one tool, so that they share
-    their answers.
+    its defaults, a partial function, its object): they share their answers. Not to be asked if there is a `vary`.
     """
     around: list[Any] = []
     while isinstance(function, functools.partial):

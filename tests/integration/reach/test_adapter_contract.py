@@ -1,4 +1,9 @@
-"""One contract for the adapters: what each of them promises, tried with the real packages of every framework."""
+"""One contract for the adapters: what each of them promises, tried with the real packages of every framework.
+
+A new one gets a class, a row of `PACKAGES`, and a place in `BY_CONTEXT` if a run is passed a context. It needs its rows
+in `_ADAPTERS` of `any_framework`, by which `explain` finds it, and in `_CONTEXTS` of `core.asker`. Run it by
+``-k NAME -m ""``: of tests with many cases those between are slow.
+"""
 
 from __future__ import annotations
 
@@ -81,6 +86,9 @@ def user_in(context: Any) -> str:
 class Adapter(ABC):
     """An agent of one framework, whose tools go through a toolbox. Somebody has to say yes before `get_secret`.
 
+    A subclass makes its tools of `functions`, and gives the adapter the box and the `options` (`vary`, `shared`) in its
+    `__init__`, which is to refuse what is none.
+
     Attributes:
         asked: how often that was asked for. Each time the answer is yes.
         streams: whether runs are those of the framework's streaming.
@@ -144,7 +152,9 @@ class Adapter(ABC):
 
     @abstractmethod
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
-        """What the tools answer to the calls that the model makes in one turn, or what ends the run."""
+        """What the tools answer to the calls that the model makes in one turn; the text of the error of a tool that
+        ends the run, with which `is_error` agrees. A loop is raised, or told by a server as an error.
+        """
 
 
 def is_error(text: str) -> bool:
@@ -431,7 +441,8 @@ class TestAdapterContract:
     async def test_what_depends_on_the_user_is_shared_with_nobody(self, kind: type[Adapter], name: str) -> None:
         adapter = kind(Shop(), toolbox())
         found = [await adapter.turn((name, {}), user=user) for user in ("ada", "bob", "ada", "bob")]
-        assert found == [[f"{name} ada (1)"], [f"{name} bob (2)"]] * 2
+        why = "one run for each user: is the framework's context in _CONTEXTS of core.asker, and given to the toolbox?"
+        assert found == [[f"{name} ada (1)"], [f"{name} bob (2)"]] * 2, why
 
     async def test_an_error_is_not_stored(self, kind: type[Adapter]) -> None:
         adapter = kind(Shop(), toolbox())
@@ -509,7 +520,7 @@ class TestAdapterContract:
             async with AgentCacheSession(max_tool_repeats=3) as session:
                 for _ in range(3):
                     answers = await adapter.turn(GET)
-                assert issubclass(kind, FastMCPServer)
+                assert issubclass(kind, FastMCPServer), f"the framework made an answer of the loop: {answers}"
                 assert "was called 3 times" in answers[0]
                 session.raise_for_loop()
         assert (caught.value.tool, caught.value.kind) == ("shop:get_order", "repeat")
