@@ -591,7 +591,8 @@ class SqliteBackend:
             rows: Sequence[tuple[int, str, bytes]] = ()
             newest = since
             if since is not None and page.word[0] != since:
-                statement = "select number, space, message from feed where number > ? order by number"
+                # With the last known one: that it is there says in the same statement that none is missing behind it.
+                statement = "select number, space, message from feed where number >= ? order by number"
                 rows = db.execute(statement, (since,)).fetchall()
                 newest = rows[-1][0] if rows else None
             if newest is None:
@@ -606,7 +607,7 @@ class SqliteBackend:
             self._repair(page, newest)
         if page.word[0] == _NOBODYS:
             raise Refused("its database may be replaced just now")
-        is_whole = since is None or (newest >= since and (not rows or rows[0][0] == since + 1))
+        is_whole = since is None or newest == since or bool(rows and rows[0][0] == since)
         own = "", self._namespace
         messages = [(number, message if space in own else b"") for number, space, message in rows]
         self.followed = page

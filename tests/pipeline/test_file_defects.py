@@ -63,6 +63,38 @@ async def test_a_pending_invalidation_outlives_a_deleted_page(tmp_path: Path):
         assert await value_of(reader, read("order:7")) == "nothing"
 
 
+async def test_a_thread_that_has_delivered_the_last_invalidation_does_not_take_back_that_another_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "cache"
+    async with FileTier(path, timeout=0.01) as writer:
+        writer.keeper.stop()
+        with closing(sqlite3.connect(path, isolation_level=None)) as locker:
+            locker.execute("BEGIN IMMEDIATE")
+            async with writing(writer, "order:7"):
+                pass
+            assert writer.stats()["pending"] == 1
+            locker.execute("ROLLBACK")
+            mark = writer.backend.mark
+
+            def write_meanwhile(*, is_missing: bool) -> bool:
+                if not is_missing and not other.is_alive():
+                    locker.execute("BEGIN IMMEDIATE")
+                    other.start()
+                    other.join(0.3)  # it waits for this thread, and may not
+                return mark(is_missing=is_missing)
+
+            other = threading.Thread(target=lambda: drive(commit(writer, write("order:8"))))
+            monkeypatch.setattr(writer.backend, "mark", write_meanwhile)
+            with suppress(ConnectionError):
+                await writer.flush()
+            other.join()
+            monkeypatch.undo()
+            assert writer.stats()["pending"] == 1
+            assert writer.backend.page is not None
+            assert not writer.backend.page.is_clean()  # nobody uses the file until it is delivered
+
+
 async def test_what_was_looked_up_in_a_former_database_is_not_stored_in_the_new_one(tmp_path: Path):
     """Its versions say nothing about the writes between."""
     async with FileTier(tmp_path / "cache") as writer, FileTier(tmp_path / "cache") as reader:
@@ -104,6 +136,43 @@ async def following(path: Path) -> tuple[FileTier, list[Any]]:
     assert await tier.caught_up()
     tier.backend.look_by = NEVER
     return tier, told
+
+
+async def test_a_step_that_is_committed_while_the_feed_is_read_is_not_left_out(
+    tmp_path: Path, steps: list[Callable[[str], None]]
+):
+    """The page is ahead of the rows, and the row comes between two statements of who looks."""
+    reader, told = await following(tmp_path / "cache")
+    async with reader, FileTier(tmp_path / "cache") as writer:
+        intent, stands_still, may_end = write("order:7"), threading.Event(), threading.Event()
+        beside = sqlite3.Connection(tmp_path / "cache")
+        await writer.begin(intent)
+        assert await reader.caught_up()
+        told.clear()
+        before = beside.execute("select max(number) from feed").fetchone()
+        ending = threading.Thread(target=lambda: drive(commit(writer, intent)))
+
+        def wait(text: str) -> None:
+            if threading.current_thread() is ending and text == "COMMIT":
+                stands_still.set()
+                may_end.wait(30)
+            elif text.startswith("SELECT MAX(NUMBER)"):
+                may_end.set()
+                while newest() == before:
+                    pass
+
+        def newest() -> object:
+            return beside.execute("select max(number) from feed").fetchone()
+
+        steps.append(wait)
+        ending.start()
+        assert stands_still.wait(30)
+        await reader.caught_up()
+        may_end.set()
+        ending.join()
+        assert await reader.caught_up()
+        assert [one.tags for one in told] == [("order:7",)]
+        beside.close()
 
 
 async def test_a_copy_ends_as_soon_as_its_damaged_database_is_set_aside(tmp_path: Path):

@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
@@ -101,6 +102,7 @@ class FileTier(VersionedTier):
         self.log = self.backend.log
         self.max_value_size = min(self.max_value_size, max_bytes // 2)
         self.trust = Lease(self)
+        self._marking = threading.Lock()
         self.keeper = Keeper("agent_cache keeps a file")
         try:
             self.backend.open()
@@ -157,8 +159,10 @@ class FileTier(VersionedTier):
         drive(self.caught_up())
 
     def _note_pending(self) -> None:
-        is_missing = bool(self.pending)
-        if self.backend.mark(is_missing=is_missing) and is_missing:
+        with self._marking:  # or a thread that has delivered the last one takes back what another has just said
+            is_missing = bool(self.pending)
+            is_said = self.backend.mark(is_missing=is_missing)
+        if is_said and is_missing:
             self.log.once("an invalidation could not be written, so nobody uses the file until it is")
         elif is_missing:
             self.log.once("a write ends before the file could be opened; others serve what it has changed until then")
