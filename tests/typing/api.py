@@ -356,7 +356,7 @@ async def still_holds(previous: Order, order_id: str) -> bool:
 
 def validators_are_typed() -> None:
     AgentCache("cart", ttl=60, validate=still_holds)
-    AgentCache("cart", validate=lambda previous: True, validate_after=timedelta(minutes=1))
+    AgentCache("cart", validate=still_holds, validate_after=timedelta(minutes=1))
     AgentCache("cart", ttl=60, validate=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Read("cart", ttl=60, validate=still_holds)
 
