@@ -609,7 +609,7 @@ class SqliteBackend:
             raise Refused("its database may be replaced just now")
         is_whole = since is None or newest == since or bool(rows and rows[0][0] == since)
         own = "", self._namespace
-        messages = [(number, message if space in own else b"") for number, space, message in rows]
+        messages = [(number, message if space in own else b"") for number, space, message in rows[1:]]
         self.followed = page
         return News(str(token), newest, messages if is_whole else None)
 
