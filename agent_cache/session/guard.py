@@ -193,8 +193,7 @@ class ToolInSession(LocalTool, ToolHistory):
         self.observe(operation, scope)
         self._operation, self._session = operation, session
         self.name, self.hints = operation.name, operation.policy.loop
-        trace = session.trace
-        self._add = trace.add if is_innermost else trace.add_inner
+        self._add = session.trace.add if is_innermost else session.trace.add_inner
         self.own: Stats = session.metrics.stats_of(operation.counted_as)
         self.stats = operation.stats, self.own
         self._is_judged, self._has_loop_key = is_judged and is_innermost, self.hints.loop_key is not None
@@ -257,7 +256,9 @@ class ToolInSession(LocalTool, ToolHistory):
         stats.hits += 1
         stats.time_saved += entry.cost
         if self._has_etags:
-            session.trace.add((self.name, key, now, inside, number, self._is_inner, etag_of(value)))
+            if not hasattr(entry, "etag"):
+                entry.etag = etag_of(value)
+            session.trace.add((self.name, key, now, inside, number, self._is_inner, entry.etag))
         else:
             self._add((self.name, key, now, inside, number))
         return value

@@ -531,6 +531,22 @@ def test_it_is_for_results_and_of_the_kind_of_its_tool():
         AgentCache("order", ttl=1, validate=validate)(lambda: 1)
 
 
+@pytest.mark.parametrize("validate", [
+    lambda previous: True, lambda previous, order_id: True, lambda previous, order_id, other: True,
+    lambda previous, order_id, *, full: True,
+])  # fmt: skip
+def test_one_that_cannot_take_the_arguments_of_its_tool_is_refused_at_once(validate):
+    """It would raise at each expiry, and the tool would run for ever as if there was none."""
+
+    def get(order_id: int, full: bool = False, *notes: str, by: str = "", **more: Any) -> int:
+        return 1
+
+    with pytest.raises(ConfigurationError, match="cannot take the arguments of the tool"):
+        AgentCache("order", ttl=1, validate=validate)(get)
+    AgentCache("order", ttl=1, validate=lambda previous, order_id, full, by: True)(get)
+    AgentCache("order", ttl=1, validate=lambda previous, *args, **kwargs: True)(get)
+
+
 async def test_a_rule_of_a_toolbox_has_it_with_the_arguments_by_name(clock):
     asked: list[Any] = []
 
@@ -595,13 +611,13 @@ async def test_the_trace_and_middleware_see_how_it_was_answered_and_the_etag(clo
 
     with configure(middleware=[observe]):
         async with AgentCacheSession() as session, AgentCacheSession() as inner:
-            await source.get()
-            await source.get()
+            for _ in range(3):
+                await source.get()
             clock.advance(10)
             await source.get()
             await plain()
     etag = source.tool.etag(1)
-    expected = [("miss", etag), ("hit", etag), ("validated", etag), ("miss", None)]
+    expected = [("miss", etag), ("hit", etag), ("hit", etag), ("validated", etag), ("miss", None)]
     for one, is_inner in ((session, True), (inner, False)):
         assert [(record.source, record.etag) for record in one.get_execution_trace()] == expected
         assert {record.is_inner for record in one.get_execution_trace()} == {is_inner}
