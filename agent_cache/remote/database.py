@@ -589,12 +589,13 @@ class SqliteBackend:
         self.require_clean()
         try:
             rows: Sequence[tuple[int, str, bytes]] = ()
-            newest = since
+            newest, is_whole = since, True
             if since is not None and page.word[0] != since:
                 # With the last known one: that it is there says in the same statement that none is missing behind it.
                 statement = "select number, space, message from feed where number >= ? order by number"
                 rows = db.execute(statement, (since,)).fetchall()
                 newest = rows[-1][0] if rows else None
+                is_whole = bool(rows) and rows[0][0] == since
             if newest is None:
                 ((newest,),) = db.execute("select max(number) from feed").fetchall()
         except sqlite3.Error as error:
@@ -607,7 +608,6 @@ class SqliteBackend:
             self._repair(page, newest)
         if page.word[0] == _NOBODYS:
             raise Refused("its database may be replaced just now")
-        is_whole = since is None or newest == since or bool(rows and rows[0][0] == since)
         own = "", self._namespace
         messages = [(number, message if space in own else b"") for number, space, message in rows[1:]]
         self.followed = page

@@ -138,6 +138,17 @@ async def following(path: Path) -> tuple[FileTier, list[Any]]:
     return tier, told
 
 
+async def test_who_has_missed_what_is_gone_from_the_feed_takes_everything_as_written(tmp_path: Path):
+    reader, told = await following(tmp_path / "cache")
+    async with reader, FileTier(tmp_path / "cache") as writer:
+        for tag in ("order:7", "order:8"):
+            await commit(writer, write(tag))
+        with closing(sqlite3.connect(tmp_path / "cache", isolation_level=None)) as beside:
+            beside.execute("delete from feed where number < (select max(number) from feed)")
+        assert await reader.caught_up()
+        assert told == [None]
+
+
 async def test_a_step_that_is_committed_while_the_feed_is_read_is_not_left_out(
     tmp_path: Path, steps: list[Callable[[str], None]]
 ):
