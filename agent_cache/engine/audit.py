@@ -18,29 +18,26 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextvars import copy_context
 from copy import copy
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.store import Entry, Lookup
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import VERSIONS
-from agent_cache.engine.blocking import in_background, run_blocking, start_thread
+from agent_cache.engine.blocking import in_background
 from agent_cache.engine.middleware import shown_arguments
 from agent_cache.engine.operation import TOO_LONG, Operation
 from agent_cache.engine.scope import HOOKS, PLACE, ROOT, Call, LocalTool, Participant, Scope
-from agent_cache.engine.state import LOG, TOOLS, keep, warn_once, write_now
+from agent_cache.engine.state import LOG, TOOLS, random_numbers, run_beside, warn_once, write_now
 from agent_cache.engine.tiers import request_of
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import fingerprint
 from agent_cache.values.copies import UncopyableError, auto_copier
 
-if TYPE_CHECKING:
-    from random import Random
-
 __all__ = [
-    "StaleHit", "audits_running", "begin_audit", "chooses", "forget_audits", "sampled_lookup", "sampling",
+    "StaleHit", "audits_running", "begin_audit", "chooses", "forget_audits", "sampled_lookup",
 ]  # fmt: skip
 
 
@@ -71,24 +68,14 @@ class StaleHit:
 # Which hits
 
 
-@cache
-def sampling() -> Random:
-    """The random numbers that choose the hits to audit, made for the first: see `agent_cache.testing.SAMPLING`."""
-    from random import Random  # a module that few processes need
-
-    made = Random()  # noqa: S311 - it chooses what is checked and protects nothing
-    os.register_at_fork(after_in_child=made.seed)  # or all workers of a server would check the same
-    return made
-
-
 def chooses(share: float) -> bool:
     """Whether a hit is chosen, with this probability."""
-    return sampling().random() < share
+    return random_numbers("audit").random() < share
 
 
 def sampled_lookup(share: float) -> Callable[[Lookup], Lookup]:
     """Makes a lookup of generated code find nothing in this share of the calls."""
-    draw = sampling().random
+    draw = random_numbers("audit").random
     return lambda lookup: lambda key: None if draw() < share else lookup(key)
 
 
@@ -105,8 +92,8 @@ CURRENT.listeners.append(_apply)
 
 # Audits
 
-_running: dict[Operation[Any], _Audit] = {}
-"""The one audit of each tool."""
+_running: set[Operation[Any]] = set()
+"""Tools that are audited: each once at a time."""
 
 _excluded: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
 _logged: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
@@ -139,18 +126,12 @@ def begin_audit(
         call = Call(operation, local, qualified, *_copied(operation.parameters, args, kwargs), "write")
     except UncopyableError:
         return
-    audit = _Audit(call, key, found)
     with VERSIONS.lock:
         if operation in _running:
             return
-        _running[operation] = audit
-    name = f"agent_cache audits {operation.name}"
-    if not operation.is_sync:
-        task = asyncio.get_running_loop().create_task(audit.run(), name=name)
-        task.add_done_callback(lambda _: audit.end())  # also if it is cancelled before its first step
-        keep(task)
-    elif not start_thread(partial(copy_context().run, run_blocking, audit.run()), name):
-        audit.end()
+        _running.add(operation)
+    ended, name = partial(_running.discard, operation), f"agent_cache audits {operation.name}"
+    run_beside(_Audit(call, key, found).run, name, ended, is_sync=operation.is_sync)
 
 
 class _WriteRefused(RuntimeError):
@@ -204,14 +185,8 @@ class _Audit:
         self._session = participants[0].session_id if participants else None
         self.has_written = False  # whether the tool wanted to write: an audit must not have any effect
 
-    def end(self) -> None:
-        """Let the tool be audited again."""
-        with VERSIONS.lock:
-            if _running.get(self._operation) is self:
-                del _running[self._operation]
-
     async def run(self) -> None:
-        """Run the tool, compare, and end."""
+        """Run the tool, and compare."""
         PLACE.set(_AuditScope(self, tenant=self._local.tenant))
         name = self._operation.name
         try:
@@ -221,8 +196,6 @@ class _Audit:
         except BaseException as error:  # noqa: BLE001 - the tool's own, SystemExit too; the caller has its answer
             if not self.has_written:
                 warn_once("an audit of a hit failed, so it says nothing", name, error)
-        finally:
-            self.end()
         if self.has_written:
             _excluded.add(self._operation)
             warn_once("the tool writes, so its hits cannot be audited", name)

@@ -6,10 +6,8 @@ copied before the first caller has it, so that nobody can change what is stored.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
@@ -19,31 +17,18 @@ from agent_cache.core.versions import VERSIONS, EntryTag, entry_tag
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.inheritance import NO_LEASES, Inherited, Inherits, Source
 from agent_cache.engine.scope import Call, LocalTool
-from agent_cache.engine.state import evict_for, warn_once
+from agent_cache.engine.state import evict_for, random_numbers, warn_once
 from agent_cache.engine.ttls import SHORTEST
 from agent_cache.values.copies import IMMUTABLE, UncopyableError
 
-if TYPE_CHECKING:
-    from random import Random
-
 __all__ = [
-    "ServedEntry", "count_unstored", "inherit_entry", "inherit_uncached", "insert_if_valid", "jitter",
+    "ServedEntry", "count_unstored", "inherit_entry", "inherit_uncached", "insert_if_valid",
     "protected_copy", "read_of", "store_result",
 ]  # fmt: skip
 
 Insert = Callable[[Call, Entry], object]
 
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
-
-
-@cache
-def jitter() -> Random:
-    """The random numbers behind ``jitter=``, made for the first of them: see `agent_cache.testing.JITTER`."""
-    from random import Random  # a module that few processes need
-
-    made = Random()  # noqa: S311 - it spreads expiry and protects nothing
-    os.register_at_fork(after_in_child=made.seed)  # or all workers of a server would shorten their entries alike
-    return made
 
 
 class ServedEntry:
@@ -86,7 +71,7 @@ def store_result(call: Call, value: Any, insert: Insert | None = None) -> None:
         expires = NEVER if policy.ttl is None else call.started + policy.ttl
     else:
         try:
-            flight.life = life = policy.life_of(value, lambda: jitter().random())
+            flight.life = life = policy.life_of(value, lambda: random_numbers("jitter").random())
             expires = NEVER if life is None else call.started + life
         except Exception as error:  # noqa: BLE001 - the user's function; the call goes on without it
             expires, failure = call.started, error

@@ -8,18 +8,17 @@ write drops before that step, also one that overlaps the load, is never found.
 
 from __future__ import annotations
 
-from contextvars import copy_context
 from functools import partial
 from typing import Any
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.store import Entry
-from agent_cache.engine.blocking import THREADS, run_blocking, start_thread
+from agent_cache.engine.blocking import THREADS
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.operation import Proceed
 from agent_cache.engine.result import ServedEntry, inherit_entry
 from agent_cache.engine.scope import PLACE, Call
-from agent_cache.engine.state import event_loop, keep, warn_once
+from agent_cache.engine.state import event_loop, run_beside, warn_once
 from agent_cache.values.canonical import MISSING
 
 __all__ = ["is_refresh", "refresh", "serve_expired"]
@@ -110,25 +109,13 @@ def _loop_of(call: Call) -> Any:
 
 
 def _start(reload: Call, replaces: object, run: Proceed) -> None:
-    """Reload in a task, or in a thread. Tiers are asked first: another process may have reloaded it."""
-    name, loop, context = f"agent_cache refreshes {reload.operation.name}", _loop_of(reload), copy_context()
-    key = loop, replaces
-    if key in _reloading:
-        return
-    _reloading.add(key)
-
-    def work() -> None:
-        try:
-            context.run(run_blocking, _reload(reload, run))
-        finally:
-            _reloading.discard(key)
-
-    if loop != THREADS:
-        task = loop.create_task(_reload(reload, run), name=name)
-        task.add_done_callback(lambda _: _reloading.discard(key))
-        keep(task)
-    elif not start_thread(work, name):
-        _reloading.discard(key)
+    """Reload beside the call. Tiers are asked first: another process may have reloaded it."""
+    operation, key = reload.operation, (_loop_of(reload), replaces)
+    if key not in _reloading:
+        _reloading.add(key)
+        ended = partial(_reloading.discard, key)
+        name = f"agent_cache refreshes {operation.name}"
+        run_beside(partial(_reload, reload, run), name, ended, is_sync=operation.is_sync)
 
 
 async def _reload(call: Call, run: Proceed) -> None:

@@ -11,23 +11,29 @@ import itertools
 import logging
 import os
 import weakref
-from collections.abc import Awaitable, Collection, Coroutine, Hashable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Iterable, Iterator
+from contextvars import copy_context
+from functools import cache
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.store import Entry, Sizes
 from agent_cache.core.tags import EVERY_KEY, Tag
 from agent_cache.core.versions import VERSIONS, EntryTag
+from agent_cache.engine.blocking import run_blocking, start_thread
 from agent_cache.errors import NoEventLoopError
 from agent_cache.values.canonical import make_room
 from agent_cache.values.compare import utf8_text
 
+if TYPE_CHECKING:
+    from random import Random
+
 __all__ = [
     "LOG", "SIZES", "TOOLS", "clear_everything", "clear_tools", "event_loop", "evict_for", "forget_oldest",
-    "forget_warnings", "keep", "mark_written", "run_shielded", "tags_of_keys", "warn_of_unread_roots",
-    "warn_of_unwritten_roots", "warn_once", "write_now",
+    "forget_warnings", "keep", "mark_written", "random_numbers", "run_beside", "run_shielded", "tags_of_keys",
+    "warn_of_unread_roots", "warn_of_unwritten_roots", "warn_once", "write_now",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -42,6 +48,16 @@ def event_loop(tool: str) -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
     except RuntimeError:
         raise NoEventLoopError(tool) from None
+
+
+@cache
+def random_numbers(_use: str) -> Random:
+    """Those behind ``"jitter"`` or ``"audit"``, made for the first of them: see `agent_cache.testing.JITTER`."""
+    from random import Random  # a module that few processes need
+
+    made = Random()  # noqa: S311 - they protect nothing
+    os.register_at_fork(after_in_child=made.seed)  # or all workers of a server would have the same
+    return made
 
 
 def forget_oldest(mapping: dict[Any, Any], limit: int) -> None:
@@ -281,6 +297,27 @@ def keep(task: asyncio.Task[Any]) -> None:
         _tasks.limit = max(64, 2 * len(_tasks))
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
+
+
+def run_beside(
+    work: Callable[[], Coroutine[Any, Any, None]], name: str, ended: Callable[[], None], *, is_sync: bool
+) -> None:
+    """Run a coroutine in a task, or for a `def` in a thread. `ended` is called also if it never has its first step."""
+    if not is_sync:
+        task = asyncio.get_running_loop().create_task(work(), name=name)
+        task.add_done_callback(lambda _: ended())
+        keep(task)
+        return
+    context = copy_context()
+
+    def run() -> None:
+        try:
+            context.run(run_blocking, work())
+        finally:
+            ended()
+
+    if not start_thread(run, name):
+        ended()
 
 
 async def run_shielded(work: Coroutine[Any, Any, T], *parts: Awaitable[Any], may_wait: bool = True) -> T | None:

@@ -6,8 +6,7 @@ topmost ``conftest.py`` loads them.
 
 from typing import Final
 
-from agent_cache.engine.audit import sampling
-from agent_cache.engine.result import jitter
+from agent_cache.engine.state import random_numbers
 from agent_cache.remote.memory import MemoryServer, MemoryTier
 from agent_cache.testing.harness import FakeClock, FaultyTier, calls_waiting, loads_in_flight, reset
 
@@ -23,8 +22,8 @@ __all__ = [
     "reset",
 ]
 
-JITTER: Final = jitter()
+JITTER: Final = random_numbers("jitter")
 """The random numbers behind ``jitter=``, a `random.Random` that a test may seed. The global one is not touched."""
 
-SAMPLING: Final = sampling()
+SAMPLING: Final = random_numbers("audit")
 """The random numbers that choose which hits are audited, a `random.Random` that a test may seed."""
