@@ -1,21 +1,87 @@
-"""`AsyncCache` by itself: what async-cache promises, on both classes; and bounds, time, keys and warmup, on ours."""
+"""`AsyncCache`: what async-cache promises, on both classes; bounds, time, keys, batches and shared loads, on ours."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import IntEnum
 from types import SimpleNamespace
+from typing import Any
 
 import cache as upstream
 import pytest
 
-from agent_cache import AsyncCache, ConfigurationError
+from agent_cache import AgentLoopDetectedError, AsyncCache, ConfigurationError
 from agent_cache.testing import FakeClock
-from tests.harness.gates import idle
-from tests.harness.loads import HeldLoader, begun
+from tests.harness.gates import idle, until
+
+
+async def turn() -> None:
+    """One turn of the event loop: every task that was created before has run up to its first wait."""
+    await asyncio.sleep(0)
+
+
+async def begun(*coroutines: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
+    """Start them in this order, each up to its first wait."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    await turn()
+    return tasks
+
+
+class HeldLoader:
+    """A loader that is held until `open`, and that notes how it was called."""
+
+    def __init__(self, value: Any = "loaded") -> None:
+        self.value = value
+        self._opened = asyncio.Event()
+        self.open = self._opened.set
+        self.calls: list[Any] = []
+
+    async def load(self) -> Any:
+        return await self._called()
+
+    async def load_batch(self, keys: list[Any]) -> Any:
+        value = await self._called(*keys)
+        return {key: (value, key) for key in keys}
+
+    async def _called(self, *keys: Any) -> Any:
+        self.calls.append([*keys])
+        await self._opened.wait()
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value
+
+
+def nothing_is_left(cache: AsyncCache) -> bool:
+    """Whether no load, flight or batch of a cache is under way."""
+    return not (cache._loads or cache._batches)
+
+
+async def one_by_one(cache: AsyncCache, gate: HeldLoader, key: Any = "k") -> Any:
+    """Get a key with the loader of one."""
+    return await cache.get(key, loader=gate.load)
+
+
+async def in_batches(cache: AsyncCache, gate: HeldLoader, key: Any = "k") -> Any:
+    """Get a key with the loader of many."""
+    found = await cache.get(key, batch_loader=gate.load_batch)
+    assert found[1] == key
+    return found[0]
+
+
+Get = Callable[..., Coroutine[Any, Any, Any]]
+single_and_batched = pytest.mark.parametrize("get", [one_by_one, in_batches])
+
+
+async def calls_of(gate: HeldLoader, number: int) -> None:
+    """Wait until the loader has been called this often: a window of 0 ms takes a few turns of the loop."""
+    await until(lambda: len(gate.calls) >= number)
+
 
 # What async-cache promises: every test of this part passes on its class and on ours.
 
@@ -312,3 +378,217 @@ async def test_a_full_batch_does_not_wait_for_its_window(ours_and_theirs):
     got = await asyncio.gather(*(cache.get(key, batch_loader=load) for key in range(7)))
     assert got == [key * 2 for key in range(7)]
     assert calls == [3, 3, 1]
+
+
+# Batches
+
+
+async def test_one_key_is_loaded_once_in_a_window_and_while_its_batch_runs():
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    gets = await begun(*(in_batches(cache, gate, key) for key in "aba"))
+    await calls_of(gate, 1)
+    gets += await begun(in_batches(cache, gate, "a"), cache.get("a", loader=HeldLoader("not called").load))
+    gate.open()
+    *batched, single = await asyncio.gather(*gets)
+    assert batched == ["loaded"] * 4
+    assert single == ("loaded", "a")
+    assert gate.calls == [["a", "b"]]
+
+
+async def test_a_cancelled_caller_disturbs_no_other_one():
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    gone, *others = await begun(*(in_batches(cache, gate, key) for key in "abc"))
+    gone.cancel()
+    await asyncio.wait([gone])
+    gate.open()
+    assert await asyncio.gather(*others) == ["loaded"] * 2
+    assert await in_batches(cache, gate, "a") == "loaded"
+    assert nothing_is_left(cache)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (lambda keys: ["v"] * (len(keys) - 1), ValueError, r"load\(\) returned 2 values for 3 keys"),
+        (lambda keys: ["v"] * (len(keys) + 1), ValueError, r"load\(\) returned 4 values for 3 keys"),
+        (lambda keys: [], ValueError, "0 values"),
+        (lambda keys: None, TypeError, "it returned NoneType"),
+        (lambda keys: "abc", TypeError, "it returned str"),
+        (lambda keys: set(keys), TypeError, "it returned set"),
+        (lambda keys: 3, TypeError, "it returned int"),
+    ],
+)
+async def test_an_answer_that_cannot_be_matched_with_the_keys_is_an_error_and_not_a_guess(answer, error, words):
+    cache = AsyncCache(batch_window_ms=0)
+
+    async def load(keys):
+        return answer(keys)
+
+    outcomes = await asyncio.gather(*(cache.get(key, batch_loader=load) for key in "abc"), return_exceptions=True)
+    for outcome in outcomes:
+        with pytest.raises(error, match=words):
+            raise outcome
+    assert len(cache.cache) == 0
+    assert nothing_is_left(cache)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, deque, lambda values: dict(enumerate(values)).values()])
+async def test_values_in_the_order_of_the_keys_may_be_in_any_collection_that_has_an_order(kind):
+    cache = AsyncCache(batch_window_ms=0)
+
+    async def load(keys):
+        return kind(key * 2 for key in keys)
+
+    assert await asyncio.gather(*(cache.get(key, batch_loader=load) for key in "ab")) == ["aa", "bb"]
+
+
+async def test_a_key_that_the_mapping_lacks_is_none_and_asked_for_again():
+    cache, calls = AsyncCache(batch_window_ms=0), []
+
+    async def load(keys):
+        calls.append(list(keys))
+        return {"a": 1, "none": None}
+
+    for _ in range(2):
+        gets = (cache.get(key, batch_loader=load) for key in ("a", "lacking", "none", "lacking"))
+        assert await asyncio.gather(*gets) == [1, None, None, None]
+    assert calls == [["a", "lacking", "none"], ["lacking"]]
+    assert list(cache.cache) == ["a", "none"]
+
+
+# Cancellation
+
+
+@single_and_batched
+async def test_a_waiter_takes_over_from_a_leader_that_is_cancelled(get: Get):
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    leader, *waiters = await begun(*(get(cache, gate) for _ in range(4)))
+    await calls_of(gate, 1)
+    leader.cancel()
+    await turn()
+    gate.open()
+    assert await asyncio.gather(*waiters) == ["loaded"] * 3
+    assert leader.cancelled()
+    assert len(gate.calls) == 2
+    assert cache.get_metrics()["size"] == 1
+    assert nothing_is_left(cache)
+
+
+# Re-entrance
+
+
+@pytest.mark.parametrize("batched", [False, True])
+async def test_a_loader_that_asks_for_its_own_key_does_not_wait_for_itself(batched):
+    cache, depth = AsyncCache(batch_window_ms=0), []
+
+    async def load(keys=None):
+        depth.append(len(depth))
+        value = "inner" if len(depth) == 2 else f"outer of {await again()}"
+        return value if keys is None else [value] * len(keys)
+
+    async def again():
+        return await (cache.get("k", batch_loader=load) if batched else cache.get("k", loader=load))
+
+    async with asyncio.timeout(100):
+        assert await again() == "outer of inner"
+    assert nothing_is_left(cache)
+
+
+# Changes during a load
+
+changes = pytest.mark.parametrize(
+    ("change", "after"),
+    [
+        (lambda cache: cache.set("k", "set"), "set"),
+        (lambda cache: cache.delete("k"), None),
+        (lambda cache: cache.clear(), None),
+        (lambda cache: cache.set("k", "gone at once", ttl=0), None),
+    ],
+    ids=["set", "delete", "clear", "set for no time"],
+)
+
+
+@single_and_batched
+@changes
+async def test_a_load_does_not_undo_what_was_done_while_it_ran(get: Get, change, after):
+    cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
+    gets = await begun(get(cache, gate), get(cache, gate))
+    await calls_of(gate, 1)
+    change(cache)
+    assert await cache.get("k") == after
+    gate.open()
+    assert await asyncio.gather(*gets) == ["loaded"] * 2
+    assert await cache.get("k") == after
+    assert nothing_is_left(cache)
+
+
+# Event loops and threads
+
+
+def test_threads_that_read_write_and_cancel_at_once_leave_nothing_behind():
+    cache = AsyncCache(maxsize=5, batch_window_ms=0, max_batch_size=3)
+    errors: list[BaseException] = []
+    gets = [0] * 4
+
+    async def load_batch(keys):
+        await turn()
+        return [("v", key) for key in keys]
+
+    async def run(number: int) -> None:
+        chance = random.Random(number)
+
+        async def work() -> None:
+            for _ in range(100):
+                key = chance.randrange(8)
+
+                async def load(key=key):
+                    await turn()
+                    return ("v", key)
+
+                step = chance.randrange(10)
+                if step == 0:
+                    cache.delete(key)
+                elif step == 1:
+                    cache.set(key, ("v", key))
+                else:
+                    gets[number] += 1
+                    loaders = {"loader": load} if step < 6 else {"batch_loader": load_batch}
+                    task = asyncio.create_task(cache.get(key, **loaders))
+                    if step == 9:
+                        await turn()
+                        task.cancel()
+                    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+                    assert outcome == ("v", key) or isinstance(outcome, asyncio.CancelledError)
+
+        async with asyncio.timeout(100):
+            await asyncio.gather(*(work() for _ in range(5)))
+
+    def thread(number: int) -> None:
+        try:
+            asyncio.run(run(number))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=thread, args=(number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(100)
+    assert errors == []
+    assert nothing_is_left(cache)
+    assert len(cache.cache) <= 5
+    metrics = cache.get_metrics()
+    assert metrics["hits"] + metrics["misses"] == sum(gets)
+
+
+async def test_a_run_that_is_stopped_while_it_loads_stops_nobody_else():
+    cache, gate = AsyncCache(), HeldLoader(AgentLoopDetectedError("a tool", "depth", 200))
+    leader, waiter = await begun(*(one_by_one(cache, gate) for _ in range(2)))
+    await calls_of(gate, 1)
+    gate.open()
+    with pytest.raises(AgentLoopDetectedError):
+        await leader
+    with pytest.raises(AgentLoopDetectedError):
+        await waiter
+    assert len(gate.calls) == 2  # each in its own run
+    assert nothing_is_left(cache)

@@ -8,19 +8,89 @@ import gc
 import inspect
 import linecache
 import pickle
+import sys
 import traceback
 import typing
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, get_metrics
 from tests.harness.gates import Gate, idle
-from tests.integration import tools_with_text_annotations as example
 
 pytestmark = pytest.mark.usefixtures("clock")
+
+# Tools as a user's module has them: annotations that are text, types that only this module knows
+
+
+@dataclass
+class Order:
+    order_id: str
+    lines: list[str]
+
+
+def plain_functions() -> dict[str, Callable[..., Any]]:
+    """Undecorated tools of every shape of signature."""
+
+    async def get_order(order_id: str, *, verbose: bool = False) -> Order:
+        """Look an order up.
+
+        Args:
+            order_id: its number.
+        """
+        return Order(order_id, [])
+
+    async def positional(a: int, /, b: int = 2, *args: str, c: Order | None = None, **kwargs: int) -> list[Order]:
+        """Every kind of parameter."""
+        return []
+
+    async def defaults(a: list[int] = [1], b: Order = Order("1", []), c: object = print) -> dict[str, Order]:  # noqa: B006, B008
+        """Defaults that no literal can spell."""
+        return {}
+
+    async def nothing() -> None:
+        """Takes nothing."""
+
+    async def shadowing(key: str, entry: int, scope: str, type: str, value: int, str: str, store: int) -> str:
+        """Parameters that are called as a generated body might call its own names."""
+        return key
+
+    return {function.__name__: function for function in (get_order, positional, defaults, nothing, shadowing)}
+
+
+def make_shop() -> type:
+    class Shop:
+        """A class whose methods are tools."""
+
+        name = "shop"
+
+        @AgentCache("stock:{item}")
+        async def stock(self, item: str, *, at: Order | None = None) -> list[Order]:
+            """How much there is."""
+            return [Order(item, [self.name])]
+
+        @AgentCacheInvalidator("stock:{item}")
+        async def take(self, item: str) -> Order:
+            """Take one."""
+            return Order(item, [])
+
+        @staticmethod
+        @AgentCache("price:{item}")
+        async def price(item: str, currency: str = "EUR") -> Order:
+            """What it costs."""
+            return Order(item, [currency])
+
+        @classmethod
+        @AgentCache("label")
+        async def label(cls, item: str) -> Order:
+            """What it is called."""
+            return Order(item, [cls.name])
+
+    return Shop
+
 
 DECORATORS: dict[str, Callable[[], Callable[[Any], Any]]] = {
     "cached": lambda: AgentCache("r"),
@@ -34,9 +104,9 @@ def decorate(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
     return DECORATORS[request.param]()
 
 
-@pytest.mark.parametrize("name", example.plain_functions())
+@pytest.mark.parametrize("name", plain_functions())
 def test_a_framework_reads_the_tools_own_interface(decorate: Callable[[Any], Any], name: str):
-    tool = example.plain_functions()[name]
+    tool = plain_functions()[name]
     tool.note = "kept"
     decorated = decorate(tool)
     assert inspect.signature(decorated) == inspect.signature(tool)
@@ -51,7 +121,7 @@ def test_a_framework_reads_the_tools_own_interface(decorate: Callable[[Any], Any
     assert inspect.getdoc(decorated) == inspect.getdoc(tool)
     assert decorated.__name__ == tool.__name__
     assert decorated.__qualname__ == tool.__qualname__
-    assert decorated.__module__ == tool.__module__ == example.__name__
+    assert decorated.__module__ == tool.__module__ == __name__
     assert decorated.__wrapped__ is tool
     assert inspect.unwrap(decorated) is tool
     assert decorated.note == "kept"
@@ -60,7 +130,7 @@ def test_a_framework_reads_the_tools_own_interface(decorate: Callable[[Any], Any
 
 @pytest.mark.parametrize("name", ["stock", "take", "price", "label"])
 def test_methods_keep_their_interface_on_the_class_and_on_the_instance(name: str):
-    shop = example.make_shop()
+    shop = make_shop()
     for owner in (shop, shop()):
         method = getattr(owner, name)
         tool = method.__wrapped__
@@ -74,7 +144,7 @@ def test_methods_keep_their_interface_on_the_class_and_on_the_instance(name: str
 
 
 async def test_methods_are_called_on_the_class_and_on_the_instance():
-    shop = example.make_shop()
+    shop = make_shop()
     one = shop()
     assert await one.stock("tea") == await shop.stock(one, "tea") == await shop.stock(self=one, item="tea")
     assert await one.price("tea") == await shop.price("tea") == await shop.price(item="tea", currency="EUR")
@@ -108,8 +178,8 @@ def test_a_decorated_tool_is_pickled_and_copied_as_a_function_is(monkeypatch: py
     assert copy.copy(decorated) is decorated
     assert copy.deepcopy(decorated) is decorated
     decorated.__qualname__ = decorated.__name__ = "pickled_tool"
-    monkeypatch.setattr(example, "pickled_tool", decorated, raising=False)
-    decorated.__module__ = example.__name__
+    monkeypatch.setattr(sys.modules[__name__], "pickled_tool", decorated, raising=False)
+    decorated.__module__ = __name__
     assert pickle.loads(pickle.dumps(decorated)) is decorated
 
 

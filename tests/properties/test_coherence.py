@@ -19,9 +19,9 @@ from agent_cache import ToolCall, configure, invalidate
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
 from tests.properties import toolbox
-from tests.properties.by_name import TOOLBOX
 from tests.properties.ledger import Broken, Key, Reader, Rejected, Write, arguments
 from tests.properties.stage import Place, Stage
+from tests.properties.toolbox import TOOLBOX
 
 T = TypeVar("T")
 
