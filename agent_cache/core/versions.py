@@ -227,7 +227,6 @@ class Versions(Written):
 
     def begin(self, hold: Hold) -> int:
         """Give what a write names a version, which is returned, and hold it until its end."""
-        paths = hold.paths
         freed: list[object] = []  # to be freed after the lock
         with self.lock:
             self.running.add(hold)
@@ -237,7 +236,7 @@ class Versions(Written):
                     if len(scope.known[0]) >= GENERATION:
                         freed.append(scope.rotate(version))
                     latest, held = scope.known[0], scope.held
-                    for path in paths:
+                    for path in hold.paths:
                         latest[path] = version
                         found = held.get(path)
                         if found is None:
@@ -263,7 +262,6 @@ class Versions(Written):
         if tags or bare:
             more = paths_written(tags[0]) if len(tags) == 1 and not bare else all_paths(tags, bare)
             hold.paths = hold.paths + more if hold.paths else more
-        paths = hold.paths
         freed: list[object] = []  # to be freed after the lock
         with self.lock:
             while True:
@@ -272,7 +270,7 @@ class Versions(Written):
                     if len(scope.known[0]) >= GENERATION:
                         freed.append(scope.rotate(version))
                     latest = scope.known[0]
-                    for path in paths:
+                    for path in hold.paths:
                         latest[path] = version
                 if self.now < version:  # else a finalizer has written meanwhile
                     break
@@ -283,7 +281,7 @@ class Versions(Written):
                 alone = (hold,)
                 for scope in hold.scopes:
                     held = scope.held
-                    for path in paths:
+                    for path in hold.paths:
                         found = held.get(path)
                         if isinstance(found, set):
                             found.discard(hold)

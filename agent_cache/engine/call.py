@@ -384,7 +384,7 @@ async def load(call: Call, *, flight: Flight | None = None, may_serve_stored: bo
                     value = await operation.own_load(call)
                 else:
                     call.within = own if operation.policy.inherit else None
-                    function = operation.coroutine_function  # as `run_tool`, without its frame
+                    function = operation.coroutine_function  # `run_tool` without its frame: benchmarks.budgets, "miss"
                     call.started = started = CLOCK.now()
                     value = function(*call.args, **call.kwargs) if call.kwargs else function(*call.args)
                     if not operation.returns_at_once:

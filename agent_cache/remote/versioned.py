@@ -94,10 +94,7 @@ class Ticket:
         claim: name and claimant of the claim to the load, if this process has it.
     """
 
-    __slots__ = (
-        "ahead", "asked", "claim", "known", "place", "request", "seen", "since", "started", "tier",
-        "versions",
-    )  # fmt: skip
+    __slots__ = "ahead", "asked", "claim", "known", "place", "request", "seen", "since", "started", "tier", "versions"
 
     def __init__(self, tier: Any, request: Request) -> None:
         self.tier = tier
@@ -171,8 +168,8 @@ class VersionedTier:
         remote_ttl: seconds that a value lives whose tool has no ttl; None is as long as there is room.
         codec: how values are written; the default is MessagePack.
         max_value_size: bytes of the longest value; None is as much as the codec allows.
-        max_staleness: seconds that local copies are served after the last question for the feed that was answered was
-            sent: a lookup after that asks for it first. 0 lets none be served.
+        max_staleness: seconds that local copies are served, from when the last but one answered question for the feed
+            was sent. So long after the last one, a lookup asks first. 0 lets none be served.
 
     Attributes:
         trust: the lease in all local copies.
@@ -262,16 +259,13 @@ class VersionedTier:
                 self._note_bad_value(ticket.request, "a damaged head")
             if found is None:
                 ticket.seen = {cell: reading.states[cell] for cell in place.depends_on | place.watches}
-            self._require_heard()
+            if not self.never_waits and not self.heard.is_running():
+                raise Refused("it was stopped for a time, so what it says may be old")  # noqa: TRY301 - as an outage
         except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
             self._note_failure(error)
             ticket.seen, ticket.versions, found = {}, None, None
         self.counts["misses" if found is None else "hits"] += 1
         return found, ticket
-
-    def _require_heard(self) -> None:
-        if not self.never_waits and not self.heard.is_running():
-            raise Refused("it was stopped for a time, so what it says may be old")
 
     async def _found(self, ticket: Ticket, reading: Reading, head: Head) -> Found | None:
         """The value, if every cell that it depends on has the version there."""
@@ -543,7 +537,7 @@ class VersionedTier:
             self.counts["unannounced"] += 1
             self.log.once("a write ended after the tier was closed; others serve what it has changed up to their ttl")
             return asyncio.sleep(0)
-        return self._deliver(write.id, self._add(write, tags, failed=failed, hold=hold))
+        return self._guarded(self._send(write.id, self._add(write, tags, failed=failed, hold=hold)))
 
     def _add(self, write: WriteIntent, tags: Sequence[str], *, failed: bool, hold: float) -> _Pending:
         entries = self._entries(write)
@@ -574,9 +568,6 @@ class VersionedTier:
         else:
             _RUNNING.add(task)
             task.add_done_callback(_RUNNING.discard)
-
-    async def _deliver(self, name: str, one: _Pending) -> None:
-        await self._guarded(self._send(name, one))
 
     async def _guarded(self, steps: Awaitable[object]) -> None:
         """Wait for something of the store, if that can be done."""
@@ -697,7 +688,7 @@ class VersionedTier:
         message = Message(self.feed.origin, tool=tool, ttl=ttl)
         one = self.pending[name] = _Pending(send, message, is_held=True)
         self.feed.set_ttl(tool, ttl)
-        self._start(self._deliver(name, one))
+        self._start(self._guarded(self._send(name, one)))
 
     def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
         """Call a listener with all ttls that are set, by the names of the tools, when they are known and after each

@@ -33,8 +33,6 @@ CHECKS: Final = {
 }
 """The checks and their defaults."""
 
-_OFF: Final = Threshold(ANY_NUMBER, ANY_NUMBER)
-
 _Level = int | tuple[int, int] | None
 _Seconds = float | timedelta | None
 
@@ -91,7 +89,8 @@ class LoopPolicy:
     def __post_init__(self) -> None:
         for check in CHECKS:
             object.__setattr__(self, check, _threshold(check, getattr(self, check)))
-        object.__setattr__(self, "levels", {check: getattr(self, check) or _OFF for check in CHECKS})
+        off = Threshold(ANY_NUMBER, ANY_NUMBER)
+        object.__setattr__(self, "levels", {check: getattr(self, check) or off for check in CHECKS})
         for name in ("max_execution_depth", "max_nesting"):
             if getattr(self, name) is not None:
                 count(1, getattr(self, name), f"LoopPolicy: {name}")

@@ -52,7 +52,7 @@ def writes_inside(cassette: Cassette, number: int) -> bool:
     return any(call.is_write or writes_inside(cassette, call.id) for call in inside)
 
 
-@searched(3, 100, PROGRAMS)
+@searched(3, 200, PROGRAMS)
 def test_a_fork_at_any_call_in_a_sandbox_equals_the_original(program):
     check_all_forks(program)
 
