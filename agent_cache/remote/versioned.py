@@ -473,7 +473,7 @@ class VersionedTier:
 
     def give_up(self, name: str, who: str) -> None:
         """Give up a claim: see `Ticket.give_up`. If that fails, it ends with its lease."""
-        self._start(self._guarded(self.backend.claim(name, who, 0.0)))
+        self._start(self._guarded(partial(self.backend.claim, name, who, 0.0)))
 
     # Writes
 
@@ -521,7 +521,7 @@ class VersionedTier:
     async def renew(self, write: WriteIntent) -> None:
         """Extend the lease of a write that is still running."""
         if not self.is_closed:
-            await self._guarded(self._announce(write, renew=True))
+            await self._guarded(partial(self._announce, write, renew=True))
 
     def commit(self, write: WriteIntent, tags: tuple[str, ...], *, failed: bool, hold: float) -> Awaitable[None]:
         """End a write: everything it touched is dropped when this has run, or before anything else is read.
@@ -537,7 +537,7 @@ class VersionedTier:
             self.counts["unannounced"] += 1
             self.log.once("a write ended after the tier was closed; others serve what it has changed up to their ttl")
             return asyncio.sleep(0)
-        return self._guarded(self._send(write.id, self._add(write, tags, failed=failed, hold=hold)))
+        return self._guarded(partial(self._send, write.id, self._add(write, tags, failed=failed, hold=hold)))
 
     def _add(self, write: WriteIntent, tags: Sequence[str], *, failed: bool, hold: float) -> _Pending:
         entries = self._entries(write)
@@ -569,10 +569,10 @@ class VersionedTier:
             _RUNNING.add(task)
             task.add_done_callback(_RUNNING.discard)
 
-    async def _guarded(self, steps: Awaitable[object]) -> None:
-        """Wait for something of the store, if that can be done."""
+    async def _guarded(self, begin: Callable[[], Awaitable[object]]) -> None:
+        """Wait for something of the store, if it can be done. What is closed before its first step begins nothing."""
         try:
-            await steps
+            await begin()
         except Exception as error:  # noqa: BLE001 - a broken cache is not a broken agent
             self._note_failure(error)
 
@@ -688,7 +688,7 @@ class VersionedTier:
         message = Message(self.feed.origin, tool=tool, ttl=ttl)
         one = self.pending[name] = _Pending(send, message, is_held=True)
         self.feed.set_ttl(tool, ttl)
-        self._start(self._guarded(self._send(name, one)))
+        self._start(self._guarded(partial(self._send, name, one)))
 
     def follow_ttls(self, listener: Callable[[Mapping[str, float]], None]) -> Callable[[], None]:
         """Call a listener with all ttls that are set, by the names of the tools, when they are known and after each
