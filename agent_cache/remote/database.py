@@ -303,6 +303,7 @@ class SqliteBackend:
             if self.page is None or self.page.identity != (self._token, _identity_of(beside(path, ".page"))):
                 former, self.page = self.page, None
                 if former is not None:
+                    former.word[0] = _NOBODYS  # copies are trusted by it, here and where it is still used
                     former.leave()
                 self.page = _Page(path, self._token, newest)
                 if self._is_missing:

@@ -701,10 +701,7 @@ class VersionedTier:
     # State and end
 
     async def clear(self) -> int:
-        """Drop every value, and all copies in all processes. What is being loaded is not stored.
-
-        Returns:
-            How many there were.
+        """Drop every value, and all copies in all processes; what is being loaded is not stored. Returns how many.
 
         Raises:
             RemoteTierError: if the store cannot be used: nothing was dropped.

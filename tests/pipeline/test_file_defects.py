@@ -138,6 +138,23 @@ async def following(path: Path) -> tuple[FileTier, list[Any]]:
     return tier, told
 
 
+async def test_copies_are_not_trusted_by_a_page_that_was_deleted(tmp_path: Path):
+    """A lookup has found that out and opened the new one; nobody raises the old one any more."""
+    reader, told = await following(tmp_path / "cache")
+    async with reader, FileTier(tmp_path / "cache") as writer:
+        assert reader.stats()["trusted"]
+        (tmp_path / "cache.page").unlink()
+        for tier in (writer, reader):
+            tier.backend.look_by = 0.0
+            await tier.lookup(read("order:8"))
+        reader.backend.look_by = NEVER
+        told.clear()
+        async with writing(writer, "order:7"):
+            pass
+        reader.trust.is_valid()  # as a hit asks
+        assert told
+
+
 async def test_who_has_missed_what_is_gone_from_the_feed_takes_everything_as_written(tmp_path: Path):
     reader, told = await following(tmp_path / "cache")
     async with reader, FileTier(tmp_path / "cache") as writer:
