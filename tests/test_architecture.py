@@ -138,9 +138,9 @@ LINES = {
     "toolbox": 1_133,  # of 1,000: meta-tools and names with a server in front (100) were no row
     "remote": 3_998,  # of 3,100: `database` (720), `file` (265), `redis` (735) and `keeper` (90) have what no
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end
-    "recording": 9_814,  # of 6,700: redaction as its corpora need it is 1,034 of 750, fork and drift 1,600 of
+    "recording": 9_807,  # of 6,700: redaction as its corpora need it is 1,034 of 750, fork and drift 1,600 of
     # 1,030; files, outcomes and the ways in (formats, prices, LiteLLM, foreign recordings) are 3,560 of 2,600
-    "resume": 2_198,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,300
+    "resume": 2_173,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,300
     "pytest_plugin": 936,  # of 850
     "service": 637,  # of 520: the schemas are 90, the drift of restored sessions 75
     "testing": 563,  # of 820: the contract of backends is 355

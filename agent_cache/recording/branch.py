@@ -319,7 +319,8 @@ class Branch(Tape):
         models = self.savings
         return Saved(self.cursor, self._seconds, models.input_tokens, models.output_tokens)
 
-    def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
+    def _look_up(self, call: ActiveCall, answers: Matcher) -> None:
+        index = self._place(call, answers)
         is_due = index is not None and index in self._due
         if index is not None and is_due:
             self._due.remove(index)

@@ -60,7 +60,8 @@ class CallLog:
         self, call: ActiveCall, outcome: dict[str, Any], source: str = "", tags: Sequence[str] = ()
     ) -> RecordedCall:
         """A call with this outcome, as a line of a log has it."""
-        now, function, parent, usage = self.now(), call.function, call.parent, call.usage
+        function, parent, usage = call.function, call.parent, call.usage
+        now = self._last_time = max(self._last_time + 1, int((time.perf_counter() - self._began) * 1e6))  # as in `now`
         if call.is_awaited:
             outcome["awaited"] = True
         counted: dict[str, Any] = {}

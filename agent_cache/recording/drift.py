@@ -10,14 +10,13 @@ import enum
 import logging
 import os
 import re
-import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -669,24 +668,16 @@ def accepted_runs(path: Path) -> list[Path]:
 def store_run(run: Cassette, path: Path, *, replaces: bool = False) -> tuple[Path, list[Path]]:
     """Write an accepted run to a baseline, and return its path and those of the runs that it has replaced.
 
-    It is written before an old one is deleted, and beside others under the first number that is free, also if other
-    processes do so at the same time.
+    It is written before an old one is deleted.
     """
     is_folder = is_folder_of_runs(path)
     old = accepted_runs(path) if path.is_file() or any(path.glob("*.jsonl")) else []
     if old and not is_folder and not replaces:
         raise CassetteError("is the file of one run; to keep several, accept them to a folder", path)
-    if (old and replaces) or not is_folder:
-        target = path / "1.jsonl" if is_folder else path
-        replace_file(target, run.lines())
-        for one in {*old} - {target}:
-            one.unlink(missing_ok=True)
-        return target, old
-    written = path / f"{secrets.token_hex(8)}.adding"
-    run.save(written)
-    for number in count(1):
-        with suppress(FileExistsError):
-            os.link(written, path / f"{number}.jsonl")
-            break
-    written.unlink()
-    return path / f"{number}.jsonl", []
+    replaced = old if replaces else []
+    last = 0 if replaces else max((int(one.stem) for one in old if one.stem.isdecimal()), default=0)
+    target = path / f"{last + 1}.jsonl" if is_folder else path
+    replace_file(target, run.lines())
+    for one in {*replaced} - {target}:
+        one.unlink(missing_ok=True)
+    return target, replaced

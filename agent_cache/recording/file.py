@@ -113,8 +113,13 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         OPTIONS. Requests of models change nothing.
         """
         if self.kind == "http":
-            return self.name.partition(" ")[0] not in _SAFE_METHODS
+            return is_unsafe(self.name)
         return self.source == "write" or self.kind == "write"
+
+
+def is_unsafe(name: str) -> bool:
+    """Whether a request of this name, its method and its URL, may change something (RFC 9110, 9.2.1)."""
+    return name.partition(" ")[0] not in _SAFE_METHODS
 
 
 class OpenCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

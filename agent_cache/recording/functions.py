@@ -21,7 +21,7 @@ from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import HOOKS, PLACE, Scope, report_escape
 from agent_cache.errors import ConfigurationError, UncacheableArgumentsError
 from agent_cache.recording.arguments import plain_arguments
-from agent_cache.recording.file import RecordedCall
+from agent_cache.recording.file import RecordedCall, is_unsafe
 from agent_cache.recording.outcomes import PlainSchema, annotation_of_chunks, redact_chunks, schema_of
 from agent_cache.recording.prices import Usage
 from agent_cache.recording.redaction import Redaction
@@ -58,6 +58,7 @@ class RecordedFunction:
         self.name = utf8_text(name)
         self.kind = kind
         self.is_read = False
+        self.is_write = kind == "write" or (kind == "http" and is_unsafe(name))
         self.extract_model = extract_model
         self.extract_tokens = extract_tokens
         self.parameters = _parameters_of(function, name, skip_args) if parameters is None else parameters
@@ -250,6 +251,7 @@ class ActiveCall:
         matched: what calls are compared by: digest and asker. recorded, index: the recorded call in its place.
         is_answered: whether it does not run.
         tool_call, passed: of a tool, the call that hooks have received; of a function, its arguments.
+        is_write: whether it changes something outside.
         is_sync_tool: whether it is a call of a cached tool that is no `async def`, so that nothing may be awaited.
     """
 
@@ -286,8 +288,11 @@ class ActiveCall:
         self.counts: dict[bytes, int] = {}
         self.usage = Usage() if function.kind == "llm" else None
         self.passed: tuple[tuple[Any, ...], Mapping[str, Any]] = call.args, call.kwargs
-        if call.operation is not None:
+        if call.operation is None:
+            self.is_write = function.is_write
+        else:
             self.tool_call, self.passed, self.is_sync_tool = call, ((), call.arguments), call.operation.is_sync
+            self.is_write = not call.operation.is_read
 
     @property
     def schema(self) -> PlainSchema:
@@ -303,14 +308,6 @@ class ActiveCall:
             if is_class and each.__module__ != "builtins" and not is_typeddict(each):
                 classes += (each,)  # objects of it are written with its name
         return schema_of(self.function.schema.annotation, classes) if classes else self.function.schema
-
-    @property
-    def is_write(self) -> bool:
-        """Whether it changes something outside."""
-        if self.tool_call is not None:
-            return not self.tool_call.operation.is_read
-        kind, name = self.function.kind, self.function.name
-        return kind == "write" or (kind == "http" and RecordedCall(id=0, kind=kind, name=name, outcome={}).is_write)
 
     def stream_outcome(self, end: dict[str, Any], redaction: Redaction) -> dict[str, Any]:
         """The outcome of a stream: its chunks, redacted as one text, and how it ended."""

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from agent_cache.core.asker import UnknownAsker
-from agent_cache.core.tags import root_of, unescape
+from agent_cache.core.tags import unescape
 from agent_cache.engine.hooks import HookedCall, replay_into_sessions
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import PLACE, Call
@@ -214,7 +214,7 @@ class Tape:
                 lane = self.lanes.current()
                 active.lane, active.forked = lane.number, lane.forked
             if self.answers is not None:
-                self._look_up(active, self._place(active, self.answers), self.answers)
+                self._look_up(active, self.answers)
                 active.is_answered = active.recorded is not None
             if self.file is not None and not self.file.is_closed:
                 self.file.start(active)
@@ -223,7 +223,7 @@ class Tape:
     def begin_exchange(self, endpoint: RecordedFunction, arguments: Mapping[str, Any]) -> ActiveCall:
         """The same for a request."""
         try:
-            return Tape.begin(self, FunctionCall(endpoint, PLACE.get().scope, named=arguments))
+            return self.begin(FunctionCall(endpoint, PLACE.get().scope, named=arguments))
         finally:
             self._functions.pop(endpoint.name, None)  # a run may ask for any number of URLs
 
@@ -305,7 +305,8 @@ class Tape:
             answers.adopt(call.function)
         return answers.index_of.get(call.place)
 
-    def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
+    def _look_up(self, call: ActiveCall, answers: Matcher) -> None:
+        index = self._place(call, answers)
         policy = self._policy_of(call.function) if self._policy else "stub"
         if policy == "forbid":
             raise self.missed(call, answers, f"{call.function.name} was called, and the policy forbids it")
@@ -508,7 +509,8 @@ class Tape:
             if tool_call.loops:
                 outcome["loops"] = tool_call.loops
             if source == "write" and made is not None and made.tags:
-                tags = _redacted_tags(call, made, outcome, self.redaction)
+                known = _known_tags(call, made, outcome) if made.operation.tags.late else made.tags
+                tags = sorted(set(redacted_tags(call, known, self.redaction)))
         with self._lock:
             if self.file is not None and not self.file.is_closed:
                 if self.file.needs_identity and (len(outcome) > 1 or "value" not in outcome):
@@ -638,31 +640,27 @@ def _warn_once(warned: set[str], name: str, text: str) -> None:
 # Cached tools on a tape
 
 
-def _redacted_tags(call: ActiveCall, written: Call, outcome: dict[str, Any], redaction: Redaction) -> list[str]:
-    """The tags that a write has invalidated, without secrets.
+def _known_tags(call: ActiveCall, written: Call, outcome: dict[str, Any]) -> list[str]:
+    """The tags that a write has invalidated, those that its result gives without what redaction has removed there.
 
-    They lose what redaction has removed from the arguments. What it has removed from the result is not known any more:
-    a tag that only the result gives is as long as its segments stand in the redacted outcome. What UTF-8 cannot hold is
-    escaped.
+    That is not known any more: such a tag is as long as its segments stand in the redacted outcome.
     """
-    late = {rule.root for rule in written.operation.tags.late} if written.operation.tags.late else ()
-    shown = encode([call.arguments, outcome]).decode() if late else ""
-    found = set()
+    late = {rule.root for rule in written.operation.tags.late}
+    shown = encode([call.arguments, outcome]).decode()
+    found = []
     for tag in written.tags:
-        known = tag
-        if late and root_of(tag) in late:
-            root, *segments = tag.split(":")
-            known = ":".join((root, *takewhile(lambda segment: unescape(segment) in shown, segments)))
-        found.add(redacted_tag(call, known, redaction))
-    return sorted(found)
+        root, *segments = tag.split(":")
+        known = takewhile(lambda segment: unescape(segment) in shown, segments) if root in late else segments
+        found.append(":".join((root, *known)))
+    return found
 
 
-def redacted_tag(call: ActiveCall, tag: str, redaction: Redaction) -> str:
-    """A tag without what redaction has removed from the arguments of its call."""
-    tag = utf8_text(tag)
-    if call.given is None and not redaction.may_change(encode(tag)):
-        return tag
-    return redact_key(tag, call.arguments if call.given is None else call.given, call.arguments, redaction)
+def redacted_tags(call: ActiveCall, tags: Sequence[str], redaction: Redaction) -> Sequence[str]:
+    """Tags without what redaction has removed from the arguments of their call."""
+    if call.given is None and all(map(str.isascii, tags)) and not redaction.may_change(encode(tags)):
+        return tags
+    given = call.arguments if call.given is None else call.given
+    return [redact_key(utf8_text(tag), given, call.arguments, redaction) for tag in tags]
 
 
 def show_in_sessions(call: ActiveCall, value: Any, error: BaseException | None) -> None:

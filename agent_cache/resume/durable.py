@@ -14,8 +14,8 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias
@@ -24,6 +24,7 @@ import msgspec
 
 from agent_cache.core.options import checked_choice, checked_flag
 from agent_cache.core.tags import root_of, unescape
+from agent_cache.engine.blocking import run_blocking
 from agent_cache.engine.hooks import CURRENT_CALL, RUN, HookedCall, replay_into_sessions
 from agent_cache.engine.scope import PLACE
 from agent_cache.engine.write import tags_of_intent
@@ -43,7 +44,6 @@ from agent_cache.recording.file import (
     Intent,
     OpenCall,
     Trailer,
-    call_line,
     digest_of,
     is_inside,
     now_text,
@@ -55,7 +55,7 @@ from agent_cache.recording.http.identity import Http
 from agent_cache.recording.match import Matcher, by_nobody, described, place_of
 from agent_cache.recording.outcomes import check_outcome, decode, encode
 from agent_cache.recording.redaction import Redaction, redaction_of
-from agent_cache.recording.tape import Tape, redacted_tag
+from agent_cache.recording.tape import Tape, redacted_tags
 from agent_cache.resume.checkpoints import Checkpoint, checkpoint_line, checkpoint_of, state_data
 from agent_cache.resume.journal import (
     JournalFile,
@@ -236,7 +236,7 @@ class _JournalTape(Tape):
 
     # Which call of the journal a call is
 
-    def _place(self, call: ActiveCall, answers: Matcher) -> int | None:  # noqa: ARG002 - those that are written are enough
+    def _look_up(self, call: ActiveCall, answers: Matcher) -> None:
         """Find a call by its arguments before redaction: two that only differ in a secret are two."""
         parent = call.parent
         counts, enclosing = (self._counts, self._root) if parent is None else (parent.counts, parent.place)
@@ -252,9 +252,7 @@ class _JournalTape(Tape):
         if call.lane:
             call.lane += self._lanes_before
             call.forked += self._lanes_before if call.forked else 0
-        return self._index_of.get(call.place)
-
-    def _look_up(self, call: ActiveCall, index: int | None, answers: Matcher) -> None:
+        index = self._index_of.get(call.place)
         if index is not None and call.asker == UNKNOWN_ASKER:
             if not call.function.is_read:
                 self._refuse(call, CassetteError(by_nobody(call), self.path or ""))
@@ -263,7 +261,7 @@ class _JournalTape(Tape):
             if self._left:
                 for one in (index, *answers.inside(index)):
                     self._left.pop(self._calls[one].id, None)
-        elif self.error is not None and not self.file.is_over:
+        elif self.error is not None and not self.file.journal_file.is_closed:
             self._refuse(call, self.error)
 
     def _refuse(self, call: ActiveCall, error: CassetteError) -> NoReturn:
@@ -276,15 +274,27 @@ class _JournalTape(Tape):
     def begin(self, call: HookedCall | FunctionCall) -> ActiveCall:
         """Find the answer of a call in the journal, or write that it begins."""
         active = super().begin(call)
-        active.is_answered = active.recorded is not None or (active.is_write and self._begin_write(active))
+        if active.recorded is not None or not active.is_write:
+            return active
+        log = self.file
+        with self._lock:
+            if log.journal_file.is_closed:
+                if not log.is_sealed:
+                    raise log.ended()
+            elif active.place in self._doubts:
+                active.is_answered = True
+            else:
+                if self._left:
+                    self._check_new(active)
+                log.begin_write(active, self.key_of(active))
         return active
 
     def begin_exchange(self, endpoint: RecordedFunction, arguments: Mapping[str, Any]) -> ActiveCall:
         """The same for a request. One in doubt is decided at once."""
         call = super().begin_exchange(endpoint, arguments)
-        if call.recorded is None and call.is_write and self._begin_write(call):
-            value = self._decide(call)
-            if not self._is_done(call, value):
+        if call.is_answered and call.recorded is None:
+            value = run_blocking(self._decide(call, is_plain=True))
+            if value is RUN:
                 return call
             outcome = {"response": value}
             try:
@@ -295,19 +305,6 @@ class _JournalTape(Tape):
             self.end_exchange(call, outcome)
             call.recorded = self.file.recorded(call, outcome)
         return call
-
-    def _begin_write(self, call: ActiveCall) -> bool:
-        """Write that a write begins. Returns whether it is in doubt."""
-        log = self.file
-        with self._lock:
-            is_over, is_doubted = log.is_over, call.place in self._doubts
-            if is_over and not log.is_sealed:
-                raise log.ended()
-            if not is_doubted and not is_over and call.id not in log.known:
-                if self._left:
-                    self._check_new(call)
-                log.begin_write(call, self._intent(call))
-        return is_doubted
 
     def _check_new(self, call: ActiveCall) -> None:
         """Refuse a new write of the block's own task while it has not come to one that it had made before.
@@ -327,41 +324,32 @@ class _JournalTape(Tape):
         if any(other == name for _, other in self._left.values()):
             self._new_writes.setdefault(name, shown)
 
-    def _intent(self, call: ActiveCall) -> Intent:
-        tags = set[str]()
-        for tag in () if call.tool_call is None else tags_of_intent(call.tool_call):
-            # A resume invalidates what stands there; redacted or escaped it would be another tag.
-            tags.add(tag if redacted_tag(call, tag, self.redaction) == tag else utf8_text(root_of(tag)))
-        return Intent(
-            **_opened(call), kind=call.function.kind, name=call.function.name, arguments=call.arguments,
-            key=self.key_of(call), tags=sorted(tags),
-        )  # fmt: skip
-
     def key_of(self, call: ActiveCall) -> str:
         """The idempotency key of a write."""
         made = blake2b(self._run + call.place, key=self._secret, digest_size=16, person=b"idempotency").hexdigest()
         return self._reruns.get(call.place, made)
-
-    # Writes in doubt: `_decide` says by the policy what one returns, or `NotDone` if it is made again
 
     async def answer(self, call: ActiveCall, *, is_plain: bool) -> Any:
         """The outcome of a call, by the journal, or by what is done with a write in doubt."""
         if call.recorded is not None:
             return await super().answer(call, is_plain=is_plain)
         is_plain |= call.is_sync_tool
-        value = self._decide(call)
-        if inspect.isawaitable(value):
-            if is_plain:
-                getattr(value, "close", str)()
-                self._in_doubt(call, "is not asynchronous, and its check function is")
-            awaited, value = value, NotDone
-            with self._checking(call):
-                value = await awaited
-        if is_plain and "stream" in call.function.form and value is not NotDone:
+        value = await self._decide(call, is_plain=is_plain)
+        if value is RUN:
+            return RUN
+        if is_plain and "stream" in call.function.form:
             self._in_doubt(call, "is a stream, which can only raise or be made again")
-        return self._settled(call, value)
+        self._close_doubt(call)
+        tool_call = call.tool_call
+        if tool_call is not None:  # as if it had returned the value when it ran
+            tool_call.answered_by = "write"
+        value = self.returned(call, value)
+        if tool_call is not None:
+            replay_into_sessions(tool_call, value, None, 0.0)
+        return value
 
-    def _decide(self, call: ActiveCall) -> Any:
+    async def _decide(self, call: ActiveCall, *, is_plain: bool) -> Any:
+        """What a write in doubt returns, by the user's policy; `RUN` if it is made again, with its key."""
         doubt, choice = self._doubts[call.place], self.journal.choice(call.function.name, *call.function.names)
         if choice == "notice":
             name = doubt.name if doubt.kind == "http" else doubt.name.rpartition(":")[2]  # as the model knows it
@@ -371,25 +359,34 @@ class _JournalTape(Tape):
             )
         if choice == "raise":
             self._in_doubt(call, f"{_began(doubt)}. {_FIND_OUT}")
-        value: Any = NotDone
-        if callable(choice):
-            with self._checking(call):
-                value = choice(_given_arguments(call), doubt.key)
-        return value
+        value = await self._checked(call, choice, is_plain=is_plain) if callable(choice) else NotDone
+        if value is not NotDone and not isinstance(value, NotDone):
+            return value
+        call.is_answered = False
+        with self._lock:
+            del self._doubts[call.place]
+            self._reruns[call.place] = doubt.key
+            self._left.pop(doubt.id, None)
+        return RUN
 
-    @contextmanager
-    def _checking(self, call: ActiveCall) -> Iterator[None]:
-        """Make what a check function calls as if there were neither a journal nor a cache.
+    async def _checked(self, call: ActiveCall, check: Check, *, is_plain: bool) -> Any:
+        """What a check function says. What it calls is made as if there were neither a journal nor a cache.
 
         The next process must look again: what this one has seen may not be true any more, once the write ran again.
         """
+        key = self._doubts[call.place].key
         token = PLACE.get().scope.without_recordings().variant(bypasses=True).enter()
         try:
-            yield
+            value = check(_given_arguments(call), key)
+            if not inspect.isawaitable(value):
+                return value
+            if is_plain:
+                getattr(value, "close", str)()
+                raise TypeError("it is asynchronous, and the write is not")  # noqa: TRY301 - as if it had raised it
+            return await value
         except NotDone:
-            pass
+            return NotDone
         except Exception as error:  # noqa: BLE001 - the user's function
-            key = self._doubts[call.place].key
             self._in_doubt(call, f"is in doubt (idempotency key {key}), and its check function raised {error!r}", error)
         finally:
             with suppress(ValueError):  # closed by the garbage collector, in another context than it ran in
@@ -412,29 +409,6 @@ class _JournalTape(Tape):
 
     def _shown(self, name: str, arguments: dict[str, Any]) -> str:
         return described(name, self._without_secrets(arguments))
-
-    def _settled(self, call: ActiveCall, value: Any) -> Any:
-        """What a write in doubt returns, as if it had returned it when it ran; `RUN` if it is made again."""
-        if not self._is_done(call, value):
-            return RUN
-        self._close_doubt(call)
-        if call.tool_call is not None:
-            call.tool_call.answered_by = "write"
-        value = self.returned(call, value)
-        if call.tool_call is not None:
-            replay_into_sessions(call.tool_call, value, None, 0.0)
-        return value
-
-    def _is_done(self, call: ActiveCall, value: Any) -> bool:
-        """Whether a write in doubt took effect. Else it is made again, with its key."""
-        if value is not NotDone and not isinstance(value, NotDone):
-            return True
-        call.is_answered = False
-        with self._lock:
-            doubt = self._doubts.pop(call.place)
-            self._reruns[call.place] = doubt.key
-            self._left.pop(doubt.id, None)
-        return False
 
     def _close_doubt(self, call: ActiveCall) -> None:
         """Forget a write that is not made again, and what it enclosed."""
@@ -477,7 +451,7 @@ class _JournalTape(Tape):
             for at, earlier in enumerate(self._earlier):
                 if _content(earlier) == written:
                     return self._earlier.pop(at)
-            if self.file.is_over:
+            if self.file.journal_file.is_closed:
                 raise self.file.ended()
             self.file.append(None, line, is_urgent=True)
             self._sequence += 1
@@ -549,14 +523,14 @@ class _JournalLog(CallLog):
     """
 
     is_hidden = False  # whether redaction has changed the outcome that is about to be written
+    is_sealed = False
 
     def __init__(
         self, tape: _JournalTape, file: JournalFile, redaction: NotingRedaction, stored: StoredJournal
     ) -> None:
         super().__init__(redaction)
-        self.is_sealed = False
         self.path = file.path
-        self._tape, self._file, self._noted = tape, file, redaction.noted
+        self._tape, self.journal_file, self._noted = tape, file, redaction.noted
         ended, begun = {call.id for call in stored.calls}, stored.begun
         self._begun = {one.place: one for number, one in begun.items() if number not in ended}  # and not answered
         self.known = set(begun)  # ids of calls whose place is in the journal
@@ -566,11 +540,6 @@ class _JournalLog(CallLog):
         self._next_id = 1 + max((*ended, *begun), default=0)
         self._last_id = stored.calls[-1].id if stored.calls else 0
         self._began -= max((one.started_ms + one.duration_ms for one in stored.calls), default=0.0) / 1000
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is written any more: the run has ended, or this is a forked child."""
-        return self.is_closed or self._file.is_of_parent
 
     def start(self, call: ActiveCall) -> None:
         """Number a call that starts, as in the process before, if that had begun it."""
@@ -583,20 +552,30 @@ class _JournalLog(CallLog):
         if call.recorded is None:
             self._open[call.id] = call
 
-    def begin_write(self, call: ActiveCall, intent: Intent) -> None:
+    def begin_write(self, call: ActiveCall, key: str) -> None:
         """Write that a write begins. If that raises, it must not run."""
+        tags = () if call.tool_call is None else tags_of_intent(call.tool_call)
+        # A resume invalidates what stands there; redacted or escaped it would be another tag, so it is the root then.
+        known = set[str]()
+        for tag, shown in zip(tags, redacted_tags(call, tags, self._redaction), strict=True):
+            known.add(tag if tag == shown else utf8_text(root_of(tag)))
+        intent = Intent(
+            id=call.id, parent=None if call.parent is None else call.parent.id, place=call.place.hex(),
+            after=call.after, lane=call.lane, forked=call.forked, kind=call.function.kind, name=call.function.name,
+            arguments=call.arguments, key=key, tags=sorted(known),
+        )  # fmt: skip
         self.append(call, encode({"intent": intent}) + b"\n", is_urgent=True)
         self.known.add(call.id)
         self._noted.is_changed = False
 
     def end(self, call: ActiveCall, outcome: dict[str, Any], source: str, tags: list[str]) -> None:
         """Write a call that has ended."""
-        if self.is_over or self._open.pop(call.id, None) is None:
+        if self.journal_file.is_closed or self._open.pop(call.id, None) is None:
             return
         if call.id in self._void:
             self._void.discard(call.id)
             return
-        if "error" in outcome and outcome["error"].get("type") in _INTERRUPTS and (stored := self._file.read()):
+        if "error" in outcome and outcome["error"].get("type") in _INTERRUPTS and (stored := self.journal_file.read()):
             self._begun[call.place.hex()] = OpenCall(**_opened(call))
             self._tape.pause(call, stored)
             return
@@ -605,13 +584,12 @@ class _JournalLog(CallLog):
             text = "%s: redaction has changed an outcome of %s, so this run can only be resumed with a key="
             _LOG.warning(text, self.path, call.function.name)
         recorded = self.recorded(call, outcome, source, tags)
-        line = call_line(msgspec.structs.replace(recorded, place=call.place.hex(), hidden=self.is_hidden))
-        is_write = recorded.is_write
-        is_lost = not is_write and recorded.kind != "llm" and ("unencodable" in outcome or "class" in outcome)
-        if is_lost or not is_answer(outcome):
+        line = encode(msgspec.structs.replace(recorded, place=call.place.hex(), hidden=self.is_hidden)) + b"\n"
+        is_read = not call.is_write and recorded.kind != "llm"
+        if not is_answer(outcome) or (is_read and ("unencodable" in outcome or "class" in outcome)):
             self._cut.append(line)
         else:
-            self.append(call, line, is_urgent=is_write)
+            self.append(call, line, is_urgent=call.is_write)
             self._written += 1
             self._last_id = call.id
 
@@ -623,12 +601,12 @@ class _JournalLog(CallLog):
 
     def ended(self) -> JournalError:
         """The error for what would have to be written behind the end."""
-        reason = "this is a forked process" if self._file.is_of_parent else "its run has ended with an error"
-        return JournalError(f"{reason}, so the journal would not know of it: the write was not made", self.path)
+        text = "its run has ended with an error, or this is a forked process: the write was not made, since nobody "
+        return JournalError(f"{text}would know of it", self.path)
 
     def seal(self) -> None:
         """Write that the run has come to its end. If that raises, it can be resumed."""
-        if self.is_over:
+        if self.journal_file.is_closed:
             return
         try:
             self.end_open_calls()
@@ -642,7 +620,7 @@ class _JournalLog(CallLog):
     def discard(self) -> None:
         """Close the journal. It can be resumed, unless it is sealed."""
         super().discard()
-        self._file.close()
+        self.journal_file.close()
 
     def append(self, call: ActiveCall | None, *lines: bytes, is_urgent: bool = False) -> None:
         """Write lines, behind the places of the calls that enclose this one."""
@@ -653,7 +631,7 @@ class _JournalLog(CallLog):
         if announced:
             lines = (*(encode({"open": OpenCall(**_opened(one))}) + b"\n" for one in reversed(announced)), *lines)
         try:
-            self._file.append(*lines, is_urgent=is_urgent)
+            self.journal_file.append(*lines, is_urgent=is_urgent)
         except OSError as error:
             self.void(call)
             reason = f"cannot be written: {error.strerror}. The run is stopped; it can be resumed"

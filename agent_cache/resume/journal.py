@@ -295,7 +295,7 @@ class JournalFile:
 
     def __init__(self, path: Path, *, is_durable: bool, key: bytes | None = None) -> None:
         self.path = path
-        self.is_closed = self.is_of_parent = False
+        self.is_closed = False
         self._is_durable = is_durable
         self._key = key
         self._cipher = None if key is None else LineCipher(key)
@@ -333,7 +333,9 @@ class JournalFile:
             lines = tuple(self._cipher.encrypt(line, self._lines + at) for at, line in enumerate(lines, 1))
         data = b"".join(lines)
         try:
-            write_whole(self._descriptor, data)
+            written = os.write(self._descriptor, data)
+            if written < len(data):
+                write_whole(self._descriptor, data[written:])
             if is_urgent and self._is_durable:
                 getattr(os, "fdatasync", os.fsync)(self._descriptor)
         except OSError:
@@ -360,12 +362,6 @@ class JournalFile:
         if not self.is_closed:
             self.is_closed = True
             os.close(self._descriptor)
-
-    def leave_to_parent(self) -> None:
-        """Close what a forked child has of it: the lock is held as long as any copy of the descriptor is open."""
-        if not self.is_closed:
-            self.is_of_parent = True
-            self.close()
 
     def _take_back(self) -> None:
         """Remove what does not belong to a whole line."""
@@ -404,8 +400,9 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _leave_to_parent() -> None:
+    """Close what a forked child has of its parent's: a lock is held as long as any copy of the descriptor is open."""
     for file in list(_open_files):
-        file.leave_to_parent()
+        file.close()
 
 
 if hasattr(os, "register_at_fork"):

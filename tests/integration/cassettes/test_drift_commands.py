@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,7 @@ import pytest
 
 from agent_cache import AgentCacheSession
 from agent_cache.cli.main import main
-from agent_cache.recording import Baseline, Cassette, CassetteNotFound, DriftDetector, DriftEvent, intercept, record
-from agent_cache.recording.drift import store_run
+from agent_cache.recording import Baseline, CassetteNotFound, DriftDetector, DriftEvent, intercept, record
 from agent_cache.resume import Journal
 
 SECRET = "sk-" + "a1b2c3d4" * 4
@@ -267,16 +264,3 @@ async def test_a_journal_is_a_run_once_it_has_ended(command):
         code, _, err = command(*arguments)
         assert code == 2
         assert f"{second}: " in err
-
-
-def test_runs_that_are_added_at_the_same_time_are_all_kept():
-    run, started = Cassette.load("base.jsonl"), threading.Barrier(4)
-
-    def add(_: int) -> Path:
-        started.wait()
-        return store_run(run, Path("baseline"))[0]
-
-    with ThreadPoolExecutor(4) as pool:
-        paths = sorted(pool.map(add, range(4)))
-    assert [path.as_posix() for path in paths] == [f"baseline/{number}.jsonl" for number in range(1, 5)]
-    assert names("baseline") == [path.name for path in paths]
