@@ -17,7 +17,7 @@ PACKAGE = "agent_cache"
 
 # From the ground up. A module may import from its own layer and from those below it.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors"}),
+    frozenset({"errors", "at_fork"}),
     frozenset({"values"}),
     frozenset({"core"}),
     frozenset({"clock", "metrics", "remote", "config"}),
@@ -74,8 +74,8 @@ IMPURE_MODULES = frozenset({
     "selectors", "shutil", "signal", "socket", "socketserver", "sqlite3", "ssl", "subprocess", "tempfile", "time",
     "tracemalloc", "urllib", "webbrowser",
 })  # fmt: skip
-# Modules that have one pure thing to offer: a lock, and keeping it whole across a fork.
-PERMITTED_OF = {"os": frozenset({"register_at_fork"}), "threading": frozenset({"Lock", "RLock"})}
+# Modules of which a part is pure: of `os` not even the names.
+PERMITTED_OF = {"os": frozenset(), "threading": frozenset({"Lock", "RLock"})}
 IMPURE_BUILTINS = frozenset({"breakpoint", "input", "open", "print"})
 IMPURE_METHODS = frozenset({
     "now", "utcnow", "today", "uuid1", "uuid4",

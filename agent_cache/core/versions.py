@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
 import threading
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Final
 
+from agent_cache.at_fork import at_fork
 from agent_cache.core.tags import Tag, ancestors
 
 __all__ = [
@@ -332,6 +332,4 @@ class Versions(Written):
 VERSIONS: Final = Versions()
 """Those of this process."""
 
-os.register_at_fork(
-    before=VERSIONS.lock.acquire, after_in_parent=VERSIONS.lock.release, after_in_child=VERSIONS.after_fork
-)
+at_fork(before=VERSIONS.lock.acquire, after_in_parent=VERSIONS.lock.release, after_in_child=VERSIONS.after_fork)

@@ -12,7 +12,6 @@ on their way: the farthest tier is asked whether it, too, still has the cached a
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextvars import copy_context
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
+from agent_cache.at_fork import at_fork
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.store import Entry, Lookup
@@ -99,7 +99,7 @@ _excluded: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
 _logged: weakref.WeakSet[Operation[Any]] = weakref.WeakSet()
 """Tools that have written while they were audited; tools whose stale answers were logged."""
 
-os.register_at_fork(after_in_child=_running.clear)  # they go on in the parent
+at_fork(after_in_child=_running.clear)  # they go on in the parent
 
 
 def audits_running() -> int:

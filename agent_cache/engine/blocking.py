@@ -13,7 +13,6 @@ The tool itself runs in between, in the calling thread, and is not waited for.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import CancelledError, Future
@@ -21,18 +20,12 @@ from contextvars import Context
 from functools import wraps
 from typing import Any, Final, Generic, TypeVar, cast
 
+from agent_cache.at_fork import at_fork
+
 __all__ = [
-    "PAUSE",
-    "THREADS",
-    "Waiter",
-    "blocking",
-    "call_in_background",
-    "in_background",
-    "run_blocking",
-    "running_loop",
-    "start_thread",
-    "wait_for_future",
-]
+    "PAUSE", "THREADS", "Waiter", "blocking", "call_in_background", "in_background", "run_blocking", "running_loop",
+    "start_thread", "wait_for_future",
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -150,7 +143,7 @@ class _BackgroundLoop:
 
 
 _BACKGROUND: Final = _BackgroundLoop()
-os.register_at_fork(after_in_child=_BACKGROUND.reset)
+at_fork(after_in_child=_BACKGROUND.reset)
 
 
 class _Work(Generic[T]):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Iterable, Iterator
 from contextvars import copy_context
@@ -17,6 +16,7 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from agent_cache.at_fork import at_fork
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.store import Entry, Sizes
@@ -56,7 +56,7 @@ def random_numbers(_use: str) -> Random:
     from random import Random  # a module that few processes need
 
     made = Random()  # noqa: S311 - they protect nothing
-    os.register_at_fork(after_in_child=made.seed)  # or all workers of a server would have the same
+    at_fork(after_in_child=made.seed)  # or all workers of a server would have the same
     return made
 
 
@@ -126,7 +126,7 @@ class _Tools:
         self._numbers = itertools.count(1)
         self.writers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.links = 0
-        os.register_at_fork(after_in_child=self._forget_flights)
+        at_fork(after_in_child=self._forget_flights)
 
     def add(self, reader: Any) -> int:
         """Note a read tool. Returns its number in the tags of its entries."""

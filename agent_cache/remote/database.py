@@ -19,7 +19,6 @@ its byte of the lock file for as long as it has the files open; the kernel relea
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import secrets
@@ -39,6 +38,11 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import ARMED, HELD, IDLE, Reading, Refused, State, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.feed import LOST, Log, News
+
+try:
+    import fcntl
+except ImportError as error:
+    raise ImportError("FileTier needs the file locks of Linux or macOS; on Windows use RedisTier") from error
 
 __all__ = ["PASSING", "SqliteBackend", "beside", "require_ours", "wall_time"]
 

@@ -28,6 +28,7 @@ from typing import Any, Final, NoReturn, Self
 
 import msgspec
 
+from agent_cache.at_fork import at_fork
 from agent_cache.clock import CLOCK, boottime
 from agent_cache.core.lease import Lease, Term
 from agent_cache.core.options import count, seconds
@@ -784,7 +785,7 @@ def _after_fork_in_child() -> None:
         tier.after_fork()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_ENDS_OF_FORK.close, after_in_child=_after_fork_in_child)
+at_fork(before=_before_fork, after_in_parent=_ENDS_OF_FORK.close, after_in_child=_after_fork_in_child)
 
 
 Tier = VersionedTier

@@ -24,6 +24,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from agent_cache.at_fork import at_fork
 from agent_cache.errors import CassetteError, CassetteNotFound, JournalError
 from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules
 from agent_cache.recording.encryption import LineCipher, decrypted, is_encrypted, key_of
@@ -405,8 +406,7 @@ def _leave_to_parent() -> None:
         file.close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
+at_fork(after_in_child=_leave_to_parent)
 
 
 # Branches

@@ -18,7 +18,7 @@ from agent_cache.core.store import Entry
 from agent_cache.engine.hooks import note_answer, note_loop
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import PLACE, Call, LocalTool, Replacement, Scope
-from agent_cache.engine.state import warn_once
+from agent_cache.engine.state import LOG, warn_once
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.session.loop_detector import ToolHistory, digest_of
@@ -27,8 +27,6 @@ from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import etag_of, fingerprint, signature_of
 
 __all__ = ["LoopGuard", "OnLoop", "OnNotice", "ToolInSession"]
-
-_LOG = logging.getLogger("agent_cache")
 
 Decision = Literal["raise", "warn", "short_circuit", "notice"]
 OnLoop = Decision | Callable[[AgentLoopDetectedError], Decision | None]
@@ -157,7 +155,7 @@ class LoopGuard:
             "agent_cache_kind": loop.kind,
             "agent_cache_session": self.session_id,
         }
-        _LOG.log(level, "%s: %s, %s, %d calls", what, loop.tool, loop.kind, loop.count, extra=extra)
+        LOG.log(level, "%s: %s, %s, %d calls", what, loop.tool, loop.kind, loop.count, extra=extra)
 
 
 class ToolInSession(LocalTool, ToolHistory):

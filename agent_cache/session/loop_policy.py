@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from agent_cache.core.options import checked_text, configures, count, seconds
 from agent_cache.errors import ConfigurationError
 
-__all__ = ["ANY_NUMBER", "CHECKS", "LoopPolicy", "Threshold", "policy_of", "seconds_of"]
+__all__ = ["ANY_NUMBER", "CHECKS", "LoopPolicy", "policy_of", "seconds_of"]
 
 ANY_NUMBER: Final = 1_000_000_000
 """More calls than a run makes. Below 2 ** 30, so that it is one digit of CPython's integers and compares fast."""

@@ -10,6 +10,7 @@ from contextvars import Token
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
+from agent_cache.at_fork import at_fork
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import checked_flag, checked_text, configures, count
@@ -392,7 +393,7 @@ class AttachedBlock:
 _IDS: list[str] = []
 """Random ids for the next sessions: to ask the operating system for each takes as long as all the rest."""
 
-os.register_at_fork(after_in_child=_IDS.clear)  # or the sessions of all workers of a server would have the same ones
+at_fork(after_in_child=_IDS.clear)  # or the sessions of all workers of a server would have the same ones
 
 
 def _random_id() -> str:
