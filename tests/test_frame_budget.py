@@ -36,8 +36,8 @@ MISS = 10
 WRITE = 12
 """In order: the body, `run`, its `Call`, `run_write`, the tag, the `Write` with the paths that it holds; its begin, the
 tool, its end. Begin and end are one function of `Versions` each."""
-RECORDED_READ = 37
-REPLAYED_READ = 35
+RECORDED_READ = 30
+REPLAYED_READ = 26
 JOURNALED_WRITE = 60
 """Of one whose texts redaction has seen before. A tape adds what identifies a call, its place and its line."""
 FILES_OF_A_MISS = 5

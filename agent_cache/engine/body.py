@@ -25,7 +25,7 @@ this is generated (names shortened; ``root`` is the scope outside of any session
                     return value
         elif [in a session, without a tenant, a recording, `bypass` and audits]:
             [the same, and the session observes it]
-        else:
+        elif [not in a recording, as far as the place says]:
             value = hit(operation, here, key, None)
             if value is not MISSING:
                 return value
@@ -166,7 +166,11 @@ def _answers(arguments: str, policy: ReadPolicy) -> list[str]:
         "$here.call is None and ($local := $here.tools.get($operation) or $here.add_local($operation)).is_plain"
         " and $local.configuration is $current.value"
     )
-    branches = (("if $here is $root:", at_root), (f"elif {is_in_session}:", in_session), ("else:", elsewhere))
+    # A frame less in a recording, whose calls are no hits here.
+    may_hit = "$here.call is not None or $here.hook is None"
+    branches = (
+        ("if $here is $root:", at_root), (f"elif {is_in_session}:", in_session), (f"elif {may_hit}:", elsewhere)
+    )  # fmt: skip
     return [line for test, branch in branches for line in (test, *_indented(branch.splitlines()))]
 
 

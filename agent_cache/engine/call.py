@@ -42,7 +42,7 @@ from agent_cache.errors import NoEventLoopError
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.copies import IMMUTABLE
 
-__all__ = ["hit", "hit_of_hooked", "load", "run", "run_tool", "run_uncached"]
+__all__ = ["hit", "load", "run", "run_tool", "run_uncached"]
 
 _MANY_CALLS: Final = 100
 """After how many calls of a tool a miss checks once that something writes its roots."""
@@ -122,7 +122,8 @@ async def run(
     scope = here if here.call is None else here.scope
     if scope.hook is not None:
         hooked = HookedCall(operation, scope, key, args, kwargs, is_fresh=is_fresh)
-        return await answered(scope, hooked, partial(_run_hooked, hooked))
+        outside = partial(run, operation, hooked.outside, key, args, kwargs, is_fresh=is_fresh, hooked=hooked)
+        return await answered(scope, hooked, outside)
     local = operation.at_root if scope is ROOT else scope.tools.get(operation)
     if local is None or local.configuration is not CURRENT.value:
         local = scope.add_local(operation)
@@ -134,7 +135,12 @@ async def run(
         work = setup.uncached
         call = Call(operation, local, None if key is UNKEYED else key, args, kwargs, "uncached")
     else:
-        if setup.audited and not is_fresh and hooked is None:
+        if hooked is not None and not is_fresh:  # no hit is audited: what the tool does then would be recorded
+            value = hit(operation, PLACE.get(), key, hooked.arguments, at=scope)
+            if value is not MISSING:
+                hooked.answered_by = "hit"
+                return value
+        elif setup.audited and not is_fresh:
             named = operation.parameters.named(args, kwargs)
             value = hit(operation, PLACE.get(), key, named, is_audited=True)
             if value is not MISSING:
@@ -208,29 +214,6 @@ async def run(
         replacement = local.done(call, value, None, CLOCK.now())
         if replacement is not None:
             return replacement.answer
-    return value
-
-
-async def _run_hooked(hooked: HookedCall) -> Any:
-    """Make a call that no hook has answered, and note how it was answered."""
-    value = hit_of_hooked(hooked)
-    if value is MISSING:
-        called = hooked.outside, hooked.key, hooked.args, hooked.kwargs
-        value = await run(hooked.operation, *called, is_fresh=hooked.is_fresh, hooked=hooked)
-    return value
-
-
-def hit_of_hooked(hooked: HookedCall) -> Any:
-    """The value of a local hit outside of the hooks, or `MISSING`. It is not audited: what the tool does then would be
-    recorded.
-    """
-    if hooked.outside.participants:
-        hooked.answered_by = "blocked"  # unless they admit it: then there is a `Call`
-    if not hooked.operation.is_read or hooked.is_fresh or hooked.key is UNKEYED:
-        return MISSING
-    value = hit(hooked.operation, PLACE.get(), hooked.key, hooked.arguments, at=hooked.outside)
-    if value is not MISSING:
-        hooked.answered_by = "hit"
     return value
 
 

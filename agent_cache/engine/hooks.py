@@ -45,7 +45,7 @@ class HookedCall:
         key, args, kwargs, is_fresh: as a `Call` has them.
         arguments: parameter names and values, injected contexts included.
         call: the `Call` that was made for it; None for a local hit, and for what a session refuses or a hook answers.
-        answered_by: if there is no `Call`, how it was answered: see `source`.
+        answered_by: how it was answered if there is no `Call`: a value of `Call.source`, or ``"blocked"`` by a session.
         replaced: outcome and kind of the loop, if a session replaced the answer; else None.
         loops: loops that sessions noticed at it and let pass: ``"notice"`` or ``"loop"``, the kind of loop, and the
             session, counted from the innermost.
@@ -55,18 +55,17 @@ class HookedCall:
         self, operation: Operation[Any], scope: Scope, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any],
         *, is_fresh: bool = False,
     ) -> None:  # fmt: skip
-        self.operation, self.scope, self.outside = operation, scope, scope.without_recordings()
+        self.operation, self.scope = operation, scope
+        outside = scope
+        while outside.outside is not None:
+            outside = outside.outside
+        self.outside = outside
         self.key, self.args, self.kwargs, self.is_fresh = key, args, kwargs, is_fresh
         self.arguments: dict[str, Any] = operation.parameters.named(args, kwargs)
         self.call: Call | None = None
-        self.answered_by = "shared"
+        self.answered_by = "blocked" if outside.participants else "shared"
         self.replaced: tuple[str, str] | None = None
         self.loops: list[tuple[str, str, int]] = []
-
-    @property
-    def source(self) -> str:
-        """How it was answered: a value of `Call.source`, or ``"blocked"`` by a session."""
-        return self.answered_by if self.call is None else self.call.source
 
 
 async def answered(scope: Scope, call: Any, proceed: Callable[[], Any], *, is_plain: bool = False) -> Any:
@@ -93,7 +92,10 @@ async def answered(scope: Scope, call: Any, proceed: Callable[[], Any], *, is_pl
             hook.raised(active, error)
         raise
     finally:
-        leave_call(token)
+        try:
+            CURRENT_CALL.reset(token)
+        except ValueError:
+            pass  # closed by the garbage collector, in another context than it ran in
     if is_plain and begun and hasattr(type(value), "__await__"):
         return _awaited(begun, value)
     for hook, active in reversed(begun):
@@ -166,7 +168,7 @@ def replay_into_sessions(hooked: HookedCall, value: Any, error: BaseException | 
         value, error: its recorded outcome.
         seconds: its recorded duration.
     """
-    source, acted, operation, scope = hooked.source, hooked.replaced, hooked.operation, hooked.outside
+    source, acted, operation, scope = hooked.answered_by, hooked.replaced, hooked.operation, hooked.outside
     key = None if hooked.key is UNKEYED else hooked.key
     now = CLOCK.now()
     call = Call(operation, scope.local(operation), key, hooked.args, hooked.kwargs, source)

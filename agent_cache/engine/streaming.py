@@ -25,7 +25,7 @@ from agent_cache.core.options import DEFAULT_STREAM_BYTES
 from agent_cache.core.store import Entry, UnsharedEntry
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.blocking import PAUSE, run_blocking
-from agent_cache.engine.call import hit, hit_of_hooked, run
+from agent_cache.engine.call import hit, run
 from agent_cache.engine.flight import Flight
 from agent_cache.engine.hooks import HookedCall, answered_plainly
 from agent_cache.engine.operation import TOO_LONG, Operation, Proceed
@@ -404,16 +404,9 @@ class _Streaming(Operation[Any]):
         if scope.hook is None:
             return self.cursor(partial(run, self, scope, key, args, kwargs, is_fresh=is_fresh))
         hooked = HookedCall(self, scope, key, args, kwargs, is_fresh=is_fresh)
-        chunks = answered_plainly(scope, hooked, partial(self.iterate, partial(self._read_hooked, hooked)))
+        outside = partial(run, self, hooked.outside, key, args, kwargs, is_fresh=is_fresh, hooked=hooked)
+        chunks = answered_plainly(scope, hooked, partial(self.iterate, partial(self.cursor, outside)))
         return self.cursor(lambda: Stream(self, _CURSOR.get()).run(chunks))
-
-    def _read_hooked(self, hooked: HookedCall) -> Cursor:
-        """Begin a call that no hook has answered."""
-        value = hit_of_hooked(hooked)
-        if value is not MISSING:
-            return self.cursor(value=value)
-        called = self, hooked.outside, hooked.key, hooked.args, hooked.kwargs
-        return self.cursor(partial(run, *called, is_fresh=hooked.is_fresh, hooked=hooked))
 
     def is_successful(self, value: Any) -> bool:
         return value is TOO_LONG or super().is_successful(value)

@@ -61,7 +61,7 @@ class CallLog:
     ) -> RecordedCall:
         """A call with this outcome, as a line of a log has it."""
         function, parent, usage = call.function, call.parent, call.usage
-        now = self._last_time = max(self._last_time + 1, int((time.perf_counter() - self._began) * 1e6))  # as in `now`
+        self._last_time = now = max(self._last_time + 1, int((time.perf_counter() - self._began) * 1e6))  # as in `now`
         if call.is_awaited:
             outcome["awaited"] = True
         counted: dict[str, Any] = {}
@@ -143,8 +143,13 @@ class CassetteLog(CallLog):
     def keep(self, call: RecordedCall) -> None:
         """Write a call."""
         self._last_id = call.id
-        self._append(encode(call) + b"\n")
         self._written += 1
+        if self._failure is None:
+            try:
+                self._file.append(encode(call) + b"\n")
+            except OSError as error:
+                self._failure = error
+                _LOG.error("recording to %s stopped: %s; the run goes on", self.path, error)
 
     def repeat(self, call: ActiveCall, answers: Matcher) -> None:
         """Write a call again that was answered from the old recording, and the calls that it enclosed.
@@ -178,7 +183,12 @@ class CassetteLog(CallLog):
         """Write the calls that have not ended and the trailer, and put the calls in the place of the old file."""
         super().finish(error)
         ended = "returned" if error is None else f"raised {type(error).__qualname__}"
-        self._append(trailer_line(Trailer(calls=self._written, duration_ms=self.now() / 1000, ended=ended)))
+        trailer = Trailer(calls=self._written, duration_ms=self.now() / 1000, ended=ended)
+        try:
+            if self._failure is None:
+                self._file.append(trailer_line(trailer))
+        except OSError as error:
+            self._failure = error
         if self._failure is not None:
             self._file.leave()
             text = f"could not be written: {self._failure.strerror}; what could be is in {self.path.name}.partial"
@@ -210,14 +220,6 @@ class CassetteLog(CallLog):
     def _pass_time(self, until: int) -> None:
         """Let the clock of the recording show this many microseconds, at least."""
         self._began -= max(0, until - self.now()) / 1e6
-
-    def _append(self, line: bytes) -> None:
-        try:
-            if self._failure is None:
-                self._file.append(line)
-        except OSError as error:
-            self._failure = error
-            _LOG.error("recording to %s stopped: %s; the run goes on", self.path, error)
 
 
 # Listeners

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import types
 import weakref
 from asyncio.events import _get_running_loop
 from bisect import bisect_left, insort
-from collections.abc import Generator, Iterator, MutableMapping
+from collections.abc import Awaitable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 
 _SETTLING = 6
 """Cycles of the event loop between the answers of two calls: the body of a response takes three, and each task that
@@ -114,10 +113,15 @@ def _running_task() -> asyncio.Task[Any] | None:
         return None
 
 
-@types.coroutine
-def checkpoint() -> Generator[None, None, None]:
-    """Let other tasks run once, and be cancelled: `asyncio.sleep(0)` without its own frame."""
-    yield
+class _Cycle(tuple[None]):
+    """Yields once where it is awaited: `asyncio.sleep(0)` without a frame."""
+
+    __slots__ = ()
+    __await__ = tuple.__iter__
+
+
+CHECKPOINT: Final[Awaitable[None]] = _Cycle((None,))  # type: ignore[assignment]  # an iterator will do
+"""Awaited, it lets other tasks run once, and this one be cancelled."""
 
 
 class Turns:
@@ -140,7 +144,7 @@ class Turns:
         try:
             cycles = 1 if is_next else _BEGINNING
             while cycles and ranks[0] == rank:
-                await checkpoint()
+                await CHECKPOINT
                 cycles -= 1
             while ranks[0] < rank:
                 event = self._waiting[rank] = asyncio.Event()

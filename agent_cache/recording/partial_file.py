@@ -52,7 +52,9 @@ class PartialFile:
     def append(self, line: bytes) -> None:
         """Write a line."""
         if os.getpid() == self._process:
-            write_whole(self._descriptor, line)
+            done = os.write(self._descriptor, line)
+            if done < len(line):
+                write_whole(self._descriptor, line[done:])
 
     def write(self, lines: Iterable[bytes]) -> None:
         """Write all lines, and replace the old file. It stays as it is if that fails."""

@@ -16,7 +16,7 @@ from agent_cache.engine.hooks import CURRENT_CALL, leave_call
 from agent_cache.errors import ReplayExhausted
 from agent_cache.recording.exceptions import error_outcome, read_error
 from agent_cache.recording.functions import ActiveCall
-from agent_cache.recording.lanes import checkpoint, is_cancellation
+from agent_cache.recording.lanes import CHECKPOINT, is_cancellation
 from agent_cache.recording.match import call_data
 from agent_cache.recording.outcomes import schema_of, value_outcome
 from agent_cache.recording.redaction import Redaction
@@ -214,7 +214,7 @@ async def _replay_awaited(call: ActiveCall, stream: dict[str, Any], tape: Any) -
     """The same for chunks that are awaited. Other tasks run between two chunks."""
     with closing(_replay(call, stream, tape)) as chunks:
         for left in range(len(stream["chunks"]), -1, -1):
-            await checkpoint()
+            await CHECKPOINT
             if not left and "cancelled" in stream["end"]:
                 await tape.wait_until_cancelled(call)
             for chunk in chunks:

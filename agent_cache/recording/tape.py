@@ -44,7 +44,7 @@ from agent_cache.recording.file import (
     partial_of,
 )
 from agent_cache.recording.functions import ActiveCall, FunctionCall, RecordedFunction, function_of
-from agent_cache.recording.lanes import Lanes, Turns, checkpoint
+from agent_cache.recording.lanes import CHECKPOINT, Lanes, Turns
 from agent_cache.recording.match import ADVICE, ROOT_PLACE, Matcher, by_nobody, call_data, described, missing, place_of
 from agent_cache.recording.outcomes import check_outcome, encode, exact_json, problems_of, read_value, value_outcome
 from agent_cache.recording.prices import Savings, model_calls, savings_of
@@ -338,14 +338,14 @@ class Tape:
             raise self.broken(index, f"has a malformed outcome: {error}") from error
         if self.is_strict:
             self._check_order(call, index, answers)
-        answers.cover(index, *answers.inside(index))
+        answers.cover_with_inside(index)
         self._answered.add(index)
         self.cursor += 1
 
     def pass_by(self, call: ActiveCall, index: int, answers: Matcher) -> None:
         """Note a call that runs although it was recorded."""
         call.index = index
-        answers.cover(index)
+        answers.cover((index,))
 
     def _check_order(self, call: ActiveCall, index: int, answers: Matcher) -> None:
         """Calls of one task come in the order in which one task had made them.
@@ -383,7 +383,7 @@ class Tape:
         is_plain |= call.is_sync_tool
         try:
             if not is_plain and recorded.source != "hit":  # a cancellation is noticed here, too
-                await (self.turn(call) if answers.is_concurrent else checkpoint())
+                await (self.turn(call) if answers.is_concurrent else CHECKPOINT)
             if "stream" in outcome:
                 return replayed_stream(call, self)
             if is_plain and "stream" in form:
@@ -393,23 +393,23 @@ class Tape:
                 if is_plain:
                     raise self.broken(call.index, f"{recorded.name} had not ended when the recording did")
                 await self.wait_until_cancelled(call)
-            return self._give(call, outcome)
+            value, error = None, None
+            if "error" in outcome:
+                error = read_error(outcome["error"])
+            else:
+                value = outcome["value"] if len(outcome) == 1 and "value" in outcome else self.read(call, outcome)
+            if call.tool_call is not None:
+                show_in_sessions(call.tool_call, recorded, value, error)
+            if error is not None:
+                raise error
+            return value
         except asyncio.CancelledError as cancellation:
-            if "cancelled" in outcome or "unfinished" in outcome:
-                show_in_sessions(call, None, cancellation)
+            if call.tool_call is not None and ("cancelled" in outcome or "unfinished" in outcome):
+                show_in_sessions(call.tool_call, recorded, None, cancellation)
             raise
         finally:
-            if "stream" not in outcome:
+            if self.file is not None and "stream" not in outcome:
                 self.answered(call)
-
-    def _give(self, call: ActiveCall, outcome: dict[str, Any]) -> Any:
-        if "error" in outcome:
-            error = read_error(outcome["error"])
-            show_in_sessions(call, None, error)
-            raise error
-        value = self.read(call, outcome)
-        show_in_sessions(call, value, None)
-        return value
 
     def read(self, call: ActiveCall, outcome: dict[str, Any], *, is_chunk: bool = False) -> Any:
         """A recorded value or chunk, as the annotation of the function describes it."""
@@ -430,7 +430,7 @@ class Tape:
             rank = answers.positions[~call.index]
             await self._turns.take(rank, is_next=answers.has_made_all_before(rank))
         else:
-            await checkpoint()
+            await CHECKPOINT
 
     async def wait_until_cancelled(self, call: ActiveCall, *, is_for_ever: bool = False) -> None:
         """Wait until this task is cancelled, as it was when the call was recorded: by a timeout of the caller, say.
@@ -455,7 +455,8 @@ class Tape:
         self.answered(call)
         if isinstance(error, GeneratorExit):
             error = asyncio.CancelledError()
-        show_in_sessions(call, None if error else tuple(chunks), error)
+        if call.tool_call is not None and call.recorded is not None:
+            show_in_sessions(call.tool_call, call.recorded, None if error else tuple(chunks), error)
 
     def answered(self, call: ActiveCall) -> None:
         """A call has ended that was answered from the old recording."""
@@ -663,11 +664,8 @@ def redacted_tags(call: ActiveCall, tags: Sequence[str], redaction: Redaction) -
     return [redact_key(utf8_text(tag), given, call.arguments, redaction) for tag in tags]
 
 
-def show_in_sessions(call: ActiveCall, value: Any, error: BaseException | None) -> None:
+def show_in_sessions(tool_call: HookedCall, recorded: RecordedCall, value: Any, error: BaseException | None) -> None:
     """Let the sessions around a replayed tool trace and count it as they did when it was recorded."""
-    tool_call, recorded = call.tool_call, call.recorded
-    if tool_call is None or recorded is None:
-        return
     instead = recorded.outcome.get("instead")
     tool_call.answered_by = recorded.source or ("miss" if tool_call.operation.is_read else "write")
     tool_call.replaced = None if instead is None else (instead[0], instead[1])

@@ -27,7 +27,7 @@ from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.http.bodies import ResponseBody, is_stream, model_payloads, pairs_of, pieces_of
 from agent_cache.recording.http.identity import MODEL_IN_PATH, endpoint_of, host_and_server, identity, is_loopback
-from agent_cache.recording.lanes import checkpoint
+from agent_cache.recording.lanes import CHECKPOINT
 from agent_cache.recording.match import call_data
 from agent_cache.recording.outcomes import is_utf8, redact_response
 from agent_cache.recording.prices import Usage
@@ -195,9 +195,9 @@ class Recorded:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """The same. Other tasks run between two pieces."""
         for piece in self.pieces:
-            await checkpoint()
+            await CHECKPOINT
             yield piece
-        await checkpoint()
+        await CHECKPOINT
         if self._end is not None and self._source is not None and not _OPEN_ENDED.isdisjoint(self._end):
             tape, call = self._source
             await tape.wait_until_cancelled(call, is_for_ever="unfinished" in self._end)
@@ -273,7 +273,7 @@ class Exchange:
                 if not _OPEN_ENDED.isdisjoint(outcome):
                     await tape.wait_until_cancelled(call)
             elif outcome:
-                await checkpoint()
+                await CHECKPOINT
             return self._recorded(outcome)
 
     def _begin(self, body: bytes) -> dict[str, Any]:
