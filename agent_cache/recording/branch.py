@@ -367,9 +367,9 @@ class Branch(Tape):
             raise self.latch(CassetteError(text, self.path or ""))
         super().escaped(called)
 
-    def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
+    def write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         """Write a call. If one of the prefix that was made again has another outcome, the next call is refused."""
-        super()._write(call, outcome)
+        super().write(call, outcome)
         if call.index is None or call.index not in self._prefix.repeated:
             return
         recorded = self._prefix.cassette[call.index]

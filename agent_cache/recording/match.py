@@ -63,10 +63,6 @@ class Matcher:
                 places[index] = place = place_of(enclosing, digest, number)
                 self.index_of[place] = index
 
-    def cover_with_inside(self, index: int) -> None:
-        """Mark a call as played, and those that it encloses."""
-        self.cover((index, *self.inside(index)) if index in self._children else (index,))
-
     def cover(self, indices: Iterable[int]) -> None:
         """Mark calls as played, or made again."""
         for index in indices:

@@ -14,14 +14,13 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from agent_cache.core.asker import UnknownAsker
-from agent_cache.core.tags import unescape
+from agent_cache.core.tags import root_of
 from agent_cache.engine.hooks import HookedCall, replay_into_sessions
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import PLACE, Call
@@ -116,10 +115,10 @@ class Tape:
         self._counts: dict[bytes, int] = {}  # of calls that no recorded call encloses, by digest
         self._new_calls = 0
         self._functions: dict[str, RecordedFunction] = {}  # the first of each name
-        self._problems: set[str] = set()
+        self._problems: set[str] = set()  # calls that a replay cannot repeat, of which the log has been warned
         self._last: dict[tuple[int, int, int], int] = {}  # call, by parent, lane of the run and of the recording
         self._turns = Turns()
-        self._answered: set[int] = set()
+        self._answered: set[int] = set()  # indices of the calls that were answered, and of those inside of them
         self._began = time.perf_counter()
         self._lock = threading.RLock()
         if answers is not None and answers.cassette.is_partial:
@@ -164,13 +163,7 @@ class Tape:
         answers = self.answers
         if answers is None:
             return Savings()
-
-        def is_answered(index: int) -> bool:
-            while index >= 0 and index not in self._answered:
-                index = answers.parents[index]
-            return index >= 0
-
-        chosen = filter(is_answered, answers.outline.of_models)
+        chosen = filter(self._answered.__contains__, answers.outline.of_models)
         calls = model_calls(answers.cassette.steps, chosen, answers.parents.__getitem__)
         return savings_of(calls, answers.cassette.recorded_at)
 
@@ -279,7 +272,7 @@ class Tape:
             )
             if self.is_strict or (first.binds_others(function) and not self._needs_no_identity(function)):
                 raise self.latch(CassetteError(text, self.path or ""))
-            _warn_once(_shared_names, function.name, f"recording: {text}")
+            _warn_once("shared", function.name, f"recording: {text}")
 
     def _needs_no_identity(self, function: RecordedFunction) -> bool:
         """Whether a call of this function just runs, or is only observed."""
@@ -338,8 +331,9 @@ class Tape:
             raise self.broken(index, f"has a malformed outcome: {error}") from error
         if self.is_strict:
             self._check_order(call, index, answers)
-        answers.cover_with_inside(index)
-        self._answered.add(index)
+        played = [index, *answers.inside(index)]
+        answers.cover(played)
+        self._answered.update(played)
         self.cursor += 1
 
     def pass_by(self, call: ActiveCall, index: int, answers: Matcher) -> None:
@@ -424,13 +418,12 @@ class Tape:
     async def turn(self, call: ActiveCall) -> None:
         """Let other tasks run, as the recorded call did, and calls that had ended earlier be answered earlier."""
         answers, recorded = self.answers, call.recorded
-        assert answers is not None
-        assert recorded is not None
-        if call.index is not None and answers.is_concurrent and _OPEN_ENDED.isdisjoint(recorded.outcome):
+        is_ended = recorded is not None and _OPEN_ENDED.isdisjoint(recorded.outcome)
+        if answers is None or call.index is None or not is_ended or not answers.is_concurrent:
+            await CHECKPOINT
+        else:
             rank = answers.positions[~call.index]
             await self._turns.take(rank, is_next=answers.has_made_all_before(rank))
-        else:
-            await CHECKPOINT
 
     async def wait_until_cancelled(self, call: ActiveCall, *, is_for_ever: bool = False) -> None:
         """Wait until this task is cancelled, as it was when the call was recorded: by a timeout of the caller, say.
@@ -476,9 +469,9 @@ class Tape:
                 call.usage.complete(call, value)
             exact = exact_json(value)
             if exact is not None and not self.redaction.may_change(exact[0]):
-                self._write(call, {"value": msgspec.Raw(exact[0])})
+                self.write(call, {"value": msgspec.Raw(exact[0])})
             else:
-                self._write(call, value_outcome(value, call.schema, self.redaction))
+                self.write(call, value_outcome(value, call.schema, self.redaction))
         return value
 
     def raised(self, call: ActiveCall, error: BaseException) -> None:
@@ -486,21 +479,17 @@ class Tape:
         if call.is_sync_tool and isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
             error = error.__cause__  # as the tool raised it, which the engine's coroutine cannot
         if self.file is not None:
-            self._write(call, failure_outcome(error, self.redaction))
+            self.write(call, failure_outcome(error, self.redaction))
 
     def stream_ended(self, call: ActiveCall, end: dict[str, Any], chunks: list[Any] | None) -> None:
         """A stream that was recorded has ended. `chunks` are what extractors read, if there are any."""
         if self.file is not None:
             if call.usage is not None:
                 call.usage.complete(call, chunks or [])
-            self._write(call, call.stream_outcome(end, self.redaction))
+            self.write(call, call.stream_outcome(end, self.redaction))
 
-    def end_exchange(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
-        """A request that was made has this outcome, redacted."""
-        if self.file is not None:
-            self._write(call, outcome)
-
-    def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
+    def write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
+        """Write a call that was made, with its redacted outcome."""
         source, tags, tool_call = "", [], call.tool_call
         if tool_call is not None:
             made = tool_call.call
@@ -510,21 +499,18 @@ class Tape:
             if tool_call.loops:
                 outcome["loops"] = tool_call.loops
             if source == "write" and made is not None and made.tags:
-                known = _known_tags(call, made, outcome) if made.operation.tags.late else made.tags
-                tags = sorted(set(redacted_tags(call, known, self.redaction)))
+                tags = _roots_of_late(made) if made.operation.tags.late else made.tags
+                tags = sorted(set(redacted_tags(call, tags, self.redaction)))
         with self._lock:
             if self.file is not None and not self.file.is_closed:
                 if self.file.needs_identity and (len(outcome) > 1 or "value" not in outcome):
                     for problem in problems_of(outcome):
-                        self._report(f"{call.function.name} {problem}")
+                        text = f"{call.function.name} {problem}"
+                        if text not in self._problems and len(self._problems) < _MAX_PROBLEMS:
+                            self._problems.add(text)
+                            _LOG.warning("recording to %s: %s", self.path, text)
                 self.file.end(call, outcome, source, tags)
                 self._new_calls += 1
-
-    def _report(self, problem: str) -> None:
-        """Warn, once a recording, of a call that a replay cannot repeat."""
-        if problem not in self._problems and len(self._problems) < _MAX_PROBLEMS:
-            self._problems.add(problem)
-            _LOG.warning("recording to %s: %s", self.path, problem)
 
     # What is outside of the run
 
@@ -534,12 +520,12 @@ class Tape:
         thread = threading.current_thread().name
         if self.answers is not None:
             policy = self._policy_of(function)
-            may_run = policy == "live" or not (self.is_strict or (self._is_guarded and self.file is None))
-            if policy == "forbid" or not may_run:
+            is_refused = self.is_strict or (self._is_guarded and self.file is None)
+            if policy == "forbid" or (policy == "stub" and is_refused):
                 text = f"{function.name} was called in thread {thread}, and would have run: {NO_CONTEXT}"
                 raise self.latch(CassetteError(text, self.answers.cassette.path))
         text = f"{function.name} ran in thread {thread}, outside of the recording or replay that goes on: {NO_CONTEXT}"
-        _warn_once(_escaped, function.name, text)
+        _warn_once("escaped", function.name, text)
 
     def refuse_connection(self, address: str) -> None:
         """Refuse a connection that is no request of a known client."""
@@ -628,32 +614,22 @@ class Tape:
             raise self.diverged(index, None, text)
 
 
-_escaped: set[str] = set()
-_shared_names: set[str] = set()
+_warned: set[tuple[str, str]] = set()
 
 
-def _warn_once(warned: set[str], name: str, text: str) -> None:
-    if name not in warned:
-        warned.add(name)
+def _warn_once(what: str, name: str, text: str) -> None:
+    if (what, name) not in _warned:
+        _warned.add((what, name))
         _LOG.warning("%s", text)
 
 
 # Cached tools on a tape
 
 
-def _known_tags(call: ActiveCall, written: Call, outcome: dict[str, Any]) -> list[str]:
-    """The tags that a write has invalidated, those that its result gives without what redaction has removed there.
-
-    That is not known any more: such a tag is as long as its segments stand in the redacted outcome.
-    """
+def _roots_of_late(written: Call) -> list[str]:
+    """The tags that a write has invalidated. Of one that its result gives only the root is known to be no secret."""
     late = {rule.root for rule in written.operation.tags.late}
-    shown = encode([call.arguments, outcome]).decode()
-    found = []
-    for tag in written.tags:
-        root, *segments = tag.split(":")
-        known = takewhile(lambda segment: unescape(segment) in shown, segments) if root in late else segments
-        found.append(":".join((root, *known)))
-    return found
+    return [root if (root := root_of(tag)) in late else tag for tag in written.tags]
 
 
 def redacted_tags(call: ActiveCall, tags: Sequence[str], redaction: Redaction) -> Sequence[str]:

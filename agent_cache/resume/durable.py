@@ -302,7 +302,7 @@ class _JournalTape(Tape):
             except msgspec.ValidationError as error:
                 self._in_doubt(call, f'is a request, whose check returns {{"status": 200, "json": ...}}: {error}')
             self._close_doubt(call)
-            self.end_exchange(call, outcome)
+            self.write(call, outcome)
             call.recorded = self.file.recorded(call, outcome)
         return call
 
@@ -420,10 +420,10 @@ class _JournalTape(Tape):
 
     # The end of a call, and of the run
 
-    def _write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
+    def write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         with self._lock:
             self.file.is_hidden = self.redaction.noted.is_changed
-            super()._write(call, outcome)
+            super().write(call, outcome)
         self.redaction.noted.is_changed = False  # that of tags is no loss
 
     def pause(self, call: ActiveCall, stored: StoredJournal) -> None:

@@ -417,7 +417,8 @@ class Exchange:
                 call.usage.complete(call, None)
                 if call.usage.model is None and (found := MODEL_IN_PATH.search(urlsplit(self._url).path)):
                     call.usage.model = unquote(found[1])
-            tape.end_exchange(call, outcome)
+            if tape.file is not None:
+                tape.write(call, outcome)
         if self.learners and self._body is not None:
             inside = Usage()
             inside.add_all(model_payloads(self._body.data(is_whole=end is None)))
