@@ -246,8 +246,8 @@ def _diff(options: argparse.Namespace) -> int:
         if branch := forks.branch_text(cassette):
             printer.line(f"{cassette.path}: {branch}")
     for sign, style, cassette, ids in (("-", "red", one, diff.dropped_ids), ("+", "green", other, diff.new_ids)):
-        index_of = cassette.outline.index_of()
-        for call in (cassette[index_of(number)] for number in ids):
+        index_of = cassette.outline.index_of
+        for call in (cassette[index_of[number]] for number in ids):
             printer.line((f"{sign} {call.id:>5}  {call_text(call)} -> {outcome_text(call)}", style))
     for change in diff.changed_calls:
         a, b = change["id"], change["id_b"]

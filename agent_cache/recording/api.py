@@ -297,14 +297,14 @@ def loaded(source: Path | Cassette, given: Redaction) -> tuple[Cassette, Redacti
     A cassette that is in memory stays as it is.
     """
     cassette, path = (copy(source), source.path) if isinstance(source, Cassette) else (Cassette.load(source), source)
-    if not cassette.outline.foreign.keys().isdisjoint(CALLS_OF_LITELLM):  # else the model would be called
+    if any(call.form and call.name in CALLS_OF_LITELLM for call in cassette):  # else the model would be called
         raise CassetteError("has calls of litellm, which only recording.litellm.LLMReplay answers", path)
     redaction = given.joined(cassette.header.redact)
     before, rules = Redaction().joined(recorded_rules(cassette)), redaction
     if cassette.header.redact.get("hook"):
         rules = redaction.without_hook()
     # Names of requests are compared as they are, and those of an earlier version may have a secret.
-    has_secret_name = any(redacted_name(name, rules) != name for name in cassette.outline.names)
+    has_secret_name = any(redacted_name(name, rules) != name for name in {call.name for call in cassette})
     if rules.describe() != before.describe() or has_secret_name:
         apply_rules(cassette, rules)
     return cassette, redaction

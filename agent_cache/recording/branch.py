@@ -236,8 +236,8 @@ class _Prefix:
             self._check_world([cassette[index] for index in writes if index in runs and self._may_be_made(index)])
 
     def _index(self, number: int, name: str) -> int:
-        index = self.cassette.outline.index_of()(number)
-        if index < 0:
+        index = self.cassette.outline.index_of.get(number)
+        if index is None:
             raise CassetteError(f"{name}: there is no call {number}", self.cassette.path)
         return index
 

@@ -9,7 +9,7 @@ run gives the same lines however its tasks were interleaved. How they were, thei
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -375,29 +375,19 @@ class Outline:
     def __init__(self, calls: Sequence[RecordedCall]) -> None:
         self._calls = calls
         self.ids = [call.id for call in calls]
+        self.index_of = {number: index for index, number in enumerate(self.ids)}
         self.lanes = [call.lane for call in calls]
         self.digests = [with_asker(bytes.fromhex(call.digest), call.asker) for call in calls]
         self.of_models = [index for index, call in enumerate(calls) if call.kind == "llm"]
-        self.names: dict[str, list[int]] = {}
-        self.foreign: dict[str, list[int]] = {}  # of other packages, by name
-        for index, call in enumerate(calls):
-            self.names.setdefault(call.name, []).append(index)
-            if call.form:
-                self.foreign.setdefault(call.name, []).append(index)
-
-    def index_of(self) -> Callable[[int], int]:
-        """A function that gives the index of the call of a number, -2 if there is none."""
-        found = {number: index for index, number in enumerate(self.ids)}
-        return lambda number: found.get(number, -2)
+        self.foreign = [index for index, call in enumerate(calls) if call.form]  # of other packages
 
     def enclosing(self) -> list[int]:
         """For each call, the index of the call that encloses it: -1 if none does.
 
         -2 if that call is not there, or began later than the call: such a call cannot be reached.
         """
-        index_of = self.index_of()
         return [
-            -1 if call.parent is None else index_of(call.parent) if call.parent < call.id else -2
+            -1 if call.parent is None else self.index_of.get(call.parent, -2) if call.parent < call.id else -2
             for call in self._calls
         ]
 

@@ -12,7 +12,7 @@ import logging
 import types
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Final, TypeVar, is_typeddict, overload
+from typing import Any, Final, TypedDict, TypeVar, Unpack, is_typeddict, overload
 
 from agent_cache.core.options import checked_choice, checked_function
 from agent_cache.core.parameters import JsonArguments, Parameters
@@ -172,8 +172,6 @@ def _parts_of(function: Any) -> list[Any]:
         one = getattr(known, "function", value)
         if isinstance(one, functools.partial):
             pending += [one.func, *one.args, *one.keywords.values()]
-        elif inspect.ismethod(one):
-            pending += [one.__func__, one.__self__]
         elif not inspect.isfunction(one):
             found.append(one)
         elif id(one) not in seen:
@@ -320,26 +318,20 @@ class ActiveCall:
 # Decorators
 
 
+class _Options(TypedDict, total=False):
+    """The options of `intercept`."""
+
+    name: str | None
+    kind: str
+    skip_args: int
+    cache_key: Callable[..., str] | None
+    vary: Callable[..., Any] | None
+
+
 @overload
-def intercept(
-    fn: F,
-    *,
-    name: str | None = None,
-    kind: str = "call",
-    skip_args: int = 0,
-    cache_key: Callable[..., str] | None = None,
-    vary: Callable[..., Any] | None = None,
-) -> F: ...
+def intercept(fn: F, **options: Unpack[_Options]) -> F: ...
 @overload
-def intercept(
-    fn: None = None,
-    *,
-    name: str | None = None,
-    kind: str = "call",
-    skip_args: int = 0,
-    cache_key: Callable[..., str] | None = None,
-    vary: Callable[..., Any] | None = None,
-) -> Callable[[F], F]: ...
+def intercept(fn: None = None, **options: Unpack[_Options]) -> Callable[[F], F]: ...
 def intercept(
     fn: F | None = None,
     *,
@@ -370,9 +362,7 @@ def intercept(
         ConfigurationError: if it cannot be recorded, or is recorded already.
     """
     checked_choice(kind, KINDS, "intercept: kind")
-    checked_function(cache_key, "intercept: cache_key")
-    checked_function(vary, "intercept: vary")
-    decorate = _decorator("intercept", name, kind, cache_key=cache_key, vary=vary, skip_args=skip_args)
+    decorate = _decorator("intercept", name, kind, skip_args, cache_key=cache_key, vary=vary)
     return decorate if fn is None else decorate(fn)
 
 
@@ -407,13 +397,15 @@ def cached_llm_call(
         ConfigurationError: if it cannot be recorded, or is recorded already.
     """
     options = {"extract_model": extract_model, "extract_tokens": extract_tokens, "cache_key": cache_key, "vary": vary}
+    return _decorator("cached_llm_call", name, "llm", skip_args, **options)
+
+
+def _decorator(decorator: str, name: Any, kind: str, skip_args: int, **options: Any) -> Callable[[Any], Any]:
+    """What makes a `RecordedFunction` of a function, with these options of it, and wraps it. The options are functions
+    of the user.
+    """
     for option, given in options.items():
-        checked_function(given, f"cached_llm_call: {option}")
-    return _decorator("cached_llm_call", name, "llm", skip_args=skip_args, **options)
-
-
-def _decorator(decorator: str, name: Any, kind: str, **options: Any) -> Callable[[Any], Any]:
-    """What makes a `RecordedFunction` of a function, with these options of it, and wraps it."""
+        checked_function(given, f"{decorator}: {option}")
     if name is not None and (not isinstance(name, str) or not name):
         raise ConfigurationError(f"{decorator}: name must be a text, got {name!r}")
 
@@ -423,7 +415,7 @@ def _decorator(decorator: str, name: Any, kind: str, **options: Any) -> Callable
             raise ConfigurationError(text)
         if hasattr(function, "__agent_cache__") or hasattr(function, "__agent_cache_recorded__"):
             raise ConfigurationError(f"{decorator}: calls of {function!r} are recorded already")
-        return wrapped(RecordedFunction(function, name or _name_of(function), kind, **options))
+        return wrapped(RecordedFunction(function, name or _name_of(function), kind, skip_args=skip_args, **options))
 
     return decorate
 

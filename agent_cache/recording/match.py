@@ -129,13 +129,13 @@ class Matcher:
             return
         self._adopted.add(function.name)
         counts: dict[bytes, int] = {}
-        for name in function.names:
-            for index in self.outline.foreign.get(name, ()):
-                digest = self._foreign_digest(function, self.cassette.steps[index])
-                if digest is not None:
-                    occurrence = counts.get(digest, 0)
-                    counts[digest] = occurrence + 1
-                    self.index_of.setdefault(place_of(ROOT_PLACE, digest, occurrence), index)
+        for index in self.outline.foreign:
+            call = self.cassette.steps[index]
+            digest = self._foreign_digest(function, call) if call.name in function.names else None
+            if digest is not None:
+                occurrence = counts.get(digest, 0)
+                counts[digest] = occurrence + 1
+                self.index_of.setdefault(place_of(ROOT_PLACE, digest, occurrence), index)
 
     def _foreign_digest(self, function: RecordedFunction, call: RecordedCall) -> bytes | None:
         args, kwargs = call.arguments.get("args", []), call.arguments.get("kwargs", {})
@@ -169,14 +169,15 @@ def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
 
     None if no call of that name was recorded. Of many calls, only the first ones are compared.
     """
-    names = matcher.outline.names
-    candidates = names.get(call.function.name) or [i for name in call.function.names for i in names.get(name, ())]
+    steps, function = matcher.cassette.steps, call.function
+    candidates = [i for i, one in enumerate(steps) if one.name == function.name]
+    candidates = candidates or [i for i, one in enumerate(steps) if one.name in function.names]
     if len(candidates) > _MAX_CANDIDATES:
         candidates = [i for i in candidates if not matcher.is_covered[i]] or candidates
     compared = SequenceMatcher(autojunk=False, b=_text_of(call.arguments))
 
     def similarity(index: int) -> tuple[float, bool]:
-        compared.set_seq1(_text_of(matcher.cassette.steps[index].arguments))
+        compared.set_seq1(_text_of(steps[index].arguments))
         return compared.ratio(), not matcher.is_covered[index]
 
     return max(candidates[:_MAX_CANDIDATES], key=similarity, default=None)
@@ -219,7 +220,7 @@ def missing(
     nearest = nearest_to(matcher, call)
     if nearest is None:
         name = call.function.name
-        text += f". No call of {name} was recorded{_at_other_servers(name, matcher.outline.names)}"
+        text += f". No call of {name} was recorded{_at_other_servers(name, matcher.cassette)}"
     elif not rule:
         found = matcher.shown(nearest)
         state = "played already" if matcher.is_covered[nearest] else "not played yet"
@@ -236,10 +237,11 @@ def by_nobody(call: ActiveCall) -> str:
     )
 
 
-def _at_other_servers(name: str, names: Iterable[str]) -> str:
+def _at_other_servers(name: str, cassette: Cassette) -> str:
     """Where the same request was recorded, and what to do if these servers are one; empty for other calls."""
     asked = _REQUEST.fullmatch(name)
-    found = [one for each in names if (one := _REQUEST.fullmatch(each)) and asked and one["rest"] == asked["rest"]]
+    recorded = [one for call in cassette if (one := _REQUEST.fullmatch(call.name))]
+    found = [one for one in recorded if asked is not None and one["rest"] == asked["rest"]]
     if asked is None or not found:
         return ""
     return (

@@ -499,8 +499,8 @@ class Tape:
             if tool_call.loops:
                 outcome["loops"] = tool_call.loops
             if source == "write" and made is not None and made.tags:
-                tags = _roots_of_late(made) if made.operation.tags.late else made.tags
-                tags = sorted(set(redacted_tags(call, tags, self.redaction)))
+                known = _roots_of_late(made) if made.operation.tags.late else made.tags
+                tags = sorted(set(redacted_tags(call, known, self.redaction)))
         with self._lock:
             if self.file is not None and not self.file.is_closed:
                 if self.file.needs_identity and (len(outcome) > 1 or "value" not in outcome):
