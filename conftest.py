@@ -107,12 +107,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
     stash = item.session.stash
     if stash.get(MODULE, None) != item.path:
         from agent_cache import testing
-        from tests.harness import library
 
         stash[MODULE] = item.path
-        testing.reset()
         gc.collect()
-        library.forget_tools_that_are_gone()
+        testing.reset()  # and the counters of the tools that are gone
         gc.freeze()
 
 

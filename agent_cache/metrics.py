@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from agent_cache.values.compare import utf8_text
 
-OTHERS = "(others)"  # the row of what has no row of its own any more
+OTHERS = "(others)"  # the row of what has no row of its own
 NO_TOOL = "(no tool)"  # the label of invalidations without a tool: `invalidate(...)` and `writing(...)`
 MAX_TOOL_LABELS = 1_000  # tools that have time series of their own
 
 _MAX_ROWS = 10_000
-"""Rows of tools that no longer exist, and of explicit invalidations, each; a session has fewer."""
+"""Rows of tools, and of explicit invalidations, each; a session has fewer."""
 
 _MAX_ROOTS = 1_000
 """Characters of the roots of an explicit invalidation that has a row of its own."""
@@ -81,14 +81,14 @@ def _by_name(rows: Iterable[tuple[str, _Counts]]) -> dict[str, dict[str, Any]]:
 
 _PUBLIC = frozenset(_shown(_sum(())))
 _Tool = tuple[str, tuple[str, ...]]
-GONE: _Tool = OTHERS, (OTHERS,)
+_REST: _Tool = OTHERS, (OTHERS,)
 
 
 class Metrics:
     """The live counters of a process or of a session.
 
-    Every tool that counts here has its counters. Of tools that are gone, and of the roots of explicit invalidations,
-    `max_rows` have a row of their own; what goes beyond is in the row ``"(others)"`` and in the sums.
+    The first `max_rows` tools, and roots of explicit invalidations, have a row of their own; what goes beyond is in the
+    row ``"(others)"`` and in the sums.
 
     Reading an attribute (``hits``, ``misses``, ``shared``, ``validated``, ``invalidations``, ``uncached``,
     ``evictions``, ``errors``, ``calls``, ``loop_detections``, ``time_saved``, ``hit_rate``) sums all tools; `snapshot`
@@ -96,7 +96,7 @@ class Metrics:
     """
 
     def __init__(self, max_rows: int | None = None) -> None:
-        self._limit = self._max_rows = _MAX_ROWS if max_rows is None else max_rows
+        self._max_rows = _MAX_ROWS if max_rows is None else max_rows
         self._tools: dict[_Tool, Stats] = {}
         self._explicit: dict[tuple[None, tuple[str, ...]], Stats] = {}
         self._loops: dict[str, int] = {}
@@ -108,24 +108,9 @@ class Metrics:
         found = self._tools.get(tool)
         if found is None:
             with _LOCK:
-                if len(self._tools) >= self._limit:
-                    self._sum_up_tools_that_are_gone()
-                found = self._tools.setdefault(tool, Stats())
+                has_row = len(self._tools) < self._max_rows or tool in self._tools
+                found = self._tools.setdefault(tool if has_row else _REST, Stats())
         return found
-
-    def _sum_up_tools_that_are_gone(self) -> None:
-        """Keep the rows that something still counts in. There are twice as many as were kept the last time."""
-        others = self._tools.pop(GONE, None) or Stats()
-        counts = {key: _read(stats) for key, stats in self._tools.items()}
-        in_use: weakref.WeakValueDictionary[_Tool, Stats] = weakref.WeakValueDictionary(self._tools)
-        self._tools = {}
-        self._tools = dict(in_use.items())
-        gone = _sum([_read(others), *(counts[key] for key in counts.keys() - self._tools.keys())])
-        self._limit = max(self._max_rows, 2 * len(self._tools))
-        if any(gone):
-            self._tools[GONE] = others
-            for name, count in zip(_COUNTERS, gone, strict=True):
-                setattr(others, name, count)
 
     def invalidated(self, roots: Iterable[str]) -> None:
         """Count an invalidation without a tool: `invalidate(...)` or `writing(...)`."""
@@ -181,9 +166,11 @@ class Metrics:
         }
 
     def clear(self) -> None:
-        """Reset all counters to zero."""
+        """Reset all counters to zero, and drop the rows of tools that are gone."""
         with _LOCK:
-            self._tools.pop(GONE, None)
+            in_use: weakref.WeakValueDictionary[_Tool, Stats] = weakref.WeakValueDictionary(self._tools)
+            self._tools = {}
+            self._tools = dict(in_use.items())
             for stats in self._tools.values():
                 stats.clear()
             self._explicit.clear()
@@ -202,10 +189,10 @@ def get_metrics() -> dict[str, Any]:
         A copy as a dict, with the keys ``calls``, ``hits``, ``misses``, ``shared``, ``validated``, ``invalidations``,
         ``uncached``, ``writes``, ``evictions``, ``errors``, ``stale``, ``audits``, ``stale_found``, ``time_saved``
         (seconds) and ``hit_rate``, which is ``hits / (hits + misses + shared + validated)``, or 0.0; the same by root
-        under ``"resources"`` and by tool (``"module:qualname"``) under ``"tools"``, where ``"(others)"`` sums up what
-        has no row any more. ``"loop_detections"`` and, by kind, ``"loops"`` count the calls that sessions acted upon,
-        ``"loop_notices"`` the notices, ``"callback_errors"`` failures of users' functions for loops, and of the loop
-        detector itself.
+        under ``"resources"`` and by tool (``"module:qualname"``) under ``"tools"``, where ``"(others)"`` sums up the
+        tools after the first 10,000. ``"loop_detections"`` and, by kind, ``"loops"`` count the calls that sessions
+        acted upon, ``"loop_notices"`` the notices, ``"callback_errors"`` failures of users' functions for loops, and of
+        the loop detector itself.
     """
     return METRICS.snapshot()
 

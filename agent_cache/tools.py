@@ -38,7 +38,6 @@ from agent_cache.core.options import (
     count,
     seconds,
 )
-from agent_cache.core.parameters import Parameters
 from agent_cache.core.tags import ComputedTags, TagSet, json_text, parse_tags, root_of
 from agent_cache.core.wrappers import parameters_of
 from agent_cache.engine.blocking import blocking, run_blocking
@@ -189,8 +188,6 @@ class Decorator:
                 raise ConfigurationError(f"{name}: validate is for results, and the tool is a generator; leave it out")
             if is_sync:
                 checked_function(self.policy.validate, f"{name}: validate of a `def`")
-            if self.policy.validate is not None and type(parameters) is Parameters:
-                _check_validator(self.policy.validate, parameters, name)
         operation: Any = kind(tool, name, parameters, tags, self.policy, self.tiers, is_sync=is_sync)
         make_body: Any = stream_body if is_stream else read_body if is_read else write_body
         body = make_body(operation)
@@ -361,21 +358,6 @@ class AgentCache(Decorator):
                     f"{tool}: resource {self._resource!r} depends on {name!r}, which {option}= leaves out of the "
                     "identity; leave it in, or add vary="
                 ) from error
-
-
-def _check_validator(validate: Callable[..., Any], parameters: Parameters, tool: str) -> None:
-    """Refuse a validator that cannot be called with the arguments of the tool behind the former result."""
-    empty: dict[Any, Any] = {inspect.Parameter.VAR_POSITIONAL: (), inspect.Parameter.VAR_KEYWORD: {}}
-    args, kwargs = parameters.split({one.name: empty.get(one.kind) for one in parameters.all})
-    try:
-        inspect.signature(validate).bind(None, *args, **kwargs)
-    except ValueError:
-        return  # a builtin without a signature
-    except TypeError as error:
-        raise ConfigurationError(
-            f"{tool}: validate cannot take the arguments of the tool: {error}; write `previous`, and then the "
-            "parameters as the tool has them"
-        ) from error
 
 
 def _takes_arguments(vary: Callable[..., Any]) -> bool:

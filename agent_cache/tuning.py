@@ -110,7 +110,7 @@ def _read_tools() -> list[ReadOperation]:
 
 # Recommendations
 
-_Action = Literal["keep", "raise_ttl", "shorten_ttl", "raise_maxsize", "raise_max_bytes", "no_reuse", "store_results"]
+_Action = Literal["keep", "raise_ttl", "shorten_ttl", "raise_maxsize", "no_reuse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,8 @@ class Recommendation:
 
     Attributes:
         tool: its full name.
-        action: ``"raise_ttl"``, ``"shorten_ttl"``, ``"raise_maxsize"`` or ``"raise_max_bytes"``: to `suggested`;
-            ``"no_reuse"``: hardly any call is answered from the cache; ``"store_results"``: results could not be
-            stored; ``"keep"``: nothing.
+        action: ``"raise_ttl"``, ``"shorten_ttl"`` or ``"raise_maxsize"``: to `suggested`; ``"no_reuse"``: hardly any
+            call is answered from the cache; ``"keep"``: nothing.
         reason: one or two sentences with the figures.
         evidence: how many calls, loads or reloads it rests on.
         current: the ttl in seconds, or the maxsize, that is in force; None for none.
@@ -149,8 +148,7 @@ _LEAST_COMPARED, _LEAST_CALLS = 20, 200
 # A ttl is changed by at most the first factor at a time, and not for less than the second one.
 _STEP, _NOTABLE = 4.0, 1.5
 
-# Shares of the calls: from which evictions, and results that are not stored, matter; from which expiries do; and below
-# which hits do not count.
+# Shares of the calls: from which evictions matter; from which expiries do; and below which hits do not count.
 _MANY, _SOME, _FEW = 0.1, 0.05, 0.02
 
 
@@ -178,7 +176,7 @@ def recommendations(*, max_stale: float = 0.01) -> list[Recommendation]:
 def _advice_for(tool: ReadOperation, max_stale: float) -> list[Recommendation]:
     """The recommendations for one tool. Nothing without evidence."""
     seen, ttl, maxsize = tool.evidence, tool.policy.longest_ttl, tool.policy.maxsize
-    hits, loads, evicted, unstored = seen.counts
+    hits, loads, evicted = seen.counts
     calls, changed, compared = hits + loads, seen.changed, seen.changed + seen.unchanged
     rate, least, most = (
         _rate(each, compared, seen.seconds) if compared else 0.0
@@ -191,12 +189,10 @@ def _advice_for(tool: ReadOperation, max_stale: float) -> list[Recommendation]:
     found: list[Recommendation] = []
     has_hits = hits > _FEW * calls
 
-    if evicted > _MANY * calls and calls >= _LEAST_CALLS and has_hits:
+    is_full = any(len(store) == maxsize for store in tool.stores())  # else `max_bytes` evicts
+    if maxsize and is_full and evicted > _MANY * calls and calls >= _LEAST_CALLS and has_hits:
         reason = f"{evicted:,} results were evicted in {calls:,} calls"
-        if maxsize is None or all(len(store) < maxsize for store in tool.stores()):
-            found.append(made("raise_max_bytes", f"{reason}: raise configure(max_bytes=...)", calls))
-        else:
-            found.append(made("raise_maxsize", reason, calls, maxsize, 2 * maxsize))
+        found.append(made("raise_maxsize", reason, calls, maxsize, 2 * maxsize))
 
     if calls >= _LEAST_CALLS and not has_hits and seen.expired <= _FEW * calls:
         reason = (
@@ -218,10 +214,6 @@ def _advice_for(tool: ReadOperation, max_stale: float) -> list[Recommendation]:
             late = f"{seen.expired / calls:.0%} of {calls:,} calls came too late by the ttl alone"
             reason = f"{counted}{every}, and {late}"
             found.append(made("raise_ttl", reason, compared, ttl, _rounded(min(best, ttl * _STEP))))
-
-    if unstored >= _LEAST_COMPARED and unstored > _MANY * calls:
-        reason = f"{unstored:,} of {loads:,} results could not be stored: see the warnings in the log"
-        found.append(made("store_results", reason, unstored))
 
     if not found and calls >= _LEAST_CALLS and (compared >= _LEAST_COMPARED or 2 * hits >= calls):
         found.append(made("keep", f"{hits / calls:.0%} of {calls:,} calls were hits; {counted}", calls, ttl))

@@ -98,35 +98,13 @@ def location_of(function: Callable[..., Any]) -> str:
 
 
 def are_one_tool(function: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Whether two functions of one name are the same tool: one definition that binds the same values, or one that was
-    run again, as when a module is reloaded, or a cell of a notebook. Functions that are made inside of another one are
-    never the same, unless they are one.
+    """Whether two functions of one name are the same tool: one function, or a definition that was run again, as when a
+    module is reloaded, or a cell of a notebook. What wraps or binds a function, and what is made inside of another
+    one, is the same tool only if it is the same object: it may hold something else.
     """
     one, two = called_by(function), called_by(other)
     if one is two:
-        return function is other or _made_of(function) == _made_of(other)
+        return function is other
     if (one.__module__, one.__qualname__) != (two.__module__, two.__qualname__) or "<locals>" in one.__qualname__:
         return False
     return "<lambda>" not in one.__qualname__ or bool(one.__code__ == two.__code__)
-
-
-def _made_of(value: Any, levels: int = 10) -> Any:
-    """What is equal for callables that bind the same. An object that is no value equals itself alone: the state of two
-    may come to differ.
-    """
-    parts: Any = value if type(value) in (tuple, list) else None
-    if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-        parts = value.__code__, value.__defaults__, value.__kwdefaults__, cells
-    elif isinstance(value, functools.partial):
-        parts = value.func, value.args, value.keywords
-    elif isinstance(value, types.MethodType):
-        parts = value.__func__, value.__self__
-    elif isinstance(value, dict):
-        parts = [each for pair in value.items() for each in pair]
-    if parts is not None and levels:
-        return type(value), [_made_of(each, levels - 1) for each in parts]
-    try:
-        return key_part(value)
-    except Exception:  # noqa: BLE001 - no value, or its class does not let it be looked at
-        return object() if parts is not None else (type(value), id(value))

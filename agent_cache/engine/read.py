@@ -59,7 +59,7 @@ class CacheInfo(NamedTuple):
     """Counters and size of one tool's local cache, in the form of `functools.lru_cache`.
 
     Attributes:
-        hits: calls answered from the local store or a tier, in this process.
+        hits: calls answered from the local store or a tier, in this process, and validated answers.
         misses: runs of the tool that were started to fill the cache.
         maxsize: the ``maxsize=`` option: the bound on the entries of each scope.
         currsize: entries in the local store; of a tool with ``scope="session"``, in all running sessions together.
@@ -348,7 +348,7 @@ class ReadOperation(Operation[ReadPolicy]):
         """Counters and size of the local cache."""
         now = CLOCK.now()
         size = sum([store.count_current(now) for store in self.stores()])
-        return CacheInfo(self.stats.hits, self.stats.misses, self.policy.maxsize, size)
+        return CacheInfo(self.stats.hits + self.stats.validated, self.stats.misses, self.policy.maxsize, size)
 
     def cache_key(self, /, *args: Any, **kwargs: Any) -> CacheKey:
         """Identity of the call that these arguments would make, here and now.

@@ -117,11 +117,11 @@ class Evidence:
 
     def _counted(self) -> tuple[int, ...]:
         stats = self._stats
-        return stats.hits + stats.shared, stats.misses, stats.evictions, stats.unstored
+        return stats.hits + stats.shared, stats.misses, stats.evictions
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Calls that were answered without a load, loads, evictions, and results that could not be stored."""
+        """Calls that were answered without a load, loads, and evictions."""
         return tuple([max(0, now - before) for now, before in zip(self._counted(), self._former, strict=True)])
 
     def note(self, call: Call, value: Any, former: Entry) -> None:

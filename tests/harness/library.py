@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from agent_cache import testing
-from agent_cache.metrics import GONE, METRICS
 
 
 class Clock(Protocol):
@@ -25,13 +24,6 @@ def fresh_library() -> Iterator[Clock]:
             yield clock
         finally:
             testing.reset()
-
-
-def forget_tools_that_are_gone() -> None:
-    """Keep no counters of theirs: a process has those of 10,000, and each look at the metrics goes through all."""
-    METRICS._sum_up_tools_that_are_gone()
-    METRICS._tools.pop(GONE, None)
-    METRICS._limit = METRICS._max_rows
 
 
 def loads_in_flight() -> int:

@@ -113,12 +113,6 @@ MADE: dict[str, Callable[[str], Any]] = {
     "a decorator with a token in a default": lambda user: with_default(user)(inbox),
     "a wrapper around a method": wrapped_method,
 }
-VALUES = (
-    "a partial",
-    "a partial with update_wrapper",
-    "a decorator with a token",
-    "a decorator with a token in a default",
-)
 
 
 async def answer(tool: Any, folder: str) -> Any:
@@ -136,13 +130,6 @@ async def test_two_that_bind_different_users_are_refused_until_they_have_names(n
     assert "alice" not in str(caught.value), "nothing that is bound is shown"
     bob = AgentCache("mail:{folder}", remote_cache=tier, name="mail of bob")(MADE[name]("bob"))
     assert [await answer(bob, "in"), await answer(alice, "in")] == ["bob: in", "alice: in"]
-
-
-@pytest.mark.parametrize("name", VALUES)
-async def test_two_that_bind_the_same_values_are_one_tool(name: str, server: MemoryServer):
-    tier = MemoryTier(server)
-    tools = [AgentCache("mail:{folder}", remote_cache=tier)(MADE[name]("alice")) for _ in range(2)]
-    assert [await answer(tool, "in") for tool in tools] == ["alice: in"] * 2
 
 
 async def test_a_tier_that_is_configured_later_is_checked_at_the_first_call(tmp_path: Path):
