@@ -104,6 +104,7 @@ def test_a_decorator_without_its_resource(decorator: Any, name: str):
 
 @pytest.mark.parametrize("decorator", BOTH)
 def test_a_function_of_tags_that_cannot_be_called_so(decorator: Any):
+    refused(lambda: tags_from("order", later), "tags_from", "plain function")
     for function in (lambda: 1, lambda a, b, c: 1, lambda *, arguments: 1):
         computed = tags_from("order", function)
         refused(functools.partial(decorator(computed), look_up), "look_up", "'order'", "arguments")
@@ -115,83 +116,42 @@ def test_tags_without_a_root_or_a_function():
     refused(lambda: tags_from("order", "id"), "tags_from", "order", "function")  # type: ignore[arg-type]
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "unknown scope": {"scope": "sesion"},
-    "ttl zero": {"ttl": 0},
-    "ttl zero seconds": {"ttl": timedelta(0)},
-    "ttl negative": {"ttl": -1},
-    "ttl negative timedelta": {"ttl": timedelta(seconds=-1)},
-    "ttl NaN": {"ttl": float("nan")},
-    "ttl infinite": {"ttl": float("inf")},
-    "ttl text": {"ttl": "60"},
-    "ttl True": {"ttl": True},
-    "maxsize zero": {"maxsize": 0},
-    "maxsize text": {"maxsize": "128"},
-    "loop of another kind": {"loop": "poll"},
-    "copy misspelt": {"copy": "deep"},
-    "uncacheable misspelt": {"uncacheable": "ignore"},
-    "key no function": {"key": "order_id"},
-    "vary no function": {"vary": "tenant"},
-    "cache_if no function": {"cache_if": True},
-    "backup no tier": {"backup": object()},
-    "remote_cache no tier": {"remote_cache": "redis://localhost"},
-    "skip_args negative": {"skip_args": -1},
-    "skip_args too many": {"skip_args": 3},
-    "ignore text": {"ignore": "order_id"},
-    "ignore no names": {"ignore": (1,)},
-}
-FIXES = {
-    "scope": "'session'",
-    "ttl": "seconds",
-    "maxsize": "None",
-    "copy": "'auto'",
-    "uncacheable": "'bypass'",
-    "ignore": '("ctx",)',
-}
+async def later(*_: Any) -> Any:
+    """A coroutine is true, hashable by address, and never awaited."""
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_that_cannot_work(name: str):
-    (option, value), *_ = OPTIONS[name].items()
-    text = refused(lambda: AgentCache("order", **OPTIONS[name])(look_up), option, FIXES.get(option, ""))
-    assert "look_up" in text or "AgentCache" in text
-    assert repr(value) in text or type(value).__name__ in text
+OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
+    *((decorator, {"scope": "sesion"}, "'session'") for decorator in BOTH),
+    *((decorator, {"loop": "poll"}, "LoopHints") for decorator in BOTH),
+    *((decorator, {"backup": object()}, "tier") for decorator in BOTH),
+    *((decorator, {"remote_cache": "redis://localhost"}, "tier") for decorator in BOTH),
+    *((decorator, {"ignore": given}, '("ctx",)') for decorator in BOTH for given in ("order_id", (1,))),
+    *((AgentCache, {"ttl": given}, "seconds") for given in (0, timedelta(0), -1, timedelta(seconds=-1))),
+    *((AgentCache, {"ttl": given}, "seconds") for given in (float("nan"), float("inf"), "60", True)),
+    *((AgentCache, {"maxsize": given}, "None") for given in (0, "128")),
+    *((AgentCache, {"skip_args": given}, "positional parameters") for given in (-1, 3)),
+    *((AgentCache, {"copy": given}, "function") for given in ("deep", later)),
+    *((AgentCache, {"key": given}, "function") for given in ("order_id", later)),
+    *((AgentCache, {"vary": given}, "function") for given in ("tenant", later)),
+    *((AgentCache, {"cache_if": given}, "function") for given in (True, later)),
+    (AgentCache, {"uncacheable": "ignore"}, "'bypass'"),
+    *((AgentCacheInvalidator, {"doubt": given}, "seconds") for given in (timedelta(seconds=-5), float("nan"))),
+    (AgentCacheInvalidator, {"settle": -1}, "seconds"),
+    *((AgentCacheInvalidator, {"in_doubt": given}, "exception classes") for given in (TimeoutError(), [int])),
+    (AgentCacheInvalidator, {"no_effect": 5}, "exception classes"),
+    *((AgentCacheInvalidator, {"ok": given}, "function") for given in (True, later)),
+    (AgentCacheInvalidator, {"loop": LoopHints(poll=True)}, "max_unchanged"),
+    (AgentCacheInvalidator, {"clear_all": "yes"}, "True or False"),
+    *((AgentCacheInvalidator, {"clear_all": False, "key_fn": given}, "function") for given in ("order_id", later)),
+    (AgentCacheInvalidator, {"clear_all": False}, "key_fn"),
+]
 
 
-WRITE_OPTIONS: dict[str, dict[str, Any]] = {
-    "unknown scope": {"scope": "local"},
-    "settle negative": {"settle": -1},
-    "doubt negative": {"doubt": timedelta(seconds=-5)},
-    "doubt NaN": {"doubt": float("nan")},
-    "in_doubt an instance": {"in_doubt": TimeoutError()},
-    "in_doubt no exception": {"in_doubt": [int]},
-    "no_effect a number": {"no_effect": 5},
-    "ok no function": {"ok": True},
-    "loop of another kind": {"loop": None},
-    "a poll without an end": {"loop": LoopHints(poll=True)},
-    "clear_all no bool": {"clear_all": "yes"},
-    "key_fn no function": {"clear_all": False, "key_fn": "order_id"},
-    "backup no tier": {"backup": object()},
-    "remote_cache no tier": {"remote_cache": "redis://localhost"},
-    "ignore text": {"ignore": "order_id"},
-}
-
-
-@pytest.mark.parametrize("name", WRITE_OPTIONS)
-def test_an_option_of_a_write_that_cannot_work(name: str):
-    option = list(WRITE_OPTIONS[name])[-1]
-    refused(
-        lambda: AgentCacheInvalidator("order", **WRITE_OPTIONS[name])(look_up),
-        "AgentCacheInvalidator",
-        "'order'",
-        option,
-    )
-
-
-def test_clear_all_false_needs_a_key_fn():
-    refused(
-        lambda: AgentCacheInvalidator("order", clear_all=False), "AgentCacheInvalidator('order')", "key_fn", "cache_key"
-    )
+@pytest.mark.parametrize(("decorator", "options", "fix"), OPTIONS)
+def test_an_option_that_cannot_work(decorator: Any, options: dict[str, Any], fix: str):
+    """The text names the tool or the decorator, the option, and what it may be."""
+    text = refused(lambda: decorator("order", **options)(look_up), [*options][-1], fix)
+    assert "look_up" in text or f"{decorator.__name__}('order')" in text
 
 
 @pytest.mark.parametrize("decorator", [AgentCache, AgentCacheInvalidator])
@@ -210,18 +170,11 @@ def test_skip_args_of_a_write_is_a_type_error_that_names_key_fn():
     refused(lambda: AgentCacheInvalidator("order", skip_args=1), "AgentCacheInvalidator", "key_fn", error=TypeError)
 
 
-NO_KEYS: dict[str, Any] = {
-    "the id": "7",
-    "a tuple of arguments": ("7",),
-    "a key among others": "mixed",
-}
-
-
-@pytest.mark.parametrize("name", NO_KEYS)
-async def test_a_key_fn_that_returns_no_key_stops_the_write_before_its_effect(name: str):
+@pytest.mark.parametrize("returned", ["7", ("7",), "mixed"], ids=["the id", "arguments", "a key among others"])
+async def test_a_key_fn_that_returns_no_key_stops_the_write_before_its_effect(returned: Any):
     effects = []
-    read = AgentCache("order")(look_up)
-    returned = [read.cache_key("7"), "7"] if NO_KEYS[name] == "mixed" else NO_KEYS[name]
+    if returned == "mixed":
+        returned = [AgentCache("order")(look_up).cache_key("7"), "7"]
 
     @AgentCacheInvalidator("order", clear_all=False, key_fn=lambda args, kwargs: returned)
     async def cancel(order_id: str) -> None:
@@ -234,31 +187,19 @@ async def test_a_key_fn_that_returns_no_key_stops_the_write_before_its_effect(na
     assert effects == []
 
 
-async def _nothing(loop: object) -> None:
-    """Its answer would be a coroutine that nobody awaits."""
+SESSIONS: list[dict[str, Any]] = [
+    *({"max_tool_repeats": 1, "loop_detection": detects} for detects in (True, False)),
+    *({"max_execution_depth": 0, "loop_detection": detects} for detects in (True, False)),
+    *({"on_notice": given} for given in ("warn", later)),
+    *({"on_loop": given} for given in ("rise", later)),
+    *({"loop_policy": "strict"}, {"trace_size": 0}, {"loop_detection": "off"}, {"session_id": ""}),
+    {"tenant": object()},
+]
 
 
-SESSIONS: dict[str, dict[str, Any]] = {
-    "max_tool_repeats one": {"max_tool_repeats": 1},
-    "max_tool_repeats without detection": {"max_tool_repeats": 1, "loop_detection": False},
-    "max_execution_depth zero": {"max_execution_depth": 0},
-    "max_execution_depth without detection": {"max_execution_depth": 0, "loop_detection": False},
-    "loop_policy of another kind": {"loop_policy": "strict"},
-    "on_notice of another kind": {"on_notice": "warn"},
-    "on_notice of no use": {"on_notice": _nothing},
-    "on_loop of no use": {"on_loop": _nothing},
-    "on_loop misspelt": {"on_loop": "rise"},
-    "trace_size zero": {"trace_size": 0},
-    "loop_detection a word": {"loop_detection": "off"},
-    "session_id empty": {"session_id": ""},
-    "tenant without identity": {"tenant": object()},
-}
-
-
-@pytest.mark.parametrize("name", SESSIONS)
-def test_a_session_that_cannot_work(name: str):
-    option = next(iter(SESSIONS[name]))
-    refused(lambda: AgentCacheSession(**SESSIONS[name]), "Session", option)
+@pytest.mark.parametrize("options", SESSIONS, ids=lambda options: next(iter(options)))
+def test_a_session_that_cannot_work(options: dict[str, Any]):
+    refused(lambda: AgentCacheSession(**options), "Session", next(iter(options)))
 
 
 async def test_a_session_is_not_entered_twice_at_once():
@@ -280,32 +221,28 @@ async def test_a_session_is_not_entered_twice_at_once():
         assert session.get_metrics()["misses"] == 1
 
 
-async def test_a_session_is_not_left_in_another_context():
+@pytest.mark.parametrize("where", ["in another task", "before an inner session"])
+@pytest.mark.parametrize("error", [None, ValueError("the agent's own")], ids=["returns", "raises"])
+async def test_a_session_is_not_left_in_another_context(where: str, error: ValueError | None):
+    """And what its body raised is not lost."""
     session = AgentCacheSession("s7")
-    await asyncio.create_task(session.__aenter__())
-    with pytest.raises(ConfigurationError) as caught:
-        await session.__aexit__(None, None, None)
-    for fact in ("s7", "context", "async with"):
-        assert fact in str(caught.value)
-
-
-async def test_what_the_body_raised_is_not_lost_when_a_session_is_left_in_another_context():
-    session = AgentCacheSession("s7")
-    await asyncio.create_task(session.__aenter__())
-    error = ValueError("the agent's own")
-    with pytest.raises(ConfigurationError) as caught:
-        await session.__aexit__(ValueError, error, None)
+    if where == "in another task":
+        await asyncio.create_task(session.__aenter__())
+    else:
+        await session.__aenter__()
+        await AgentCacheSession("inner").__aenter__()
+    with pytest.raises(ConfigurationError, match=r"'s7' was left in another context.*async with") as caught:
+        await session.__aexit__(type(error), error, None)
     assert caught.value.__cause__ is error
 
 
 async def test_a_session_is_not_left_without_having_been_entered():
     session = AgentCacheSession("s7")
-    with pytest.raises(ConfigurationError, match="s7"):
-        await session.__aexit__(None, None, None)
-    async with session:
-        pass
-    with pytest.raises(ConfigurationError, match="s7"):
-        await session.__aexit__(None, None, None)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="s7"):
+            await session.__aexit__(None, None, None)
+        async with session:
+            pass
 
 
 # -- What is no tool -----------------------------------------------------------------------------------------
@@ -357,43 +294,28 @@ def test_a_function_that_fastmcp_has_registered_already_is_refused(decorator: An
 # -- Beside the decorators -----------------------------------------------------------------------------------
 
 
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "max_bytes zero": {"max_bytes": 0},
-    "max_bytes text": {"max_bytes": "1 MB"},
-    "enabled text": {"enabled": "no"},
-    "remote no tier": {"remote": "redis://localhost"},
-    "backup no tier": {"backup": object()},
-}
-
-
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-async def test_a_configuration_that_cannot_work_changes_nothing(name: str):
-    option = next(iter(CONFIGURATIONS[name]))
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        *(("max_bytes", given) for given in (0, "1 MB")),
+        *(("enabled", "no"), ("remote", "redis://localhost"), ("backup", object())),
+    ],
+)
+async def test_a_configuration_that_cannot_work_changes_nothing(option: str, given: Any):
     read = AgentCache("order")(look_up)
     await read("7")
-    refused(lambda: configure(**CONFIGURATIONS[name]), "configure", option)
+    refused(lambda: configure(**{option: given}), "configure", option)
     await read("7")
     assert get_metrics()["hits"] == 1
 
 
-NO_TAGS: dict[str, tuple[Any, ...]] = {
-    "none": (),
-    "empty": ("",),
-    "empty in a sequence": (("order", ""),),
-    "a number": (7,),
-    "good and bad": ("order:7", ""),
-}
-
-
-@pytest.mark.parametrize("name", NO_TAGS)
-async def test_tags_that_are_none(name: str):
+@pytest.mark.parametrize("tags", [(), ("",), (("order", ""),), (7,), ("order:7", "")], ids=repr)
+async def test_tags_that_are_none(tags: Any):
     with pytest.raises(ConfigurationError, match=r"tag|invalidate"):
-        await invalidate(*NO_TAGS[name])
-    entered = False
+        await invalidate(*tags)
     with pytest.raises(ConfigurationError, match=r"tag|writing"):
-        async with writing(*NO_TAGS[name]):
-            entered = True
-    assert not entered
+        async with writing(*tags):
+            pytest.fail("entered")
     assert get_metrics()["invalidations"] == 0
 
 

@@ -14,7 +14,6 @@ from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     AgentCacheSession,
-    ConfigurationError,
     UncacheableArgumentsError,
     configure,
     get_metrics,
@@ -382,27 +381,6 @@ async def test_a_write_that_names_no_id_in_one_place_and_anything_in_another_dro
     with pytest.raises(LookupError) if ending == "fails" else contextlib.nullcontext():
         await write()
     assert await runs.keeps(1) == [ending == "names no id"]
-
-
-async def test_async_functions_stand_nowhere_where_an_answer_is_needed_at_once():
-    """A coroutine is true, hashable by address, and never awaited: refused at decoration, not guessed with."""
-    from agent_cache import tags_from
-
-    async def function(*_: Any) -> Any:
-        return None
-
-    async def one(arguments: Any) -> Any:
-        return None
-
-    for option in ("key", "vary", "cache_if", "copy"):
-        with pytest.raises(ConfigurationError, match=option):
-            Runs(**{option: function})
-    with pytest.raises(ConfigurationError, match="tags_from"):
-        Runs(tags_from("r", one))
-    with pytest.raises(ConfigurationError, match="key_fn"):
-        forgetting(function)
-    with pytest.raises(ConfigurationError, match="ok"):
-        AgentCacheInvalidator("r", ok=function)
 
 
 async def test_a_fresh_answer_that_is_not_to_be_kept_does_not_leave_an_older_one_behind():

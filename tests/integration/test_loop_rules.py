@@ -489,11 +489,13 @@ def test_the_guard_says_what_the_rules_say(blocks: list[Sequence], policy: dict[
 
 @pytest.mark.parametrize("way", ["run", "hit", "uncached"])
 async def test_what_a_session_remembers_is_bounded(way: str):
-    """Of calls, of outcomes of one call, of their order and of what is refused: more calls take no more memory."""
+    """Of calls, of outcomes of one call, of their order, of answers that the cache has dropped, and of what is refused:
+    more calls take no more memory.
+    """
 
     async def calls(first: int, last: int) -> int:
         for number in range(first, last):
-            await stage.call(Step("get", number, "new"))
+            await stage.call(Step("get", number, f"{number}" * 500))
             await stage.call(Step("get", -1, f"outcome {number}"))
             await stage.call(Step("write", -1, "full", fails=True))
             stage.answers.clear()
