@@ -259,23 +259,20 @@ async def test_one_that_awaits_something_else_is_removed_for_def_tools_alone(
     assert "`def`" in line.getMessage()
 
 
-async def in_another_task(call: ToolCall, proceed: Proceed) -> Any:
-    return await asyncio.ensure_future(proceed())
-
-
-async def left_behind(call: ToolCall, proceed: Proceed) -> Any:
-    KEPT.append(proceed)
-
-
-KEPT: list[Proceed] = []
-
-
 async def test_proceed_is_awaited_once_and_by_the_call_itself(orders: Orders, caplog: pytest.LogCaptureFixture):
+    kept: list[Proceed] = []
+
+    async def in_another_task(call: ToolCall, proceed: Proceed) -> Any:
+        return await asyncio.ensure_future(proceed())
+
+    async def left_behind(call: ToolCall, proceed: Proceed) -> Any:
+        kept.append(proceed)
+
     with configure(middleware=(in_another_task, left_behind)):
         assert await orders.get("7") == {"id": "7", "user": "ann"}
     assert "in_another_task: a middleware raised" in caplog.text
     with pytest.raises(RuntimeError, match="awaited once, in the task of the call"):
-        await KEPT.pop()()
+        await kept.pop()()
     assert orders.runs == ["7"]
 
 
@@ -300,15 +297,13 @@ PLACE: ContextVar[str] = ContextVar("PLACE", default="outside")
 
 
 async def test_the_tool_runs_in_the_context_that_the_middleware_has_made():
-    places: list[str] = []
-
     @AgentCache("order", name="where")
-    async def where(number: int) -> None:
-        places.append(PLACE.get())
+    async def where() -> str:
+        return PLACE.get()
 
     @AgentCache("order", name="where_now")
-    def where_now(number: int) -> None:
-        places.append(PLACE.get())
+    def where_now() -> str:
+        return PLACE.get()
 
     @AgentCache("order", name="where_stream")
     async def where_stream() -> AsyncIterator[str]:
@@ -317,8 +312,7 @@ async def test_the_tool_runs_in_the_context_that_the_middleware_has_made():
 
     @AgentCacheInvalidator("order", name="where_stream_now")
     def where_stream_now() -> Iterator[str]:
-        for _ in range(2):
-            yield PLACE.get()
+        yield from map(PLACE.get, ["", ""])
 
     async def enter(call: ToolCall, proceed: Proceed) -> None:
         token = PLACE.set("inside")
@@ -328,12 +322,9 @@ async def test_the_tool_runs_in_the_context_that_the_middleware_has_made():
             PLACE.reset(token)
 
     with configure(middleware=(enter,)):
-        await where(1)
-        where_now(1)
-        assert [chunk async for chunk in where_stream()] == ["inside"] * 2
-        assert list(where_stream_now()) == ["inside"] * 2
+        places = [await where(), where_now(), *[chunk async for chunk in where_stream()], *where_stream_now()]
         assert CURRENT.value.middleware
-    assert places == ["inside"] * 2
+    assert places == ["inside"] * 6
     assert PLACE.get() == "outside"
 
 
@@ -388,21 +379,11 @@ async def generator(call: Any, proceed: Any) -> AsyncIterator[int]:
 async def fine(call: Any, proceed: Any) -> None: ...
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (fine, "must be a sequence"),
-        (None, "must be a sequence"),
-        ("fine", "must be a sequence"),
-        ({fine}, "must be a sequence"),
-        ([None], "of `async def"),
-        ([plain], "of `async def"),
-        ([Seen], "of `async def"),
-        ([generator], "of `async def"),
-        ([fine, plain, fine], "must be"),
-    ],
-)
-def test_what_is_no_middleware_is_refused_at_once(given: Any, said: str):
-    with pytest.raises(ConfigurationError, match=said):
+NO_FUNCTIONS = [[None], [plain], [Seen], [generator], [fine, plain, fine]]
+
+
+@pytest.mark.parametrize("given", [fine, None, "fine", {fine}, *NO_FUNCTIONS])
+def test_what_is_no_middleware_is_refused_at_once(given: Any):
+    with pytest.raises(ConfigurationError, match="`async def" if given in NO_FUNCTIONS else "must be a sequence"):
         configure(middleware=given)
     assert CURRENT.value.middleware == ()

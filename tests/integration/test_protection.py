@@ -17,7 +17,7 @@ from agent_cache import AgentCache, AgentCacheSession, get_metrics
 from tests.harness import library
 from tests.harness.gates import Gate, idle
 from tests.harness.searches import searched
-from tests.harness.structure import VALUES, Pair, Place, Point, same, spoil
+from tests.harness.structure import VALUES, Point, same, spoil
 
 
 @dataclasses.dataclass
@@ -44,27 +44,17 @@ def msgspec_struct() -> Any:
     return Order(["a"])
 
 
+# Beside what is searched at the end of this file
 FORMS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "list": (lambda: [1, 2], lambda value: value.append(3)),
-    "dict": (lambda: {"a": 1}, lambda value: value.update(a=2)),
-    "set": (lambda: {1}, lambda value: value.add(2)),
     "bytearray": (lambda: bytearray(b"x"), lambda value: value.extend(b"y")),
     "deque": (lambda: deque([1], maxlen=3), lambda value: value.append(2)),
     "defaultdict": (lambda: defaultdict(list, a=[1]), lambda value: value["a"].append(2)),
     "Counter": (lambda: Counter("ab"), lambda value: value.update("a")),
     "OrderedDict": (lambda: OrderedDict(a=1, b=2), lambda value: value.move_to_end("a")),
-    "list of dicts": (lambda: [{"a": 1}], lambda value: value[0].clear()),
-    "dict of lists": (lambda: {"a": [1]}, lambda value: value["a"].clear()),
-    "tuple of lists": (lambda: ([1],), lambda value: value[0].append(2)),
     "tuple deep down": (lambda: (1, (2, ({3},))), lambda value: value[1][1][0].add(4)),
-    "dict with a mutable key": (lambda: {Place(1, ()): [1]}, lambda value: value.popitem()),
-    "dataclass": (lambda: Point(1, [2]), lambda value: value.y.append(3)),
     "dataclass's own field": (lambda: Point(1, 2), lambda value: setattr(value, "x", 5)),
-    "frozen dataclass": (lambda: Place(1, [2]), lambda value: value.y.append(3)),
-    "NamedTuple": (lambda: Pair([1], 2), lambda value: value.x.append(2)),
     "tree": (lambda: Tree([Tree(payload={"a": [1]})]), lambda value: value.children[0].payload["a"].append(2)),
     "exception": (lambda: ValueError(["a"]), lambda value: value.args[0].append("b")),
-    "list in a frozenset's place": (lambda: [frozenset({1}), [2]], lambda value: value[1].append(3)),
     "pydantic model": (pydantic_model, lambda value: value.lines.append("b")),
     "msgspec struct": (msgspec_struct, lambda value: value.lines.append("b")),
 }
@@ -136,9 +126,7 @@ USED_UP: dict[str, Callable[[Iterator[int]], Any]] = {
     "generator": lambda numbers: (number for number in numbers),
     "asynchronous generator": from_generator,
     "iterator over a function": from_function,
-    "map": lambda numbers: map(int, from_function(numbers)),
     "chain": lambda numbers: itertools.chain(from_function(numbers), ()),
-    "enumerate": lambda numbers: enumerate(from_function(numbers)),
     "file": lambda numbers: io.TextIOWrapper(io.BytesIO("".join(f"{number}\n" for number in numbers).encode())),
 }
 """Results that reading uses up. Those of one source would each give a part of it."""
@@ -198,19 +186,6 @@ async def test_a_tool_that_goes_on_changing_what_it_returned_changes_no_hit(cloc
     assert first is inside, "who loads it has the tool's own object, as without a cache"
     inside["lines"].append("b")
     assert await tool() == {"lines": ["a"]}
-
-
-async def test_arguments_that_are_changed_afterwards_change_no_answer(clock: library.Clock):
-    @AgentCache("r")
-    async def tool(ids: list[int]) -> Any:
-        return ids
-
-    ids = [1]
-    assert await tool(ids) == [1]
-    ids.append(2)
-    assert await tool([1]) == [1]
-    assert await tool([1, 2]) == [1, 2]
-    assert get_metrics()["misses"] == 2
 
 
 @pytest.fixture(scope="module")
