@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import pytest
 from agent_cache import AgentLoopDetectedError, AsyncCache, ConfigurationError
 from agent_cache.testing import FakeClock
 from tests.harness.gates import idle, until
+from tests.harness.threads import in_threads
 
 
 async def turn() -> None:
@@ -151,16 +151,14 @@ async def test_concurrent_misses_of_one_key_share_one_load(ours_and_theirs, outc
 
 
 @both
-@pytest.mark.parametrize("shape", ["dict", "list", "tuple"])
+@pytest.mark.parametrize("shape", [dict, list, tuple])
 async def test_gets_of_one_window_are_one_batch(ours_and_theirs, shape):
     cache, calls = ours_and_theirs.make(batch_window_ms=1, max_batch_size=10), []
 
     async def load(keys):
         calls.append(list(keys))
         values = [f"v{key}" for key in keys]
-        return (
-            dict(zip(keys, values, strict=True)) if shape == "dict" else tuple(values) if shape == "tuple" else values
-        )
+        return dict(zip(keys, values, strict=True)) if shape is dict else shape(values)
 
     assert await asyncio.gather(*(cache.get(key, batch_loader=load) for key in "abc")) == ["va", "vb", "vc"]
     assert calls == [["a", "b", "c"]]
@@ -224,22 +222,15 @@ async def test_maxsize_0_keeps_nothing_and_still_shares_loads():
     assert len(cache.cache) == 0
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"maxsize": -1},
-        {"maxsize": True},
-        {"maxsize": 1.5},
-        {"default_ttl": "60"},
-        {"default_ttl": float("nan")},
-        {"default_ttl": True},
-        {"batch_window_ms": -1},
-        {"batch_window_ms": float("inf")},
-        {"max_batch_size": 0},
-        {"max_batch_size": 2.5},
-    ],
-    ids=str,
-)
+WRONG: list[dict[str, Any]] = [
+    *({"maxsize": given} for given in (-1, True, 1.5)),
+    *({"default_ttl": given} for given in ("60", float("nan"), True)),
+    *({"batch_window_ms": given} for given in (-1, float("inf"))),
+    *({"max_batch_size": given} for given in (0, 2.5)),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_an_argument_that_cannot_work_is_refused_by_name(wrong):
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         AsyncCache(**wrong)
@@ -282,26 +273,10 @@ class Caseless(str):
 
 
 DIFFERENT = [
-    (1, True),
-    (1, 1.0),
-    (True, 1.0),
-    (0, False),
-    (1, "1"),
-    ("x", b"x"),
-    (None, "None"),
-    ((1,), (True,)),
-    ((1, (2,)), (1, (2.0,))),
-    (frozenset({1}), frozenset({True})),
-    ((1,), frozenset({1})),
-    ((1,), 1),
-    ((tuple, 1), (1,)),
-    ((Point, Point(1)), Point(1)),
-    (Point(1), Spot(1)),
-    (Node("a"), Node("a")),
-    ((Node("a"), 1), (Node("a"), 1)),
-    (int, "int"),
-    (Caseless("a"), "a"),
-    (Digit.ONE, 1),
+    *((1, True), (1, 1.0), (0, False), ("x", b"x"), (None, "None"), (int, "int"), (Digit.ONE, 1)),
+    *(((1,), (True,)), ((1, (2,)), (1, (2.0,))), (frozenset({1}), frozenset({True})), ((1,), frozenset({1}))),
+    *(((1,), 1), ((tuple, 1), (1,)), ((Point, Point(1)), Point(1)), (Point(1), Spot(1)), (Caseless("a"), "a")),
+    *((Node("a"), Node("a")), ((Node("a"), 1), (Node("a"), 1))),
 ]
 
 
@@ -496,20 +471,16 @@ async def test_a_loader_that_asks_for_its_own_key_does_not_wait_for_itself(batch
 
 # Changes during a load
 
-changes = pytest.mark.parametrize(
-    ("change", "after"),
-    [
-        (lambda cache: cache.set("k", "set"), "set"),
-        (lambda cache: cache.delete("k"), None),
-        (lambda cache: cache.clear(), None),
-        (lambda cache: cache.set("k", "gone at once", ttl=0), None),
-    ],
-    ids=["set", "delete", "clear", "set for no time"],
-)
+CHANGES: dict[str, tuple[Callable[[AsyncCache], Any], Any]] = {
+    "set": (lambda cache: cache.set("k", "set"), "set"),
+    "delete": (lambda cache: cache.delete("k"), None),
+    "clear": (AsyncCache.clear, None),
+    "set for no time": (lambda cache: cache.set("k", "gone at once", ttl=0), None),
+}
 
 
 @single_and_batched
-@changes
+@pytest.mark.parametrize(("change", "after"), CHANGES.values(), ids=CHANGES)
 async def test_a_load_does_not_undo_what_was_done_while_it_ran(get: Get, change, after):
     cache, gate = AsyncCache(batch_window_ms=0), HeldLoader()
     gets = await begun(get(cache, gate), get(cache, gate))
@@ -527,7 +498,6 @@ async def test_a_load_does_not_undo_what_was_done_while_it_ran(get: Get, change,
 
 def test_threads_that_read_write_and_cancel_at_once_leave_nothing_behind():
     cache = AsyncCache(maxsize=5, batch_window_ms=0, max_batch_size=3)
-    errors: list[BaseException] = []
     gets = [0] * 4
 
     async def load_batch(keys):
@@ -563,18 +533,7 @@ def test_threads_that_read_write_and_cancel_at_once_leave_nothing_behind():
         async with asyncio.timeout(100):
             await asyncio.gather(*(work() for _ in range(5)))
 
-    def thread(number: int) -> None:
-        try:
-            asyncio.run(run(number))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=thread, args=(number,)) for number in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(100)
-    assert errors == []
+    in_threads(4, lambda number: asyncio.run(run(number)))
     assert nothing_is_left(cache)
     assert len(cache.cache) <= 5
     metrics = cache.get_metrics()

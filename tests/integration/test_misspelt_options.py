@@ -14,45 +14,30 @@ from agent_cache import (
     AgentCacheSession,
     ConfigurationError,
     LoopHints,
-    LoopPolicy,
     Read,
-    RemotePolicy,
     Toolbox,
-    Watch,
-    Write,
     configure,
     get_metrics,
     remote,
     tags_from,
 )
 from agent_cache.remote import FileTier
-from agent_cache.testing import MemoryTier
 
 MISSPELT: dict[str, tuple[Callable[[], object], str, str]] = {
     "AgentCache": (lambda: AgentCache("order", tttl=5), "tttl", "ttl"),  # type: ignore[call-arg]
-    "AgentCacheInvalidator": (lambda: AgentCacheInvalidator("order", setle=5), "setle", "settle"),  # type: ignore[call-arg]
     "Read": (lambda: Read("order", tttl=5), "tttl", "ttl"),  # type: ignore[call-arg]
-    "Write": (lambda: Write("order", setle=5), "setle", "settle"),  # type: ignore[call-arg]
-    "Watch": (lambda: Watch(loops=LoopHints()), "loops", "loop"),  # type: ignore[call-arg]
     "Toolbox": (lambda: Toolbox(namespace="shop", hint="kind"), "hint", "hints"),  # type: ignore[call-arg]
     "AgentCacheSession": (lambda: AgentCacheSession(tenants="acme"), "tenants", "tenant"),  # type: ignore[call-arg]
     "configure": (lambda: configure(enable=False), "enable", "enabled"),  # type: ignore[call-arg]
     "tags_from": (lambda: tags_from("order", functions=len), "functions", "function"),  # type: ignore[call-arg]
     "LoopHints": (lambda: LoopHints(polls=True), "polls", "poll"),  # type: ignore[call-arg]
-    "LoopPolicy": (lambda: LoopPolicy(repeats=5), "repeats", "repeat"),  # type: ignore[call-arg]
-    "RemotePolicy": (lambda: RemotePolicy(graces=5), "graces", "grace"),  # type: ignore[call-arg]
     "FileTier": (lambda: FileTier("cache.db", time_out=1), "time_out", "timeout"),  # type: ignore[call-arg]
     "RedisTier": (lambda: remote.RedisTier("redis://localhost", name_space="x"), "name_space", "namespace"),  # type: ignore[call-arg]
-    "MemoryTier": (lambda: MemoryTier(leases=1.0), "leases", "lease"),  # type: ignore[call-arg]
 }
 
 MISSING: dict[str, tuple[Callable[[], object], str]] = {
     "AgentCache": (lambda: AgentCache(ttl=5), "resource"),  # type: ignore[call-arg]
-    "AgentCacheInvalidator": (lambda: AgentCacheInvalidator(), "resource"),  # type: ignore[call-arg]
-    "Read": (lambda: Read(ttl=5), "resource"),  # type: ignore[call-arg]
-    "Write": (lambda: Write(), "resource"),  # type: ignore[call-arg]
     "Toolbox": (lambda: Toolbox({"get": Read("order")}), "namespace"),  # type: ignore[call-arg]
-    "tags_from": (lambda: tags_from("order"), "function"),  # type: ignore[call-arg]
     "FileTier": (lambda: FileTier(), "path"),  # type: ignore[call-arg]
 }
 

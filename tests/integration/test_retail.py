@@ -9,7 +9,6 @@ import pytest
 from benchmarks.recorded_runs import RETAIL_SETS, Run, data_directory, load_retail_runs, load_runs
 from benchmarks.retail.policies import (
     CLEAR_EVERYTHING,
-    NO_CACHE,
     NO_INVALIDATION,
     TAGS_FROM_ARGUMENTS,
     WHOLE_RESOURCE,
@@ -122,24 +121,9 @@ async def test_no_answer_is_stale_under_other_tags_that_name_every_change(
     assert_every_read_is_accounted_for(outcome)
 
 
-async def test_finer_tags_keep_more(store: RetailStore, runs: list[Run]) -> None:
-    rates = [
-        (await share_store(runs, store, policy=policy, sessions=16, seed=0, latency=some_turns)).hit_rate
-        for policy in (CLEAR_EVERYTHING, WHOLE_RESOURCE, tags_from_results(store.owner_of))
-    ]
-    assert rates == sorted(rates)
-    assert rates[0] < rates[-1]
-
-
 @pytest.mark.parametrize("policy", [TAGS_FROM_ARGUMENTS, NO_INVALIDATION], ids=lambda p: p.name)
 async def test_the_judge_sees_stale_answers_where_tags_leave_a_change_out(
     store: RetailStore, runs: list[Run], policy: Policy
 ) -> None:
     outcome = await share_store(runs, store, policy=policy, sessions=16, seed=0, latency=some_turns)
     assert outcome.stale
-
-
-async def test_nothing_is_stale_or_spared_without_a_cache(store: RetailStore, runs: list[Run]) -> None:
-    outcome = await share_store(runs, store, policy=NO_CACHE, sessions=16, seed=0, latency=some_turns)
-    assert (outcome.stale, outcome.hits, outcome.shared) == ([], 0, 0)
-    assert outcome.executions == outcome.reads

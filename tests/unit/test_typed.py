@@ -123,23 +123,11 @@ class Text(str):
     __slots__ = ()
 
 
-REFUSED = [
-    (Bare(), Any),
-    (Bare(), Bare),
-    (lambda: 1, Any),
-    (Line, Any),
-    (Status.OPEN, Any),
-    (Line("a", 1.0), Any),
-    (Line("a", 1.0), Spot),
-    (stateful(), Stateful),
-    (Stateful("a", 1.0), Line),
-    (Text("a"), str),
-    (Text("a"), Any),
-    (deque([1]), Any),
-    (threading.Lock(), Any),
-    (object(), object),
-    ({"a": Bare()}, Any),
-    (Ellipsis, Any),
+REFUSED: list[tuple[Any, Any]] = [
+    *((value, Any) for value in (Bare(), lambda: 1, Line, Status.OPEN, Line("a", 1.0), Text("a"), deque([1]))),
+    *((value, Any) for value in (threading.Lock(), {"a": Bare()}, Ellipsis)),
+    *((Bare(), Bare), (Line("a", 1.0), Spot), (stateful(), Stateful), (Stateful("a", 1.0), Line)),
+    *((Text("a"), str), (object(), object)),
 ]
 
 
