@@ -69,20 +69,18 @@ def _check(options: argparse.Namespace) -> int:
         drifts.append(DriftEvent(severity, "error", "", text, accepted, _ending(new), event_type="run"))
     has_failed, fail_on, report = tolerance.fails(drifts), tolerance.fail_on, DriftReport(tuple(drifts), len(new))
     if options.format == "json":
-        print_json({
-            "baseline": [run.path for run in runs], "new": new.path, "fail_on": fail_on, "has_drifted": has_failed,
-            **report.to_dict(),
-        })  # fmt: skip
-    else:
-        printer = Printer()
-        for base, paths in found.items():
-            printer.line(("--- ", "red"), f"{base}  {plural(len(paths), 'run')}")
-        printer.line(("+++ ", "green"), f"{new.path}  {plural(len(new), 'call')}")
-        _print_drifts(printer, drifts)
-        counts = ", ".join(f"{number} {severity.name.lower()}" for severity, number in report.counts.items())
-        verdict = f"{'drift' if has_failed else 'no drift that fails'}: {counts} (fails on {fail_on})"
-        printer.line((verdict if drifts else "The run does as the baseline.", "red" if has_failed else "green"))
-    return 1 if has_failed else 0
+        about = {"baseline": [run.path for run in runs], "new": new.path, "fail_on": fail_on, "has_drifted": has_failed}
+        print_json(about | report.to_dict())
+        return int(has_failed)
+    printer = Printer()
+    for base, paths in found.items():
+        printer.line(("--- ", "red"), f"{base}  {plural(len(paths), 'run')}")
+    printer.line(("+++ ", "green"), f"{new.path}  {plural(len(new), 'call')}")
+    _print_drifts(printer, drifts)
+    counts = ", ".join(f"{number} {severity.name.lower()}" for severity, number in report.counts.items())
+    verdict = f"{'drift' if has_failed else 'no drift that fails'}: {counts} (fails on {fail_on})"
+    printer.line((verdict if drifts else "The run does as the baseline.", "red" if has_failed else "green"))
+    return int(has_failed)
 
 
 def _ending(run: Cassette) -> str:
@@ -91,8 +89,8 @@ def _ending(run: Cassette) -> str:
 
 def _print_drifts(printer: Printer, drifts: Iterable[DriftEvent]) -> None:
     for drift in drifts:
-        severity = drift.severity.name.lower()
-        printer.line((f"{severity:<8}", _STYLES[severity]), f"  {drift.description}")
+        name = drift.severity.name.lower()
+        printer.line((f"{name:<8}", _STYLES[name]), f"  {drift.description}")
 
 
 # accept
@@ -130,27 +128,23 @@ def run_baseline(options: argparse.Namespace) -> int:
         paths = " ".join(shlex.quote(str(path)) for path, found in secrets.items() if found)
         printer.line(f"Nothing was accepted. To remove them: agent-cache cassette redact {paths}")
         return 1
-    planned: list[tuple[Path, Cassette, list[DriftEvent], bool]] = []
-    for path, run in runs.items():
-        drifts: list[DriftEvent] = []
-        is_first = options.replace and not planned
+    Baseline(*([] if options.replace else old), *runs.values())  # they are of one agent
+    for number, (path, run) in enumerate(runs.items()):
+        is_first = options.replace and not number
         try:
             drifts = Baseline(*old).compare(run) if old else []
-        except CassetteError:
-            if not is_first:  # another agent may take the place of all, and none beside them
-                raise
-        planned.append((path, run, drifts, is_first or not old or bool(drifts)))
-        old = [run] if is_first else [*old, run]
-    for number, (path, run, drifts, is_new) in enumerate(planned):
-        if not is_new:
+        except CassetteError:  # another agent takes the place of all
+            drifts = []
+        if old and not drifts and not is_first:
             printer.line(("unchanged", "green"), f"  {path} does as the baseline")
             continue
-        stored, replaced = store_run(run, options.target, replaces=options.replace and not number)
+        stored, replaced = store_run(run, options.target, replaces=is_first)
         what = f", instead of {plural(len(replaced), 'run')}" if replaced else ""
         printer.line(("accepted", "green"), f"  {path} -> {stored}  {plural(len(run), 'call')}{what}")
         if drifts:
             printer.line("It differs from the old baseline:" if replaced else "Tolerated from now on:")
         _print_drifts(printer, drifts)
+        old = [run] if is_first else [*old, run]
     return 0
 
 
@@ -161,14 +155,13 @@ def _old_runs(options: argparse.Namespace) -> list[Cassette]:
         raise ConfigurationError(f"{target} is the file of one run; to keep several, accept them to a folder")
     if not (target.is_file() or any(target.glob("*.jsonl"))):
         return []
-    paths = accepted_runs(target)
     if not (options.add or options.replace):
         raise ConfigurationError(
-            f"{target} has {plural(len(paths), 'accepted run')}: with --add, in a folder, this is one more, and what "
-            "varies between them is tolerated; with --replace it takes their place"
+            f"{target} has {plural(len(accepted_runs(target)), 'accepted run')}: with --add, in a folder, this is one "
+            "more, and what varies between them is tolerated; with --replace it takes their place"
         )
     try:
-        return list(map(load_cassette, paths))
+        return list(map(load_cassette, accepted_runs(target)))
     except CassetteError:
         if options.replace:
             return []

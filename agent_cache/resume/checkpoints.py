@@ -148,14 +148,13 @@ def register_state(kind: type[T], *, framework: str | None = None) -> type[T]:
     is_class = isinstance(kind, type) and not issubclass(kind, tuple)
     if not is_class or not (is_model(kind) or declared_names(kind) is not None):
         raise ConfigurationError(
-            f"register_state takes a dataclass, or a class of msgspec, attrs or pydantic, got {kind!r}; other states "
-            "are given as a dict"
+            f"register_state takes a dataclass, or a class of msgspec, attrs or pydantic: {kind!r}"
         )
     name = name_of(kind) if framework is None else framework
-    if not isinstance(name, str) or not name or name in _BUILT_IN or name == "custom":
+    if not isinstance(name, str) or name in ("", "custom", *_BUILT_IN):
         raise ConfigurationError(f"register_state: framework must be a name of your own, got {name!r}")
-    earlier = _registered.get(name)
-    if earlier is not None and name_of(earlier) != name_of(kind):
+    earlier = _registered.setdefault(name, kind)
+    if name_of(earlier) != name_of(kind):
         raise ConfigurationError(f"register_state: {name!r} is the name of the class {name_of(earlier)} already")
     _registered[name] = kind
     return kind
@@ -361,18 +360,15 @@ def checkpoint_line(checkpoint: Checkpoint, redaction: Redaction | None = None) 
     """
     line = msgspec.structs.asdict(checkpoint)
     del line["session_id"]
-    line["state"], redacted = state_data(checkpoint.state), {*checkpoint.redacted}
+    line["state"], redacted = state_data(checkpoint.state), {*line.pop("redacted")}
     if redaction is not None:
         line["label"] = redaction.text(checkpoint.label)
         state = decode(encode(line["state"]))
-        clean = redaction.apply(decode(encode(state)))
+        line["state"] = clean = redaction.apply(decode(encode(state)))
         if not isinstance(clean, dict):
             raise ConfigurationError("the redaction hook must return the fields of a state as a dict")
         redacted |= {name for name in clean if state.get(name) != clean[name]}  # with names that had a secret, as now
-        line["state"] = clean
-    line["redacted"] = sorted(redacted)
-    if not redacted:
-        del line["redacted"]
+    line |= {"redacted": sorted(redacted)} if redacted else {}
     return encode({"checkpoint": line}) + b"\n"
 
 
@@ -385,8 +381,7 @@ def checkpoint_of(data: Any, session_id: str) -> Checkpoint:
     Raises:
         CheckpointError: if a field beside the state is of a wrong type or missing.
     """
-    found = _converted(data, dict[str, Any], "checkpoint")
-    line: _Line = _converted({**found, "session_id": session_id}, _Line)
+    line: _Line = _converted({**_converted(data, dict[str, Any], "checkpoint"), "session_id": session_id}, _Line)
     try:
         state = _typed(line.framework, line.state)
     except CheckpointError:

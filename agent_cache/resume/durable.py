@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from hashlib import blake2b
@@ -27,6 +26,7 @@ from agent_cache.core.tags import root_of, unescape
 from agent_cache.engine.blocking import run_blocking
 from agent_cache.engine.hooks import CURRENT_CALL, RUN, HookedCall, replay_into_sessions
 from agent_cache.engine.scope import PLACE
+from agent_cache.engine.state import warn_once
 from agent_cache.engine.write import tags_of_intent
 from agent_cache.errors import (
     CassetteError,
@@ -218,7 +218,6 @@ class _JournalTape(Tape):
         self._left = {call.id: (call.lane, call.name) for call in self._calls if call.is_write}
         self._left |= {one.id: (one.lane, one.name) for one in self._doubts.values()}
         self._new_writes: dict[str, str] = {}  # that may be others of the journal with other arguments, by name
-        self._reruns: dict[bytes, str] = {}  # keys, by place
         self._paused: dict[tuple[bytes, bytes], list[int]] = {}  # numbers of calls that LangGraph makes again
         lanes = [call.lane for call in self._calls] + [one.lane for one in stored.begun.values()]
         self._lanes_before = max(lanes, default=0)
@@ -233,6 +232,7 @@ class _JournalTape(Tape):
         self._calls, self._parents = stored.calls, stored.parents
         self._index_of = {bytes.fromhex(call.place): index for index, call in enumerate(stored.calls)}
         self._doubts = {bytes.fromhex(one.place): one for one in stored.in_doubt}
+        self._keys = {bytes.fromhex(one.place): one.key for one in stored.intents.values()}
 
     # Which call of the journal a call is
 
@@ -327,7 +327,7 @@ class _JournalTape(Tape):
     def key_of(self, call: ActiveCall) -> str:
         """The idempotency key of a write."""
         made = blake2b(self._run + call.place, key=self._secret, digest_size=16, person=b"idempotency").hexdigest()
-        return self._reruns.get(call.place, made)
+        return self._keys.get(call.place, made)  # of a branch, those of its original
 
     async def answer(self, call: ActiveCall, *, is_plain: bool) -> Any:
         """The outcome of a call, by the journal, or by what is done with a write in doubt."""
@@ -365,7 +365,6 @@ class _JournalTape(Tape):
         call.is_answered = False
         with self._lock:
             del self._doubts[call.place]
-            self._reruns[call.place] = doubt.key
             self._left.pop(doubt.id, None)
         return RUN
 
@@ -462,9 +461,7 @@ class _JournalTape(Tape):
         self.lanes.is_over = True
         is_paused = any(self._paused.values())  # LangGraph waits for somebody, and makes a call again then
         with self._lock:
-            problem: CassetteError | None = None
-            if error is None:
-                problem = self.error or (None if is_paused else self._undone())
+            problem = None if error is not None else self.error or (None if is_paused else self._undone())
             if error is None and problem is None and not is_paused:
                 self.file.seal()
             self.file.discard()
@@ -513,7 +510,6 @@ def _given_arguments(call: ActiveCall) -> dict[str, Any]:
 # The lines of a run
 
 _INTERRUPTS = frozenset({"langgraph.errors:GraphInterrupt", "langgraph.errors:NodeInterrupt"})
-_hidden: set[str] = set()
 
 
 class _JournalLog(CallLog):
@@ -579,10 +575,9 @@ class _JournalLog(CallLog):
             self._begun[call.place.hex()] = OpenCall(**_opened(call))
             self._tape.pause(call, stored)
             return
-        if self.is_hidden and call.function.name not in _hidden:
-            _hidden.add(call.function.name)
-            text = "%s: redaction has changed an outcome of %s, so this run can only be resumed with a key="
-            _LOG.warning(text, self.path, call.function.name)
+        if self.is_hidden:
+            text = "redaction has changed an outcome in a journal, so this run can only be resumed with a key="
+            warn_once(text, call.function.name)
         recorded = self.recorded(call, outcome, source, tags)
         line = encode(msgspec.structs.replace(recorded, place=call.place.hex(), hidden=self.is_hidden)) + b"\n"
         is_read = not call.is_write and recorded.kind != "llm"
@@ -610,8 +605,7 @@ class _JournalLog(CallLog):
             return
         try:
             self.end_open_calls()
-            duration = int((time.perf_counter() - self._began) * 1e6) / 1000
-            trailer = Trailer(calls=self._written + len(self._cut), duration_ms=duration)
+            trailer = Trailer(calls=self._written + len(self._cut), duration_ms=self.now() / 1000)
             self.append(None, *self._cut, trailer_line(trailer), is_urgent=True)
             self.is_sealed = True
         finally:

@@ -245,13 +245,11 @@ def read_journal(path: str | os.PathLike[str], *, key: bytes | None = None) -> S
     return found
 
 
-def read_regular(path: Path, *, follows: bool = True) -> bytes:
-    """Read a regular file, without waiting for the writer of a pipe; a link only if it `follows` them."""
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-    with os.fdopen(os.open(path, flags if follows else flags | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(0, "it is not a regular file")
-        return file.read()
+def read_regular(path: Path) -> bytes:
+    """Read a regular file, without waiting for the writer of a pipe."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(0, "it is not a regular file")
+    return path.read_bytes()
 
 
 def _content(path: Path, key: bytes | None) -> tuple[bytes, bytes]:

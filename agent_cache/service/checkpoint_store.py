@@ -190,7 +190,7 @@ class CheckpointStore:
             for path in self._directory.glob("[!.]*.jsonl"):
                 stamp = 0, 0, 0
                 try:
-                    about = path.lstat()
+                    about = path.stat()
                     stamp = about.st_ino, about.st_size, about.st_mtime_ns
                     known = self._journals.get(path)
                     found[path] = known if known is not None and known.stamp == stamp else self._listed_in(path, stamp)
@@ -204,7 +204,7 @@ class CheckpointStore:
                 self._by_id = {one.id: (one, path) for path, journal in found.items() for one in journal.entries}
 
     def _listed_in(self, path: Path, stamp: tuple[int, int, int]) -> _Journal:
-        first, *text = decrypted(path, read_regular(path, follows=False), self._key).splitlines(keepends=True)
+        first, *text = decrypted(path, read_regular(path), self._key).splitlines(keepends=True)
         header = msgspec.json.decode(first, type=JournalHeader)
         lines = [line for line in text if line.startswith(b'{"checkpoint"') and line.endswith(b"\n")]
         fields = [msgspec.json.decode(line)["checkpoint"] | {"session_id": header.session_id} for line in lines]
