@@ -249,6 +249,7 @@ class Ledger:
         self.broken: list[str] = []
         self.configured = 0  # When the configuration changed last.
         self.layers = 0  # How many layers are over its base.
+        self.forgets = False  # Whether entries may go, and loads be parted, without a cause: few versions are known.
         self.is_tiered = False  # Whether tiers are in use. A write waits for them, so only what it changed is compared.
 
     def tick(self) -> int:
@@ -504,7 +505,7 @@ class Ledger:
         """Whether a load must still be in the store: up to so many seconds beyond its expiry, when the read started."""
         if load.outcome != "returned" or load.ended > read.started or not load.first or load.read.fresh:
             return False
-        if self.is_tiered or self.layers or load.read.started < self.configured:
+        if self.is_tiered or self.forgets or self.layers or load.read.started < self.configured:
             return False
         if load.clock + self._life(load) + beyond <= (read.clock if at is None else at):
             return False
@@ -545,7 +546,7 @@ class Ledger:
     def _parted(self, one: Load, other: Load) -> bool:
         """Whether, since the older of the two calls, a write, the end of one or a refresh may have parted them."""
         since, clock = min(one.read.started, other.read.started), min(one.read.clock, other.read.clock)
-        if self.is_tiered or since < self.configured:
+        if self.is_tiered or self.forgets or since < self.configured:
             return True
         known = one.read.reader.tags(one.read.key, None)
         refreshed = any(

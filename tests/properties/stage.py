@@ -48,6 +48,7 @@ class Writer(Terse):
     settle: float = 0.0
     big: bool = False
     inner_only: bool = False  # Limited to the session that it runs in.
+    entry: Callable[[str], tuple[object, ...] | None] = lambda _: None  # The one entry that it is limited to.
 
     def __repr__(self) -> str:
         return self.name
@@ -68,6 +69,7 @@ class Place(Terse):
     name: str
     context: Context
     chain: tuple[Place, ...] = ()
+    tenant: str | None = None
     closed: bool = False
     gate: asyncio.Future[None] | None = None
     task: asyncio.Task[None] | None = None
@@ -238,7 +240,7 @@ class Stage:
     def entries(self, reader: Reader, place: Place) -> object:
         """Name the entries that answer there: a session-scoped tool outside a session has none to share."""
         if reader.scope == "global":
-            return self.everywhere
+            return place.tenant or self.everywhere
         return place if place.chain else object()
 
     async def _read(self, read: Read, *, bypassed: bool) -> None:
@@ -265,7 +267,8 @@ class Stage:
     def write(self, writer: Writer, key: str, place: Place, *, at_once: bool = False) -> Write:
         """Call a write tool in a task of its own."""
         chain = place.chain if writer.inner_only else None
-        write = Write(writer.names(key), writer.late, chain=chain, open=at_once, big=writer.big)
+        entry = writer.entry(key)
+        write = Write(writer.names(key), writer.late, chain=chain, entry=entry, open=at_once, big=writer.big)
         write.task = self._spawn(self._write(write, writer, key), place)
         return write
 
@@ -290,18 +293,18 @@ class Stage:
         await how()
         self.ledger.end_write(write, "returned")
 
-    def enter(self, outer: Place) -> Place:
+    def enter(self, outer: Place, tenant: str | None = None) -> Place:
         """Open a session, inside another one or not."""
         self.sessions += 1
         place = Place(f"session {self.sessions}", Context(), gate=self.scheduler.gate())
-        place.chain = (*outer.chain, place)
-        place.task = self._spawn(self._session(place), outer)
+        place.chain, place.tenant = (*outer.chain, place), tenant or outer.tenant
+        place.task = self._spawn(self._session(place, tenant), outer)
         self.scheduler.drain()
         self.places.append(place)
         return place
 
-    async def _session(self, place: Place) -> None:
-        async with AgentCacheSession(loop_detection=False):
+    async def _session(self, place: Place, tenant: str | None) -> None:
+        async with AgentCacheSession(loop_detection=False, tenant=tenant):
             place.context = copy_context()
             assert place.gate is not None
             await place.gate

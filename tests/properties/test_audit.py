@@ -8,28 +8,23 @@ differs at each run; `outcome_key` names the part that is compared.
 from __future__ import annotations
 
 import asyncio
-import unittest
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack
 from contextvars import Context, ContextVar
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-import pytest
-from hypothesis import HealthCheck, Phase, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from dataclasses import dataclass
+from typing import Any
 
 from agent_cache import AgentCache, AgentCacheInvalidator, LoopHints, StaleHit, configure, get_metrics
 from tests.harness import library
+from tests.properties.machine import Machine, searches
 from tests.properties.scheduler import Scheduler
-
-T = TypeVar("T")
 
 KEYS = ("1", "2")
 MANY_READS = 4
 MANY_WRITES = 2
 SECONDS = (1.0, 3.0, 6.0)  # two of them outlast the ttl, the last one also the doubt about a write
 
+machine: ContextVar[Audits] = ContextVar("machine")
 caller: ContextVar[Any] = ContextVar("caller", default=None)
 
 
@@ -41,42 +36,52 @@ class Actor:
     key: str
     gate: asyncio.Future[None] | None = None
     is_over: bool = False
-    was_contained: bool = False
     answer: Any = None
 
 
-@dataclass
-class Change:
-    """One change of the store, in order: the version that it made, and whether a write with the tag has made it."""
-
-    version: int
-    has_tag: bool
+async def load(key: str) -> dict[str, int]:
+    return await machine.get().load(key)
 
 
-@dataclass
-class World:
-    """The store behind the tools, and what has happened to it."""
-
-    versions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KEYS, 0))
-    changes: dict[str, list[Change]] = field(default_factory=lambda: {key: [] for key in KEYS})
-    last: int = 0
-
-    def change(self, key: str, *, has_tag: bool) -> None:
-        self.last += 1
-        self.versions[key] = self.last
-        self.changes[key].append(Change(self.last, has_tag))
-
-    def between(self, key: str, one: int, other: int) -> list[Change]:
-        """The changes that made the one version the other one."""
-        return [change for change in self.changes[key] if one < change.version <= other]
+async def load_by_another(key: str) -> dict[str, int]:
+    return await machine.get().load(key, by=look)
 
 
-class Audits(RuleBasedStateMachine):
+@AgentCache("audited:{key}", audit=0.0)
+async def look(key: str) -> int:
+    return machine.get().versions[key]
+
+
+@AgentCacheInvalidator("audited:{key}")
+async def write(key: str) -> None:
+    await machine.get().write(key, has_tag=True)
+
+
+@AgentCacheInvalidator("audited:{result}")
+async def write_late(key: str) -> str:
+    await machine.get().write(key, has_tag=True)
+    return key
+
+
+@AgentCacheInvalidator("misspelt:{key}")
+async def plant(key: str) -> None:
+    await machine.get().write(key, has_tag=False)
+
+
+AUDITED: dict[str, Any] = {"audit": 1.0, "loop": LoopHints(outcome_key=lambda result: result["version"])}
+READS = {
+    "plain": AgentCache("audited:{key}", name="audits: plain", **AUDITED)(load),
+    "brief": AgentCache("audited:{key}", name="audits: brief", ttl=5.0, **AUDITED)(load),
+    "outer": AgentCache("summary", name="audits: outer", **AUDITED)(load_by_another),
+}
+
+
+class Audits(Machine):
     """Reads that are audited, beside writes that have the tag and writes that lack it."""
 
-    options: dict[str, Any] = {}
-    is_nested = False
+    read_name = "plain"
     plants = True  # whether there are writes without the tag
+    steps = 30
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,60 +89,33 @@ class Audits(RuleBasedStateMachine):
         self.clock = self.exits.enter_context(library.fresh_library())
         self.scheduler = Scheduler()
         self.exits.callback(self.scheduler.close)
-        self.world = World()
+        self.versions = dict.fromkeys(KEYS, 0)
+        self.changes: list[tuple[str, int, bool]] = []  # key, version, and whether a write with the tag has made it
         self.runs: list[Actor] = []
-        self.calls: list[Actor] = []
         self.tasks: list[asyncio.Task[Any]] = []
+        self.loads_before = library.loads_in_flight()
         self.loads = self.writes_called = self.writes_run = self.noise = 0
         self.broken: list[str] = []
         self.found: list[StaleHit] = []
+        self.get: Any = READS[self.read_name]
         configure(on_stale=self.note_stale)
-        self.make_tools()
 
-    def make_tools(self) -> None:
-        async def inner(key: str) -> int:
-            return self.world.versions[key]
+    # The tools
 
-        async def get(key: str) -> dict[str, int]:
-            call = caller.get()
-            run = Actor("audit" if call.is_over else "load", key)
-            self.loads += run.kind == "load"
-            if run.kind == "audit" and any(one.kind == "audit" for one in self.runs):
-                self.broken.append("two audits run at once")
-            self.runs.append(run)
-            try:
-                await self.stand(run)
-                version = await self.inner(key) if self.is_nested else self.world.versions[key]
-                await self.stand(run)
-            finally:
-                self.runs.remove(run)
-            self.noise += 1
-            return {"version": version, "noise": self.noise}
-
-        async def write(key: str) -> None:
-            await self.write(key, has_tag=True)
-
-        async def write_late(key: str) -> str:
-            await self.write(key, has_tag=True)
-            return key
-
-        async def plant(key: str) -> None:
-            await self.write(key, has_tag=False)
-
-        hints = LoopHints(outcome_key=lambda result: result["version"])
-        own = {"resource": "summary"} if self.is_nested else {"resource": "thing:{key}"}
-        self.inner = AgentCache("thing:{key}", audit=0.0, name="inner")(inner)
-        self.get = AgentCache(**own, audit=1.0, loop=hints, name="get", **self.options)(get)
-        self.tagged = AgentCacheInvalidator("thing:{key}", name="write")(write)
-        self.late = AgentCacheInvalidator("thing:{result}", name="write_late")(write_late)
-        self.planted = AgentCacheInvalidator("thign:{key}", name="plant")(plant)
-
-    async def stand(self, actor: Actor) -> None:
-        actor.gate = self.scheduler.gate()
+    async def load(self, key: str, by: Any = None) -> dict[str, int]:
+        run = Actor("audit" if caller.get().is_over else "load", key)
+        self.loads += run.kind == "load"
+        if run.kind == "audit" and any(one.kind == "audit" for one in self.runs):
+            self.broken.append("two audits run at once")
+        self.runs.append(run)
         try:
-            await actor.gate
+            await self.stand(run)
+            version = self.versions[key] if by is None else await by(key)
+            await self.stand(run)
         finally:
-            actor.gate = None
+            self.runs.remove(run)
+        self.noise += 1
+        return {"version": version, "noise": self.noise}
 
     async def write(self, key: str, *, has_tag: bool) -> None:
         run = Actor("write", key)
@@ -145,46 +123,49 @@ class Audits(RuleBasedStateMachine):
         self.runs.append(run)
         try:
             await self.stand(run)
-            self.world.change(key, has_tag=has_tag)
+            self.change(key, has_tag=has_tag)
             await self.stand(run)
         finally:
             self.runs.remove(run)
 
+    async def stand(self, actor: Actor) -> None:
+        actor.gate = self.scheduler.gate()
+        await actor.gate
+
+    def change(self, key: str, *, has_tag: bool) -> None:
+        self.versions[key] = version = len(self.changes) + 1
+        self.changes.append((key, version, has_tag))
+
     def note_stale(self, hit: StaleHit) -> None:
         self.found.append(hit)
         key, cached, fresh = hit.arguments["key"], hit.cached["version"], hit.fresh["version"]
-        between = self.world.between(key, cached, fresh)
-        if not between or any(change.has_tag for change in between):
+        between = [has_tag for name, version, has_tag in self.changes if name == key and cached < version <= fresh]
+        if not between or any(between):
             self.broken.append(f"{cached} -> {fresh} of {key} was counted, and is explained: {between}")
         if self.get.contains(key):
             self.broken.append(f"{hit} was reported and is still there")
 
     # The moves
 
-    @rule(data=st.data())
-    def move(self, data: st.DataObject) -> None:
-        self.data = data
-        getattr(self, self.choose("move", list(self.moves())))()
+    def running(self) -> list[asyncio.Task[Any]]:
+        return [task for task in self.tasks if not task.done()]
 
-    def choose(self, what: str, among: Sequence[T]) -> T:
-        return self.data.draw(st.sampled_from(among), label=what)
+    def standing(self) -> list[Actor]:
+        return [run for run in self.runs if run.gate is not None and not run.gate.done()]
 
     def moves(self) -> Iterator[str]:
-        if sum(not task.done() for task in self.tasks) < MANY_READS:
+        if len(self.running()) < MANY_READS:
             yield from ["start_a_read"] * 5
-        if self.runs:
+        if self.standing():
             yield from ["let_a_run_go_on"] * 6
             yield "fail_a_run"
-        if self.writes_called - self.count_of("write") < MANY_WRITES:
+        if self.writes_called - sum(run.kind == "write" for run in self.runs) < MANY_WRITES:
             yield "start_a_write"
-        if [task for task in self.tasks if not task.done()]:
+        if self.running():
             yield "cancel_a_call"
         yield from ("invalidate", "let_time_pass")
         if self.plants:
             yield "change_it_from_outside"
-
-    def count_of(self, kind: str) -> int:
-        return sum(run.kind == kind for run in self.runs)
 
     def choose_turns(self) -> None:
         turns = self.choose("turns", ("until idle", "until idle", "until idle", "none", "one", "two"))
@@ -193,68 +174,61 @@ class Audits(RuleBasedStateMachine):
         for _ in range({"one": 1, "two": 2}.get(turns, 0)):
             self.scheduler.turn()
 
-    def spawn(self, work: Callable[[], Any]) -> asyncio.Task[None]:
-        task = self.scheduler.spawn(work(), Context())
-        self.tasks.append(task)
-        return task
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        context = Context()
+        context.run(machine.set, self)
+        self.tasks.append(self.scheduler.spawn(work, context))
 
     async def read(self, call: Actor) -> None:
         caller.set(call)
-        call.was_contained = call.kind == "read" and self.get.contains(call.key)
-        before = self.loads
-        turns = self.scheduler.loop.turns
+        was_contained = call.kind == "read" and self.get.contains(call.key)
+        before, turns = self.loads, self.scheduler.loop.turns
         try:
             call.answer = await (self.get if call.kind == "read" else self.get.fresh)(call.key)
         except OSError:
             pass
         finally:
             call.is_over = True
-        if call.was_contained and (self.scheduler.loop.turns != turns or self.loads != before):
+        if was_contained and (self.scheduler.loop.turns != turns or self.loads != before):
             self.broken.append(f"a hit of {call.key} waited")
 
     def start_a_read(self) -> None:
         call = Actor(self.choose("kind", ("read", "read", "read", "fresh read")), self.choose("key", KEYS))
-        self.calls.append(call)
-        self.spawn(lambda: self.read(call))
+        self.spawn(self.read(call))
         self.choose_turns()
 
-    async def call_write(self, tool: Any, key: str) -> None:
-        try:
-            await tool(key)
-        except OSError:
-            pass
-
     def start_a_write(self) -> None:
-        writers = self.tagged, self.late, *((self.planted,) if self.plants else ())
-        tool = self.choose("writer", writers)
+        tool: Any = self.choose("writer", (write, write_late, *([plant] if self.plants else [])))
         key = self.choose("key", KEYS)
         self.writes_called += 1
-        self.spawn(lambda: self.call_write(tool, key))
+
+        async def call() -> None:
+            try:
+                await tool(key)
+            except OSError:
+                pass
+
+        self.spawn(call())
         self.scheduler.drain()
 
     def let_a_run_go_on(self) -> None:
-        standing = [run for run in self.runs if run.gate is not None and not run.gate.done()]
-        if standing:
-            self.choose("run", standing).gate.set_result(None)
+        gate = self.choose("run", self.standing()).gate
+        assert gate is not None
+        gate.set_result(None)
         self.choose_turns()
 
     def fail_a_run(self) -> None:
-        standing = [run for run in self.runs if run.gate is not None and not run.gate.done()]
-        if standing:
-            self.choose("run", standing).gate.set_exception(OSError("failed"))
+        gate = self.choose("run", self.standing()).gate
+        assert gate is not None
+        gate.set_exception(OSError("failed"))
         self.choose_turns()
 
     def cancel_a_call(self) -> None:
-        self.choose("call", [task for task in self.tasks if not task.done()]).cancel()
+        self.choose("call", self.running()).cancel()
         self.choose_turns()
 
     def invalidate(self) -> None:
-        key = self.choose("key", KEYS)
-
-        async def drop() -> None:
-            await self.get.invalidate(key)
-
-        self.spawn(drop)
+        self.spawn(self.get.invalidate(self.choose("key", KEYS)))
         self.scheduler.drain()
 
     def let_time_pass(self) -> None:
@@ -263,36 +237,37 @@ class Audits(RuleBasedStateMachine):
         self.scheduler.loop.now += seconds
 
     def change_it_from_outside(self) -> None:
-        self.world.change(self.choose("key", KEYS), has_tag=False)
+        self.change(self.choose("key", KEYS), has_tag=False)
 
     # What holds
 
-    @invariant()
-    def nothing_went_wrong(self) -> None:
+    def check(self) -> None:
         assert not self.broken, self.broken
         assert not self.scheduler.complaints, self.scheduler.complaints
         assert self.writes_run <= self.writes_called
+        assert self.plants or not self.found, "no tag is missing"
 
-    def teardown(self) -> None:
-        with self.exits:
-            self.run_to_the_end()
-            self.clock.advance(10.0)  # what was in doubt is not any more
-            for key in KEYS:
-                self.check_at_rest(key)
-            counts = get_metrics()
-            assert counts["stale_found"] == len(self.found) <= counts["audits"] <= counts["hits"]
-            assert counts["tools"].get("get", {"misses": 0})["misses"] <= self.loads
-            self.nothing_went_wrong()
-            assert all(task.done() for task in self.tasks)
-            assert library.nothing_in_flight()
+    def finish(self) -> None:
+        self.run_to_the_end()
+        self.clock.advance(10.0)  # what was in doubt is not any more
+        for key in KEYS:
+            self.check_at_rest(key)
+        counts = get_metrics()
+        assert counts["stale_found"] == len(self.found) <= counts["audits"] <= counts["hits"]
+        assert counts["misses"] <= self.loads + len(KEYS) * self.loads * (self.read_name == "outer")
+        self.check()
+        assert not self.running()
+        assert library.loads_in_flight() <= self.loads_before
+
+    def close(self) -> None:
+        self.exits.close()
 
     def run_to_the_end(self) -> None:
         self.scheduler.drain()
         for _ in range(100):
-            standing = [run for run in self.runs if run.gate is not None and not run.gate.done()]
-            if not standing:
+            if not self.standing():
                 return
-            for run in standing:
+            for run in self.standing():
                 assert run.gate is not None
                 run.gate.set_result(None)
             self.scheduler.drain()
@@ -302,58 +277,22 @@ class Audits(RuleBasedStateMachine):
         """A planted missing tag is found at the next hit, and a right answer is left alone."""
         if not self.get.contains(key):
             return
-        found, truth = len(self.found), self.world.versions[key]
+        found, truth = len(self.found), self.versions[key]
         call = Actor("read", key)
-        self.spawn(lambda: self.read(call))
+        self.spawn(self.read(call))
         self.run_to_the_end()
         assert call.answer is not None
         is_stale = call.answer["version"] != truth
         assert is_stale == (len(self.found) > found), (call.answer, truth)
         assert self.get.contains(key) != is_stale
-        if not self.plants:
-            assert not is_stale
 
 
-class AuditsWithExpiry(Audits):
-    """Entries expire while they are audited."""
-
-    options = {"ttl": 5.0}
-
-
-class AuditsOfOuterReads(Audits):
-    """The tool reads by another tool, and depends on what that depends on."""
-
-    is_nested = True
-
-
-class AuditsOfRightTags(Audits):
-    """No tag is missing, so nothing is ever found."""
-
-    plants = False
-
-    @invariant()
-    def nothing_was_found(self) -> None:
-        assert self.found == []
-
-
-SEARCH = settings(
-    max_examples=max(1, settings.default.max_examples * 4 // 100),
-    stateful_step_count=30,
-    phases=set(Phase) - {Phase.explain},
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-LONG_SEARCH = settings(SEARCH, max_examples=3 * settings.default.max_examples)
-pytestmark = pytest.mark.timeout(600)
-
-
-def case(machine: type[Audits], search: settings) -> type[unittest.TestCase]:
-    """Make a class that pytest collects."""
-    made = type(machine.__name__, (machine,), {}).TestCase
-    made.settings = search
-    return made
-
-
-for machine in (Audits, AuditsWithExpiry, AuditsOfOuterReads, AuditsOfRightTags):
-    globals()[f"Test{machine.__name__}"] = case(machine, SEARCH)
-    globals()[f"Test{machine.__name__}Longer"] = pytest.mark.slow(case(machine, LONG_SEARCH))
-del machine
+FEW, MANY = 40, 1_000
+VARIANTS: dict[str, dict[str, Any]] = {
+    "": {},
+    "of_brief_answers": {"read_name": "brief"},
+    "of_outer_reads": {"read_name": "outer"},
+    "of_right_tags": {"plants": False},
+}
+for variant, attributes in VARIANTS.items():
+    globals().update(searches(Audits, FEW, MANY, variant, **attributes))

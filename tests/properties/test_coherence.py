@@ -1,29 +1,26 @@
 """P1 and P3 for every interleaving: readers, writers, cancellations, time and sessions as moves of a state machine.
 
-Each machine runs over decorated tools, and some again over the same tools called by name through a `Toolbox`;
-`-m slow` runs all, and searches longer.
+Each machine runs over decorated tools, and some again over the same tools called by name through a `Toolbox`; `-m slow`
+runs all, and searches longer. The oracle is `ledger`.
 """
 
 from __future__ import annotations
 
-import unittest
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from agent_cache import ToolCall, configure, invalidate
+from agent_cache.core import versions
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
 from tests.properties import toolbox
 from tests.properties.ledger import Broken, Key, Reader, Rejected, Write, arguments
+from tests.properties.machine import Machine, searches
 from tests.properties.stage import Place, Stage
 from tests.properties.toolbox import TOOLBOX
-
-T = TypeVar("T")
 
 RENEWING = ("renewing",)  # It reads by `fresh`, which a tool that is known by name has not.
 MANY_READS = 5
@@ -57,19 +54,14 @@ DECORATORS = "decorators"
 """The body of a machine whose tools are decorated; that of the others is `TOOLBOX`."""
 
 
-class Coherence(RuleBasedStateMachine):
-    """The moves that all machines have.
-
-    One rule draws among the moves that are possible, those first that get somewhere. Were each a rule of its own,
-    Hypothesis would leave whole kinds of moves out of most examples, and half of these would read nothing.
-    """
+class Coherence(Machine):
+    """The moves that all machines have."""
 
     body = DECORATORS
     patience = 5
     reader_names: tuple[str, ...] = ()
     writer_names: tuple[str, ...] = ()
     seconds = SECONDS
-    share = 1.0  # Of the examples that the search asks for.
     load_endings: tuple[str, ...] = ("goes on", "ends", "ends", "ends", "fails")
 
     def __init__(self) -> None:
@@ -81,21 +73,16 @@ class Coherence(RuleBasedStateMachine):
         self.readers = [made[name] for name in self.reader_names if self.body != TOOLBOX or name not in RENEWING]
         self.writers = [changed[name] for name in self.writer_names]
 
-    def teardown(self) -> None:
-        with self.exits:
-            self.stage.finish(self.readers)
+    def close(self) -> None:
+        self.exits.close()
 
-    @invariant()
-    def nothing_went_wrong(self) -> None:
+    def check(self) -> None:
         self.stage.verdict()
 
-    @rule(data=st.data())
-    def move(self, data: st.DataObject) -> None:
-        self.data = data
-        getattr(self, self.choose("move", list(self.moves())))()
+    def finish(self) -> None:
+        self.stage.finish(self.readers)
 
     def moves(self) -> Iterator[str]:
-        """Name the possible moves, each as often as it should be drawn."""
         stage = self.stage
         if len(stage.waiting()) < MANY_READS:
             yield from ["start_a_read"] * 4
@@ -110,9 +97,6 @@ class Coherence(RuleBasedStateMachine):
         if stage.doubtful():
             yield from ["let_a_lost_write_take_effect"] * 2
         yield from ["let_time_pass"] * (2 if stage.held() else 1)
-
-    def choose(self, what: str, among: Sequence[T]) -> T:
-        return self.data.draw(st.sampled_from(among), label=what)
 
     def choose_turns(self) -> None:
         """Let the loop settle before the next move, or let that come in the midst of a wake-up."""
@@ -193,7 +177,9 @@ class Invalidating(Coherence):
 
     def invalidate_a_call(self) -> None:
         reader, key, place = self.choose_call()
-        self.stage.invalidate(Write(entry=(reader.name, key)), lambda: reader.call.invalidate(*arguments(key)), place)
+        entries = (self.stage.entries(reader, place),) if reader.scope == "global" else ()
+        write = Write(entry=(reader.name, key, *entries))
+        self.stage.invalidate(write, lambda: reader.call.invalidate(*arguments(key)), place)
         self.choose_turns()
 
     def clear_a_tool(self) -> None:
@@ -209,6 +195,8 @@ class Invalidating(Coherence):
 class Nesting(Coherence):
     """The moves of sessions, one inside another or beside it; two that nest are there from the start."""
 
+    tenants: tuple[str | None, ...] = (None,)
+
     def __init__(self) -> None:
         super().__init__()
         self.stage.enter(self.stage.enter(self.stage.everywhere))
@@ -221,7 +209,7 @@ class Nesting(Coherence):
             yield "end_a_session"
 
     def open_a_session(self) -> None:
-        self.stage.enter(self.choose_place())
+        self.stage.enter(self.choose_place(), self.choose("tenant", self.tenants))
 
     def end_a_session(self) -> None:
         self.stage.leave(self.choose("session", self.stage.innermost()))
@@ -263,21 +251,21 @@ class StaticAndEntityTags(Coherence):
     """Tags that are known before the load."""
 
     reader_names = ("listing", "entity")
-    writer_names = ("entity", "root")
+    writer_names = ("entity", "root", "nobodys")
 
 
 class TagsFromTheResult(Coherence):
     """Tags that only the result tells, of reads and of writes."""
 
-    reader_names = ("lookup", "entity", "several")
-    writer_names = ("entity", "told", "root")
+    reader_names = ("lookup", "entity", "several", "listing")
+    writer_names = ("entity", "told", "root", "settling_told", "told_nobodys")
 
 
 class SeveralTags(Coherence):
     """Several tags, computed tags, tags below an entity, and writes whose source settles later."""
 
-    reader_names = ("both", "below", "several")
-    writer_names = ("both", "computed", "settling")
+    reader_names = ("both", "below", "several", "listing", "entity")
+    writer_names = ("both", "computed", "settling", "line")
 
 
 class ExpiryAndEviction(Invalidating):
@@ -405,6 +393,38 @@ class SessionsInvalidatedByHand(Nesting, Invalidating):
     writer_names = ("root",)
 
 
+class Tenants(Nesting, Invalidating):
+    """Sessions of several tenants, who share nothing."""
+
+    tenants = ("ada", "bob", None)
+    reader_names = ("entity", "own_entity", "page", "graceful")
+    writer_names = ("entity", "told", "inner")
+
+    def __init__(self) -> None:
+        super().__init__()
+        for tenant in self.tenants[:2]:
+            self.stage.enter(self.stage.everywhere, tenant)
+
+
+class WritesOfEntries(Composing):
+    """Writes that name the entries that they touch, and reads of these entries."""
+
+    reader_names = ("entity", "page", "page", "bounded")
+    writer_names = ("keyed", "keyed", "entity")
+
+
+class FewVersions(Nesting, Composing):
+    """So few versions are kept that what is older counts as written."""
+
+    reader_names = ("entity", "own_entity", "page", "lookup", "own_page")
+    writer_names = ("entity", "told", "inner", "both")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exits.enter_context(pytest.MonkeyPatch.context()).setattr(versions, "GENERATION", 2)
+        self.stage.ledger.forgets = True
+
+
 class Layers(Configuring, Invalidating):
     """Layers without tiers: what is off, or has no room, and what bypasses the cache."""
 
@@ -447,36 +467,19 @@ MACHINES = (
     ExpiryWithinReads,
     SessionsWithinReads,
     ManyTags,
+    Tenants,
+    WritesOfEntries,
+    FewVersions,
     Layers,
     LayersOverATier,
 )
-SEARCH = settings(
-    max_examples=max(1, settings.default.max_examples * 3 // 100),  # So a profile still decides how long to look.
-    stateful_step_count=40,
-    phases=set(Phase) - {Phase.explain},  # To explain costs far more than to shrink, and every move is in the report.
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-pytestmark = pytest.mark.timeout(600)  # To find takes seconds; to make what was found small may take minutes.
-LONG_SEARCH = settings(SEARCH, max_examples=20 * SEARCH.max_examples)
-SHORT_SEARCH = settings(SEARCH, max_examples=max(1, SEARCH.max_examples // 2))
 BY_NAME = (TagsFromTheResult, SeveralTags, ExpiredAnswers, OneCallManyCallers, Sessions, ReadsWithinReads, Layers)
 """The machines that run over a toolbox each time: one for each option that a rule passes on. `-m slow` runs all."""
 
 
-def case(machine: type[Coherence], body: str, search: settings) -> type[unittest.TestCase]:
-    """Make a class that pytest collects."""
-    made = type(f"{machine.__name__}{body.title()}", (machine,), {"body": body}).TestCase
-    made.settings = settings(search, max_examples=max(1, round(search.max_examples * machine.share)))
-    return made
-
-
+FEW, MANY = 40, 1_000
 for machine in MACHINES:
-    name = f"Test{machine.__name__}"
-    globals()[name] = case(machine, DECORATORS, SEARCH)
-    globals()[f"{name}Longer"] = pytest.mark.slow(case(machine, DECORATORS, LONG_SEARCH))
-    if machine is not GivenResults:  # which gives them by `set`, which a tool that is known by name has not
-        name = f"Test{machine.__name__}ByName"
-        if machine in BY_NAME:
-            globals()[name] = case(machine, TOOLBOX, SHORT_SEARCH)
-        globals()[f"{name}Longer"] = pytest.mark.slow(case(machine, TOOLBOX, LONG_SEARCH))
-del machine, name
+    globals().update(searches(machine, FEW, MANY))
+    if machine not in (GivenResults, WritesOfEntries):  # tools that are known by name have no `set` and no keys
+        globals().update(searches(machine, FEW // 2 * (machine in BY_NAME), MANY, "by_name", body=TOOLBOX))
+del machine

@@ -9,20 +9,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import unittest
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-from hypothesis import HealthCheck, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
-
-from agent_cache import AgentCache, AgentCacheInvalidator
+from agent_cache import AgentCache, AgentCacheInvalidator, configure
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
 from tests.harness.threads import PATIENCE, Call, until
+from tests.properties.machine import Machine, searches
 
 KEYS = ("1", "2")
 MANY_READS = 6
@@ -55,7 +52,7 @@ class Reading:
 class World:
     """The store behind the tools: a version of each key."""
 
-    def __init__(self, tier: MemoryTier | None) -> None:
+    def __init__(self) -> None:
         self.versions = dict.fromkeys(KEYS, 0)
         self.ended = dict.fromkeys(KEYS, 0)  # the version that the last write that is over has left
         self.runs: list[Run] = []
@@ -65,30 +62,6 @@ class World:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
-
-        @AgentCache("thing:{key}", name="get", remote_cache=tier)
-        def get(key: str) -> int:
-            run = self.begin("read", key)
-            error = run.gate.result(PATIENCE)
-            return self.look(run, error)
-
-        @AgentCache("thing:{key}", name="get_async", remote_cache=tier)
-        async def get_async(key: str) -> int:
-            run = self.begin("async read", key)
-            error = await asyncio.wrap_future(run.gate)
-            return self.look(run, error)
-
-        @AgentCacheInvalidator("thing:{key}", name="change", doubt=0)
-        def change(key: str) -> None:
-            run = self.begin("write", key)
-            self.land(run, run.gate.result(PATIENCE))
-
-        @AgentCacheInvalidator("thing:{key}", name="change_async", doubt=0)
-        async def change_async(key: str) -> None:
-            run = self.begin("write", key)
-            self.land(run, await asyncio.wrap_future(run.gate))
-
-        self.reads, self.writes = (get, get_async), (change, change_async)
 
     # The tools
 
@@ -145,6 +118,37 @@ class World:
         self.loop.close()
 
 
+world: ContextVar[World] = ContextVar("world")
+
+
+def get(key: str) -> int:
+    here = world.get()
+    run = here.begin("read", key)
+    return here.look(run, run.gate.result(PATIENCE))
+
+
+async def get_async(key: str) -> int:
+    here = world.get()
+    run = here.begin("async read", key)
+    return here.look(run, await asyncio.wrap_future(run.gate))
+
+
+def change(key: str) -> None:
+    here = world.get()
+    run = here.begin("write", key)
+    here.land(run, run.gate.result(PATIENCE))
+
+
+async def change_async(key: str) -> None:
+    here = world.get()
+    run = here.begin("write", key)
+    here.land(run, await asyncio.wrap_future(run.gate))
+
+
+READS = [AgentCache("thread:{key}")(tool) for tool in (get, get_async)]
+WRITES = [AgentCacheInvalidator("thread:{key}", doubt=0)(tool) for tool in (change, change_async)]
+
+
 class Awaited:
     """A call in the loop, as a `Call`."""
 
@@ -158,7 +162,7 @@ class Awaited:
         return self._future.result(PATIENCE)
 
 
-class Threads(RuleBasedStateMachine):
+class Threads(Machine):
     """Reads and writes of both kinds, on two keys."""
 
     is_tiered = False
@@ -167,16 +171,14 @@ class Threads(RuleBasedStateMachine):
         super().__init__()
         self.fresh = library.fresh_library()
         self.fresh.__enter__()
-        self.world = World(MemoryTier(MemoryServer()) if self.is_tiered else None)
+        if self.is_tiered:
+            configure(remote=MemoryTier(MemoryServer()))
+        self.world = World()
+        world.set(self.world)
         self.reads: list[Reading] = []
         self.writes: list[Reading] = []
         self.deaths = 0
-
-    @rule(data=st.data())
-    def move(self, data: st.DataObject) -> None:
-        self.data = data
-        getattr(self, self.choose("move", list(self.moves())))()
-        self.settle()
+        self.loads_before = library.loads_in_flight()
 
     def moves(self) -> Iterator[str]:
         if len(self.reads) < MANY_READS:
@@ -186,15 +188,12 @@ class Threads(RuleBasedStateMachine):
         if self.world.runs:
             yield from ["let_a_tool_end"] * 3
 
-    def choose(self, what: str, among: Any) -> Any:
-        return self.data.draw(st.sampled_from(among), label=what)
-
     def start_a_read(self) -> None:
-        tool, key = self.choose("tool", self.world.reads), self.choose("key", KEYS)
+        tool, key = self.choose("tool", READS), self.choose("key", KEYS)
         self.reads.append(Reading(key, self.world.ended[key], self.world.start(tool, key)))
 
     def start_a_write(self) -> None:
-        tool, key = self.choose("tool", self.world.writes), self.choose("key", KEYS)
+        tool, key = self.choose("tool", WRITES), self.choose("key", KEYS)
         self.writes.append(Reading(key, 0, self.world.start(tool, key)))
 
     def let_a_tool_end(self) -> None:
@@ -207,7 +206,7 @@ class Threads(RuleBasedStateMachine):
         else:
             self.world.let_go(run, LookupError() if how == "fails" else None)
 
-    def settle(self) -> None:
+    def check(self) -> None:
         """Wait until all stands still; judge what has ended."""
 
         def stands_still() -> bool:
@@ -231,16 +230,16 @@ class Threads(RuleBasedStateMachine):
         assert self.deaths >= 0, "who waited for a load that died has died with it"
         assert not self.world.broken, self.world.broken
 
-    def teardown(self) -> None:
-        try:
-            while self.reads or self.writes:
-                for run in list(self.world.runs):
-                    self.world.let_go(run, None)
-                self.settle()
-            assert library.loads_in_flight() == 0
-        finally:
-            self.world.close()
-            self.fresh.__exit__(None, None, None)
+    def finish(self) -> None:
+        while self.reads or self.writes:
+            for run in list(self.world.runs):
+                self.world.let_go(run, None)
+            self.check()
+        assert library.loads_in_flight() <= self.loads_before
+
+    def close(self) -> None:
+        self.world.close()
+        self.fresh.__exit__(None, None, None)
 
 
 class ThreadsOverATier(Threads):
@@ -249,26 +248,8 @@ class ThreadsOverATier(Threads):
     is_tiered = True
 
 
-SEARCH = settings(
-    max_examples=max(1, settings.default.max_examples * 3 // 100),
-    stateful_step_count=30,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    deadline=None,
-)
-LONG_SEARCH = settings(SEARCH, max_examples=settings.default.max_examples * 5 // 2)
-pytestmark = pytest.mark.timeout(600)
-
-
-def case(machine: type[Threads], search: settings) -> type[unittest.TestCase]:
-    """Make a class that pytest collects."""
-    made = machine.TestCase
-    made.settings = search
-    return made
-
-
-TestThreads = case(Threads, SEARCH)
-TestThreadsOverATier = case(ThreadsOverATier, SEARCH)
-TestThreadsLonger = pytest.mark.slow(case(type("LongerThreads", (Threads,), {}), LONG_SEARCH))
-TestThreadsOverATierLonger = pytest.mark.slow(
-    case(type("LongerThreadsOverATier", (ThreadsOverATier,), {}), LONG_SEARCH)
-)
+FEW, MANY = 15, 400
+MACHINES = (Threads, ThreadsOverATier)
+for machine in MACHINES:
+    globals().update(searches(machine, FEW, MANY))
+del machine

@@ -18,6 +18,7 @@ OWNERS = {"a": "1", "b": "2", "nobody": None}
 ROOT: Path = ("sale",)  # of no tool of another test: a write goes to the tiers of all that have its root
 CART: Path = ("cart",)
 PAGE: Path = ("page",)
+NOBODYS: Path = (*ROOT, "nobody's")  # of a write that gives no id: only what depends on all sales changes
 MANY = tuple(f"x{number}" for number in range(1_500))
 MOST = tuple(f"y{number}" for number in range(2_001))  # So many count as the whole root.
 SETTLE = 3.0
@@ -262,6 +263,12 @@ def writers(body: str) -> dict[str, Writer]:
     async def one(id: str) -> None:
         await change(*sale(id))
 
+    async def nobodys(id: str) -> None:
+        await change(NOBODYS)
+
+    async def line(id: str) -> None:
+        await change((*ROOT, id, "lines", "1"))
+
     async def giving(id: str) -> None:
         made = readers(body)
         await change(*sale(id), gives=((made["entity"], id), (made["listing"], "")))
@@ -280,6 +287,8 @@ def writers(body: str) -> dict[str, Writer]:
         async with writing(f"sale:{id}", *[f"sale:{other}" for other in MANY]):
             await change(*sale(id))
 
+    key_of: Any = lambda args, kwargs: readers(body)["entity"].call.cache_key(*args)  # type: ignore[attr-defined]
+    by_key = {} if body == TOOLBOX else {"key_fn": key_of, "clear_all": False}
     by_id: Callable[[str], tuple[Path, ...]] = sale
     many = tags_from("sale", lambda arguments: [*MANY, arguments["id"]])
     many_told = tags_from("sale", lambda arguments, result: [*MANY, result])
@@ -293,11 +302,25 @@ def writers(body: str) -> dict[str, Writer]:
         Writer("computed", invalidates(by_arguments)(one), by_id),
         Writer("told", invalidates("sale:{result}")(unnamed), lambda _: (), late=(ROOT,), told=by_id),
         Writer("settling", invalidates("sale:{id}", settle=SETTLE)(one), by_id, settle=SETTLE),
+        Writer(
+            "settling_told",
+            invalidates("sale:{result}", settle=SETTLE)(unnamed),
+            lambda _: (),
+            late=(ROOT,),
+            told=by_id,
+            settle=SETTLE,
+        ),
         # The other ids that they name are nobody's.
         Writer("many", invalidates(many)(one), by_id, big=True),
         Writer("many_told", invalidates(many_told)(unnamed), lambda _: (), late=(ROOT,), told=by_id, big=True),
         Writer("most", invalidates(most)(everything), lambda _: (ROOT,), big=True),
         Writer("in_a_block", in_a_block, by_id, big=True),
+        Writer("keyed", invalidates("sale:{id}", **by_key)(one), lambda _: (), entry=lambda id_: ("entity", id_)),
+        Writer("nobodys", invalidates(tags_from("sale", lambda arguments: None))(nobodys), lambda _: (NOBODYS,)),
+        Writer(
+            "told_nobodys", invalidates("sale:{result}")(nobodys), lambda _: (), late=(ROOT,), told=lambda _: (NOBODYS,)
+        ),
+        Writer("line", invalidates("sale:{id}:lines:1")(line), lambda id_: ((*ROOT, id_, "lines", "1"),)),
         Writer("inner", invalidates("sale:{id}", "session")(one), by_id, inner_only=True),
     )
     return {writer.name: writer for writer in made}
