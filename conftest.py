@@ -47,7 +47,7 @@ sys.dont_write_bytecode = False
 # No test talks to the world: to read the certificates of its authorities is most of the work of making a client.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "tests" / "harness" / "authority.pem")
 
-# Of a function with more cases than these, those between run with `-m slow`, unless a test is asked for by its name.
+# Of a function with more cases than these, those between run with `-m slow`, unless tests are asked for by a name.
 # Not of the rules of the project, `tests/test_*.py`: a sample of budgets, or of modules, is no rule.
 CASES = 5
 RULES = Path(__file__).parent / "tests"
@@ -79,7 +79,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark cases as slow, and shuffle files, but leave the tests of one in their order: fixtures of modules last."""
-    if not any("::" in argument for argument in config.args):
+    if not config.option.keyword and not any("::" in argument for argument in config.args):
         cases = defaultdict(list)
         for item in items:
             if item.get_closest_marker("slow") is None and item.path.parent != RULES:

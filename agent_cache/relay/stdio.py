@@ -100,11 +100,11 @@ class _Link:
         self.numbers = itertools.count(1)
         self._relay = relay
         sys.stdout.flush()
-        self._to_host = _Writer(os.fdopen(os.dup(1), "wb", buffering=0))
+        self._to_host = LineWriter(os.fdopen(os.dup(1), "wb", buffering=0))
         self.write = self._to_host.write
         os.dup2(2, 1)  # from here on, what any code prints goes to standard error
         self._server: subprocess.Popen[bytes] | None = None
-        self._to_server: _Writer | None = None
+        self._to_server: LineWriter | None = None
         self._is_connected = False  # whether the server may still answer
         self._open: dict[Any, asyncio.Future[Message] | None] = {}
         self._calls: dict[Any, _Request] = {}
@@ -126,7 +126,7 @@ class _Link:
         with signals(stop):
             if not self._relay.is_replay:
                 self._server = started(command)
-                self._to_server, self._is_connected = _Writer(self._server.stdin), True
+                self._to_server, self._is_connected = LineWriter(self._server.stdin), True
                 server_end = asyncio.ensure_future(self._read_server(self._server))
             host_end = read_lines(0, self._from_host)
             await asyncio.wait({stopped, server_end, host_end}, return_when=asyncio.FIRST_COMPLETED)
@@ -309,7 +309,7 @@ def read_lines(descriptor: int, take: Callable[[bytes], object]) -> asyncio.Futu
     return end
 
 
-class _Writer:
+class LineWriter:
     """Writes lines to a pipe or a file, in order, and blocks nobody: a thread writes what has no room at once."""
 
     def __init__(self, file: Any) -> None:
@@ -322,11 +322,12 @@ class _Writer:
             self._room.register(file, select.POLLOUT)
 
     def write(self, line: bytes) -> None:
+        """Write a line after those before it. Of what nobody reads any more nothing is said: the input will end."""
         rest = memoryview(line)
         try:
             while rest and self._queued == self._written and self._room is not None and self._room.poll(0):
-                rest = rest[self._file.write(rest[:_AT_ONCE]) :]
-        except OSError:  # who reads has gone, and the input will end
+                rest = rest[self._file.write(rest[:_AT_ONCE]) or 0 :]
+        except OSError:
             return
         if rest:
             self._queued += 1
@@ -339,7 +340,10 @@ class _Writer:
         while (rest := self._queue.get()) is not None:
             with contextlib.suppress(OSError):
                 while rest:
-                    rest = rest[self._file.write(rest) :]
+                    written = self._file.write(rest)
+                    rest = rest[written or 0 :]
+                    if written is None and self._room is not None:  # the host's pipe does not block, and is full
+                        self._room.poll()
             self._written += 1
         self._file.close()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import os
+import threading
 
 import msgspec
 import pytest
@@ -12,6 +15,7 @@ from agent_cache import Read, Toolbox, Write
 from agent_cache.relay.messages import ConnectionLost, listed, parsed
 from agent_cache.relay.relay import HostRequest, Relay
 from agent_cache.relay.relay_settings import RelaySettings, load, proposals, starter_rules
+from agent_cache.relay.stdio import LineWriter
 from agent_cache.testing import FakeClock, reset
 
 
@@ -371,3 +375,31 @@ async def test_a_list_has_every_page_and_ends_where_the_cursor_does_not_advance(
         return {"tools": [cursor], "nextCursor": cursors.get(cursor)}
 
     assert await listed(page) == names
+
+
+class Pipe(io.FileIO):
+    """An end that notes whether it is full, and whether anybody writes to it again before there is room."""
+
+    def __init__(self, descriptor):
+        super().__init__(descriptor, "w")
+        self.is_full, self.hurried = threading.Event(), 0
+
+    def write(self, data):
+        written = super().write(data)
+        self.hurried += written is None and self.is_full.is_set()
+        (self.is_full.set if written is None else self.is_full.clear)()
+        return written
+
+
+def test_a_pipe_that_does_not_block_gets_every_line_and_is_waited_for():
+    out, into = os.pipe()
+    os.set_blocking(into, False)
+    pipe, lines = Pipe(into), [b"%d %s\n" % (number, b"x" * 30_000) for number in range(10)]
+    writer = LineWriter(pipe)
+    for line in lines:
+        writer.write(line)
+    assert pipe.is_full.wait(60)
+    with os.fdopen(out, "rb") as reader:
+        assert [reader.readline() for _ in lines] == lines
+    writer.close(60)
+    assert not pipe.hurried

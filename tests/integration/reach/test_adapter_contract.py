@@ -1,8 +1,8 @@
 """One contract for the adapters: what each of them promises, tried with the real packages of every framework.
 
 A new one gets a class, a row of `PACKAGES`, and a place in `BY_CONTEXT` if a run is passed a context. It needs its rows
-in `_ADAPTERS` of `any_framework`, by which `explain` finds it, and in `_CONTEXTS` of `core.asker`. Run it by
-``-k NAME -m ""``: of tests with many cases those between are slow.
+in `_ADAPTERS` of `any_framework`, by which `explain` finds it, and in `_CONTEXTS` of `core.asker`. ``-k NAME`` runs all
+of it for one adapter.
 """
 
 from __future__ import annotations
@@ -654,6 +654,15 @@ async def test_shared_and_vary_say_what_counts_of_a_context(kind: type[Adapter])
         assert [await adapter.turn(MINE, user=user) for user in ("ada", "bob")] == [["get_mine ada (1)"]] * 2
 
 
+@IN_PROCESS
+async def test_what_vary_returns_keeps_the_answers_of_every_tool_apart(kind: type[Adapter]) -> None:
+    """Of a tool that gets no context, too. It is asked at each call."""
+    team = [""]
+    adapter = kind(Shop(), toolbox(), vary=lambda _: team[0])
+    for team[0], number in (("red", 1), ("blue", 2), ("red", 1), ("blue", 2)):
+        assert await adapter.turn(GET) == [f"get_order 1 ({number})"]
+
+
 EXAMPLES = [
     (package, code, output)
     for page, package in {
@@ -667,12 +676,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("package", "code", "output"), EXAMPLES)
-async def test_an_example_of_a_page_prints_what_the_page_says(
-    package: str, code: str, output: str, capsys: Any
-) -> None:
+def test_an_example_of_a_page_prints_what_the_page_says(package: str, code: str, output: str, capsys: Any) -> None:
     pytest.importorskip(package)
-    names: dict[str, Any] = {"__name__": __name__}
-    await page_examples.run(code, names)
-    if "use" in names:
-        await names["use"]()
+    exec(compile(code, "page", "exec"), {"__name__": __name__})
     assert capsys.readouterr().out == output
