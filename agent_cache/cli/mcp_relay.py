@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
-import json
 import logging
 import os
 import string
 import sys
-from pathlib import Path
 from typing import Any
 
 from agent_cache import ConfigurationError, Toolbox
@@ -29,7 +26,7 @@ from agent_cache.relay.stdio import introduced_by_command, serve
 
 __all__ = ["add_options", "run"]
 
-_NEEDS = {"strict": "replay", "listen": "url", "header": "url", "allow_origin": "listen", "vary_header": "listen"}
+_NEEDS = {"strict": "replay", "listen": "url", "header": "url", "vary_header": "listen"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -47,15 +44,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--config", metavar="FILE", help="the rules of the server's tools, as TOML")
     add("--strict", action="store_true", help="with --replay: every recorded call must be made")
     add("--stats", action="store_true", help="at the end, print counters to standard error")
-    what = "print what is done with each tool, and rules to begin with, and exit"
-    add("--explain", action="store_true", help=what)
+    add("--explain", action="store_true", help="print what is done with each tool, and rules to begin with")
     add("--url", help="the server's endpoint of Streamable HTTP, in place of a command")
-    what = "with --url: hosts connect to this address, by Streamable HTTP"
-    add("--listen", metavar="HOST:PORT", help=what)
+    add("--listen", metavar="HOST:PORT", help="with --url: hosts connect to this address")
     what = "with --url: add a header to each request; ${NAME} is a variable of the environment"
     add("--header", metavar="NAME:VALUE", help=what, **several)
-    add("--allow-origin", metavar="ORIGIN", help="with --listen: pages of this web origin may connect", **several)
-    what = "with --listen: of the headers, only this one and credentials tell hosts apart"
+    what = "with --listen: of the headers, this one and credentials tell hosts apart"
     add("--vary-header", metavar="NAME", help=what, **several)
     add("server", metavar="COMMAND", nargs="*", help="after --: the command that starts the server")
 
@@ -99,16 +93,10 @@ def _settings(options: argparse.Namespace) -> tuple[Toolbox, RelaySettings]:
 async def _relay(options: argparse.Namespace) -> int:
     box, settings = _settings(options)
     relay = Relay(box, settings, record_to=options.record, replay_from=options.replay, strict=options.strict)
-    if options.url is not None:
-        code = await _listen(relay, options)
-    else:
-        command = json.dumps([*options.server, str(Path.cwd())])  # a tier may be shared with the processes of others
-        who = hashlib.sha256(command.encode("utf-8", "surrogatepass")).hexdigest()
-        code = await serve(relay, options.server, vary=who)
+    code = await (serve(relay, options.server) if options.url is None else _listen(relay, options))
     if options.stats:
-        metrics = relay.session.get_metrics()
-        shown = ", ".join(f"{name} {metrics[name]}" for name in ("calls", "hits", "misses", "shared", "invalidations"))
-        _say(f"{shown}, hit rate {metrics['hit_rate']:.0%}")
+        metrics, names = relay.session.get_metrics(), ("calls", "hits", "misses", "shared", "invalidations")
+        _say(", ".join(f"{name} {metrics[name]}" for name in names) + f", hit rate {metrics['hit_rate']:.0%}")
     for finding in relay.findings:
         _say(finding)
     return 1 if relay.findings else code
@@ -130,8 +118,8 @@ async def _listen(relay: Relay, options: argparse.Namespace) -> int:
     host, port = http.address_of(options.listen)
     if not is_loopback(host):
         _say(f"{host} can be reached from other machines, and whoever reaches it uses the server and the cache")
-    more = {"vary_by": options.vary_header, "is_local": is_loopback(host), "origins": options.allow_origin}
-    listener = http.HttpListener(relay, upstream, headers=headers, **more)
+    more = {"headers": headers, "vary_by": options.vary_header, "is_local": is_loopback(host)}
+    listener = http.HttpListener(relay, upstream, **more)
     async with relay:
         await http.listen(listener, (host, port), lambda url: _say(f"{url} relays to {upstream.name}"))
     await upstream.aclose()
@@ -149,7 +137,7 @@ def _header(text: str) -> tuple[bytes, bytes]:
     except KeyError as error:
         raise ConfigurationError(f"--header: the environment has no variable {error}") from None
     except ValueError:
-        text = "has a $ that names no variable (write $$ for a $), or a letter that headers cannot have"
+        text = "has a $ of no variable (write $$ for a $), or a letter that headers cannot have"
         raise ConfigurationError(f"--header: {name.strip()} {text}") from None
 
 

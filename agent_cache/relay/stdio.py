@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
+import json
 import os
 import queue
 import select
@@ -19,7 +21,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, cast
 
 from agent_cache.relay.messages import (
     ENVELOPE,
@@ -45,12 +48,13 @@ _AT_ONCE: Final = getattr(select, "PIPE_BUF", 0)
 """Bytes that a pipe takes without blocking, once it is ready; none on Windows, where nothing tells that."""
 
 
-async def serve(relay: Relay, command: Sequence[str], *, vary: str) -> int:
+async def serve(relay: Relay, command: Sequence[str]) -> int:
     """Carry the messages between the host and the server of a command until one of them ends, or a signal ends this
-    process. `vary` distinguishes the entries of this process from those of others. Returns the exit code of the server;
-    128 and the number of a signal that has ended the server or this process.
+    process. Returns the exit code of the server; 128 and the number of a signal that has ended the server or this
+    process.
     """
-    relay.identity = vary
+    started_by = json.dumps([*command, str(Path.cwd())])  # a tier may be shared with the processes of others
+    relay.identity = hashlib.sha256(started_by.encode("utf-8", "surrogatepass")).hexdigest()
     link = _Link(relay)
     try:
         async with relay:
@@ -61,22 +65,19 @@ async def serve(relay: Relay, command: Sequence[str], *, vary: str) -> int:
 
 
 class _Request(HostRequest):
-    """A request of the host. `cancellation` is what tells the server that it is cancelled, as the host has said it."""
-
-    cancellation = b""
-    task: asyncio.Task[None]
+    """A request of the host, and the task that answers it."""
 
     def __init__(self, link: _Link, message: Message) -> None:
         super().__init__(message)
         self._link = link
+        self.task = link.relay.start(self)
 
     async def forward(self) -> Message:
         self._link.forwarded.add(self)
         try:
             return await self._link.exchange(self.id, self.message.line)
         except asyncio.CancelledError:
-            said = self.cancellation or request_line(None, "notifications/cancelled", {"requestId": self.id})
-            self._link.pass_on(said)
+            self._link.pass_on(request_line(None, "notifications/cancelled", {"requestId": self.id}))
             raise
         finally:
             self._link.forwarded.discard(self)
@@ -98,7 +99,7 @@ class _Link:
         self.exit_code = self._signal = 0
         self.forwarded: set[_Request] = set()
         self.numbers = itertools.count(1)
-        self._relay = relay
+        self.relay = relay
         sys.stdout.flush()
         self._to_host = LineWriter(os.fdopen(os.dup(1), "wb", buffering=0))
         self.write = self._to_host.write
@@ -124,10 +125,10 @@ class _Link:
                 stopped.set_result(None)
 
         with signals(stop):
-            if not self._relay.is_replay:
+            if not self.relay.is_replay:
                 self._server = started(command)
                 self._to_server, self._is_connected = LineWriter(self._server.stdin), True
-                server_end = asyncio.ensure_future(self._read_server(self._server))
+                server_end = asyncio.ensure_future(self._read_server(self._server.stdout))
             host_end = read_lines(0, self._from_host)
             await asyncio.wait({stopped, server_end, host_end}, return_when=asyncio.FIRST_COMPLETED)
             if host_end.done():
@@ -139,10 +140,9 @@ class _Link:
     def _answered(self) -> asyncio.Future[Any]:
         return asyncio.gather(*self._running, return_exceptions=True)
 
-    def _run(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+    def _run(self, task: asyncio.Task[None]) -> None:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        return task
 
     async def close(self) -> None:
         """End the server and what is still under way, and write what is left to be written."""
@@ -172,9 +172,9 @@ class _Link:
         name, known = message.id, self._calls.get(message.id)
         if (known is not None and not known.is_answered) or name in self._open:
             self.write(error_line(name, "another request has this id", INVALID_REQUEST))
-        elif self._relay.answers(message):
+        elif self.relay.answers(message):
             request = self._calls[name] = _Request(self, message)
-            request.task = self._run(self._relay.start(request))
+            self._run(request.task)
             # The host may use the id again as soon as it is answered: then it is the next request's.
             request.task.add_done_callback(lambda _: self._calls.get(name) is request and self._calls.pop(name))
         else:
@@ -185,11 +185,7 @@ class _Link:
         """Cancel a request that the relay answers. False if it is none, and the server's affair."""
         name = message.params_by_name.get("requestId")
         request = self._calls.get(name) if isinstance(name, str | int) else None
-        if request is None or request.is_answered:
-            return False
-        request.cancellation = message.line
-        request.task.cancel()
-        return True
+        return request is not None and not request.is_answered and request.task.cancel()
 
     def pass_on(self, line: bytes) -> None:
         """Send a line to the server as it came. The end of the server ends this process too."""
@@ -210,9 +206,8 @@ class _Link:
 
     # From the server
 
-    async def _read_server(self, server: subprocess.Popen[bytes]) -> None:
-        assert server.stdout is not None
-        await read_lines(server.stdout.fileno(), self._from_server)
+    async def _read_server(self, output: Any) -> None:
+        await read_lines(output.fileno(), self._from_server)
         self._is_connected = False
         for name, future in list(self._open.items()):
             lost = ConnectionLost("the server has ended before it answered")
@@ -220,7 +215,7 @@ class _Link:
                 self.write(error_line(name, str(lost)))
             elif not future.done():
                 future.set_exception(lost)
-        self._relay.lose_server()
+        self.relay.lose_server()
         await self._answered()
 
     def _from_server(self, line: bytes) -> None:
@@ -228,7 +223,7 @@ class _Link:
         if message is None:
             # What is no message does not belong on the host's side: it would end some hosts
             (self.write if b'"jsonrpc"' in line else _show_noise)(line)
-        elif message.method in self._relay.observed and message.id is None:
+        elif message.method in self.relay.observed and message.id is None:
             self._run(asyncio.create_task(self._observe(message)))
         elif message.method:
             if message.id is not None and message.method != "ping":
@@ -244,7 +239,7 @@ class _Link:
     async def _observe(self, message: Message) -> None:
         """Pass a notification on once the relay has taken note of it. What comes after it does not wait."""
         try:
-            await self._relay.observe(message.method, message.content)
+            await self.relay.observe(message.method, message.content)
         finally:
             self.write(message.line)
 
@@ -388,12 +383,11 @@ _MODERN: Final = {
     f"{ENVELOPE}protocolVersion": MODERN, f"{ENVELOPE}clientInfo": _CLIENT, f"{ENVELOPE}clientCapabilities": {},
 }  # fmt: skip
 
-Ask = Callable[[str, dict[str, Any]], Any]
-"""Makes a request of a server; of a notification it awaits no answer."""
 
-
-async def introduced(ask: Ask) -> tuple[str, list[Any]]:
-    """The name of a server, and its tools. Raises `OSError` if it ends, `RpcError` if it refuses."""
+async def introduced(ask: Callable[[str, dict[str, Any]], Any]) -> tuple[str, list[Any]]:
+    """The name of a server, and its tools. `ask` makes a request of it, or sends a notification. Raises `OSError` if it
+    ends, `RpcError` if it refuses.
+    """
     more: dict[str, Any] = {}
     try:
         info = (await ask("initialize", _HELLO)).get("serverInfo")
@@ -407,17 +401,17 @@ async def introduced(ask: Ask) -> tuple[str, list[Any]]:
 
 async def introduced_by_command(command: Sequence[str]) -> tuple[str, list[Any]]:
     """The same of a server that a command starts."""
-    numbers = itertools.count(1)
+    numbers, lines = itertools.count(1), asyncio.Queue[bytes]()
     with started(command) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        to_server, from_server = server.stdin, os.fdopen(server.stdout.fileno(), "rb", closefd=False)
+        to_server, from_server = cast("tuple[Any, Any]", (server.stdin, server.stdout))
+        end = read_lines(from_server.fileno(), lines.put_nowait)
+        end.add_done_callback(lambda _: lines.put_nowait(b""))
 
         async def ask(method: str, params: dict[str, Any]) -> Any:
             number = None if method.startswith("notifications/") else next(numbers)
             to_server.write(request_line(number, method, params))
             while number is not None:
-                if not (line := await asyncio.to_thread(from_server.readline)):
+                if not (line := await lines.get()):
                     raise ConnectionLost("the server has ended")
                 message = parsed(line)
                 if message is None:
@@ -429,5 +423,6 @@ async def introduced_by_command(command: Sequence[str]) -> tuple[str, list[Any]]
         try:
             return await introduced(ask)
         finally:
+            end.cancel()
             to_server.close()
             await ended(server)

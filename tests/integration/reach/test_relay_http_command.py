@@ -104,7 +104,7 @@ async def test_explain_asks_a_server_over_http(server, rules):
             ["--url", "http://a/", "--listen", "1", "--header", "A: ${NO_SUCH_VARIABLE_HERE}"],
             "no variable 'NO_SUCH_VARIABLE_HERE'",
         ),
-        (["--url", "http://a/", "--allow-origin", "http://b"], "needs --listen"),
+        (["--url", "http://a/", "--vary-header", "x-user"], "needs --listen"),
     ],
 )
 async def test_wrong_options_are_told(options, said):
