@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, configure
 from agent_cache.cli.output import write_file
-from agent_cache.config import CURRENT
 from agent_cache.testing import FakeClock
 
 try:
@@ -53,83 +52,73 @@ async with AgentCacheSession(): ...         # run your agent in here
 
 # The shop
 
-READS: dict[str, Any] = {
-    "find_customer": "customer:{result[id]}",  # only the result shows which customer it is
-    "get_customer": "customer:{customer_id}",
-    "get_product": "product:{product_id}",
-    "list_products": "product",  # of every product
-    "get_order": "order:{order_id}",
-    "list_orders": ["customer:{customer_id}", "order:{result[][id]}"],
-}
-WRITES = {
-    "set_price": ["product:{product_id}"],
-    "place_order": ["customer:{customer_id}", "product:{product_id}"],
-    "cancel_order": ["order:{order_id}", "customer:{result[customer_id]}", "product:{result[product_id]}"],
-    "ship_order": ["order:{order_id}"],
-}
-"""The tags of each tool."""
 READ_SECONDS, WRITE_SECONDS = 0.24, 0.32  # of a call to the store and back, give or take a fifth
 Row = dict[str, Any]
 
 
+class Tool(NamedTuple):
+    """A tool of the shop: its tags, and what it does there."""
+
+    tags: str | list[str]
+    run: Callable[..., Any]
+
+
 class Shop:
-    """A shop in memory, with a method for each tool."""
+    """A shop in memory, with the tools that read from it and write to it."""
 
     def __init__(self) -> None:
         people = (("mia", "Mia Lind", 120), ("noah", "Noah Berg", 310), ("zoe", "Zoe Falk", 75))
         goods = (("bag", 59, 12), ("mug", 25, 40), ("lamp", 39, 7), ("radio", 89, 3))
-        sold = (("mia", "mug", "pending"), ("mia", "radio", "shipped"), ("noah", "lamp", "pending"),
-                ("zoe", "bag", "pending"))  # fmt: skip
-        self.customers: dict[str, Row] = {
+        customers: dict[str, Row] = {
             one: {"id": one, "name": name, "email": f"{one}@example.com", "balance": sum_} for one, name, sum_ in people
         }
-        self.products: dict[str, Row] = {one: {"id": one, "price": price, "stock": n} for one, price, n in goods}
-        self.orders: dict[int, Row] = {}
-        for customer_id, product_id, status in sold:
-            self._add_order(customer_id, product_id)["status"] = status
+        products: dict[str, Row] = {one: {"id": one, "price": price, "stock": n} for one, price, n in goods}
+        orders: dict[int, Row] = {}
 
-    def _add_order(self, customer_id: str, product_id: str) -> Row:
-        number, price = 1001 + len(self.orders), self.products[product_id]["price"]
-        order = {"id": number, "customer_id": customer_id, "product_id": product_id, "paid": price}
-        return self.orders.setdefault(number, order)
+        def add_order(customer_id: str, product_id: str, status: str = "pending") -> Row:
+            price, number = products[product_id]["price"], 1001 + len(orders)
+            orders[number] = {"id": number, "customer_id": customer_id, "product_id": product_id, "paid": price,
+                              "status": status}  # fmt: skip
+            return orders[number]
 
-    def _book(self, order: Row, number: int, status: str) -> Row:
-        """Sell a product, or take it back, with the money of its order."""
-        self.customers[order["customer_id"]]["balance"] -= number * order["paid"]
-        self.products[order["product_id"]]["stock"] -= number
-        order["status"] = status
-        return order
+        def book(order: Row, number: int, status: str) -> Row:
+            """Sell a product, or take it back, with the money of its order."""
+            customers[order["customer_id"]]["balance"] -= number * order["paid"]
+            products[order["product_id"]]["stock"] -= number
+            order["status"] = status
+            return order
 
-    def find_customer(self, email: str) -> Row:
-        return next(one for one in self.customers.values() if one["email"] == email)
+        def set_price(product_id: str, price: int) -> Row:
+            products[product_id]["price"] = price
+            return products[product_id]
 
-    def get_customer(self, customer_id: str) -> Row:
-        return self.customers[customer_id]
-
-    def get_product(self, product_id: str) -> Row:
-        return self.products[product_id]
-
-    def list_products(self) -> list[Row]:
-        return [self.products[one] for one in sorted(self.products)]
-
-    def get_order(self, order_id: int) -> Row:
-        return self.orders[order_id]
-
-    def list_orders(self, customer_id: str) -> list[Row]:
-        return [one for one in self.orders.values() if one["customer_id"] == customer_id]
-
-    def set_price(self, product_id: str, price: int) -> Row:
-        self.products[product_id]["price"] = price
-        return self.products[product_id]
-
-    def place_order(self, customer_id: str, product_id: str) -> Row:
-        return self._book(self._add_order(customer_id, product_id), 1, "pending")
-
-    def cancel_order(self, order_id: int) -> Row:
-        return self._book(self.orders[order_id], -1, "cancelled")
-
-    def ship_order(self, order_id: int) -> Row:
-        return self._book(self.orders[order_id], 0, "shipped")
+        add_order("mia", "mug")
+        add_order("mia", "radio", "shipped")
+        add_order("noah", "lamp")
+        add_order("zoe", "bag")
+        of_order = ["customer:{customer_id}", "order:{result[][id]}"]
+        sells = ["customer:{customer_id}", "product:{product_id}"]
+        takes_back = ["order:{order_id}", "customer:{result[customer_id]}", "product:{result[product_id]}"]
+        self.reads = {
+            "find_customer": Tool(  # only the result shows which customer it is
+                "customer:{result[id]}", lambda email: next(one for one in customers.values() if one["email"] == email)
+            ),
+            "get_customer": Tool("customer:{customer_id}", lambda customer_id: customers[customer_id]),
+            "get_product": Tool("product:{product_id}", lambda product_id: products[product_id]),
+            "list_products": Tool("product", lambda: [products[one] for one in sorted(products)]),  # of every product
+            "get_order": Tool("order:{order_id}", lambda order_id: orders[order_id]),
+            "list_orders": Tool(
+                of_order, lambda customer_id: [one for one in orders.values() if one["customer_id"] == customer_id]
+            ),
+        }
+        self.writes = {
+            "set_price": Tool(["product:{product_id}"], set_price),
+            "place_order": Tool(
+                sells, lambda customer_id, product_id: book(add_order(customer_id, product_id), 1, "pending")
+            ),
+            "cancel_order": Tool(takes_back, lambda order_id: book(orders[order_id], -1, "cancelled")),
+            "ship_order": Tool(["order:{order_id}"], lambda order_id: book(orders[order_id], 0, "shipped")),
+        }
 
 
 # The lessons
@@ -217,31 +206,35 @@ CURRENT_CALL: ContextVar[Call] = ContextVar("current_call")
 class AnswerChecker:
     """Compares the answers of reads with those of the store.
 
-    It keeps every answer that the store has given to each question: at the instant of each change it asks all
-    questions again, past the cache. An answer is right if it was true at some moment of the call. Nobody knows of a
-    write that has not returned, so a write that still runs when a read begins overlaps it.
+    It keeps every answer that the store has given to each question, with the write that has replaced it: at the instant
+    of each change it asks all questions again, past the cache. An answer is right if it was true at some moment of the
+    call. Nobody knows of a write that has not returned, so what it replaces counts as true until then.
     """
 
     def __init__(self, ask: Callable[[str, tuple[object, ...]], object]) -> None:
         self._ask = ask
-        self._versions: dict[tuple[str, tuple[object, ...]], list[tuple[object, Call | None]]] = {}
+        self._versions: dict[tuple[str, tuple[object, ...]], list[list[Any]]] = {}
 
-    def begin_read(self, tool: str, arguments: tuple[object, ...]) -> Callable[[object], bool]:
-        """Return a function that decides, once the read has ended, whether an answer to it is right."""
-        versions = self._versions.setdefault((tool, arguments), [])
-        if not versions:
-            versions.append((self._ask(tool, arguments), None))
-        oldest = len(versions) - 1
-        while (write := versions[oldest][1]) is not None and write.ended is None:
-            oldest -= 1
-        return lambda answer: any(version == answer for version, _ in versions[oldest:])
+    def watch(self, call: Call) -> None:
+        """Keep the answers to the question of a call, which begins."""
+        question = call.tool, call.arguments
+        if question not in self._versions:
+            self._versions[question] = [[self._ask(*question), None]]
+
+    def is_right(self, call: Call, answer: object) -> bool:
+        """Whether an answer to a call, which has ended, was true at some moment of it."""
+        return any(
+            version == answer and (write is None or write.ended is None or write.ended > call.started)
+            for version, write in self._versions[call.tool, call.arguments]
+        )
 
     def record_change(self, write: Call) -> None:
         """Ask every question again, at the instant at which `write` has changed the store."""
-        for (tool, arguments), versions in self._versions.items():
-            answer = self._ask(tool, arguments)
+        for question, versions in self._versions.items():
+            answer = self._ask(*question)
             if answer != versions[-1][0]:
-                versions.append((answer, write))
+                versions[-1][1] = write
+                versions.append([answer, None])
 
 
 class Run:
@@ -256,29 +249,32 @@ class Run:
         self.session = AgentCacheSession(session_id="demo", loop_detection=False)
         self.clock: Callable[[], float] = lambda: 0.0  # seconds since it began; at the end, how long it took
         self._chance = Random(seed)  # noqa: S311  # no secret: a seed is there to be repeated
-        self._shop = Shop()
-        self._checker = AnswerChecker(lambda tool, arguments: copy.deepcopy(getattr(self._shop, tool)(*arguments)))
+        shop = Shop()
+        self._reads, every = shop.reads, {**shop.reads, **shop.writes}
+        self._checker = AnswerChecker(lambda tool, arguments: copy.deepcopy(every[tool].run(*arguments)))
         self._tools: dict[str, Any] = {
-            name: AgentCache(tags, name=f"demo:{name}")(self._remote(name)) for name, tags in READS.items()
+            name: AgentCache(tool.tags, name=f"demo:{name}")(self._remote(tool.run, READ_SECONDS))
+            for name, tool in shop.reads.items()
         }
-        for name, tags in WRITES.items():
-            tool = self._remote(name)
+        for name, tool in shop.writes.items():
+            remote = self._remote(tool.run, WRITE_SECONDS, is_write=True)
             is_forgotten = sabotage and name == "set_price"
-            self._tools[name] = tool if is_forgotten else AgentCacheInvalidator(tags, name=f"demo:{name}")(tool)
+            self._tools[name] = (
+                remote if is_forgotten else AgentCacheInvalidator(tool.tags, name=f"demo:{name}")(remote)
+            )
 
-    def _remote(self, name: str) -> Callable[..., Any]:
+    def _remote(self, method: Callable[..., Any], latency: float, *, is_write: bool = False) -> Callable[..., Any]:
         """A tool that calls the shop as over a network.
 
         A call reaches it half-way. So a write takes effect before its caller knows, which is when caches go wrong.
         """
-        method, latency = getattr(self._shop, name), READ_SECONDS if name in READS else WRITE_SECONDS
 
         @functools.wraps(method)
         async def tool(*arguments: object) -> Any:
             request, reply = (latency / 2 * self._chance.uniform(0.8, 1.2) for _ in range(2))
             await asyncio.sleep(request)
             answer = copy.deepcopy(method(*arguments))
-            if name in WRITES:
+            if is_write:
                 self._checker.record_change(CURRENT_CALL.get())
             await asyncio.sleep(reply)
             return answer
@@ -298,10 +294,7 @@ class Run:
             FakeClock(0.0) if self.is_simulated else nullcontext() as clock,
             asyncio.Runner(loop_factory=functools.partial(InstantLoop, clock) if clock else None) as runner,
         ):
-            try:
-                runner.run(self._run_agents())
-            except ExceptionGroup as errors:
-                raise errors.exceptions[0] from errors  # the error of one agent, which has ended the others
+            runner.run(self._run_agents())
 
     async def _run_agents(self) -> None:
         loop = asyncio.get_running_loop()
@@ -333,11 +326,14 @@ class Run:
         self.calls.append(call)
         CURRENT_CALL.set(call)
         tool, saved = self._tools[call.tool], session.metrics.time_saved
-        is_right = self._checker.begin_read(call.tool, call.arguments) if call.tool in READS else None
+        is_read = call.tool in self._reads
+        if is_read:
+            self._checker.watch(call)
         try:
             answer = await tool(*call.arguments)
-            if is_right is not None:
-                call.is_right, call.outcome = is_right(answer), session.get_execution_trace()[-1].source
+            if is_read:
+                call.outcome = session.get_execution_trace()[-1].source
+                call.is_right = self._checker.is_right(call, answer)
             else:
                 named = dict(zip(signature(tool).parameters, call.arguments, strict=False))
                 tags = getattr(tool, "resource", ())  # none if it was left undecorated
@@ -347,8 +343,7 @@ class Run:
             call.outcome = "stopped"
             raise
         finally:
-            if call.outcome:
-                call.ended = self.clock()
+            call.ended = self.clock()
 
 
 class InstantLoop(asyncio.SelectorEventLoop):
@@ -367,33 +362,26 @@ class InstantLoop(asyncio.SelectorEventLoop):
 # The picture
 
 GREY, STALE = "bright_black", ("▲", "STALE", "bold white on red")
+PANEL = functools.partial(Panel, border_style=GREY, title_align="left", subtitle_align="left")
 LINES_AROUND_THE_LOG = 15
 
 
-class Outcome(NamedTuple):
-    """How calls end: a mark where there are no colours, the session's metric that counts them, and what they are."""
-
-    mark: str
-    style: str
-    metric: str
-    meaning: str
-
-
-OUTCOMES = {word: Outcome(*row) for word, row in {
+OUTCOMES = {  # a mark where there are no colours, a style, the session's metric that counts them, and what they are
     "miss": ("━", "yellow", "misses", "asked the store; kept, unless a write was under way"),
     "hit": ("●", "bold green", "hits", "asked again later: answered from the cache, at once"),
     "shared": ("┅", "cyan", "shared", "asked at the same time: waited for the run that was under way"),
     "write": ("▆", "magenta", "invalidations", "dropped the answers they made stale, and no others"),
     "stopped": ("✗", "bold red", "loop_detections", "got the same answer five times and learned nothing: {agents}"),
-}.items()}  # fmt: skip
+}
+"""How calls end."""
 
 
 def sign_of(call: Call) -> tuple[str, str, str]:
     """Mark, word and style of a call. That its answer was stale comes before anything else."""
     if call.is_right is False:
         return STALE
-    outcome = OUTCOMES.get(call.outcome)
-    return (outcome.mark, call.outcome, outcome.style) if outcome else ("─", "", GREY)
+    mark, style, *_ = OUTCOMES.get(call.outcome, ("─", GREY))
+    return mark, call.outcome, style
 
 
 def save_svg(run: Run, path: Path) -> None:
@@ -425,7 +413,7 @@ def draw(run: Run, console: Console) -> RenderableType:
     grid.add_row(*(Text(value, styles.get(label, "bold")) for label, value in totals.items()))
     grid.add_row(*(Text(label, GREY) for label in totals))
     rows = max(3, min(console.height - 1, 30) - LINES_AROUND_THE_LOG)
-    return Group(draw_lanes(run, console.width - 4), draw_log(run, rows), draw_border(grid))
+    return Group(draw_lanes(run, console.width - 4), draw_log(run, rows), PANEL(grid))
 
 
 def draw_lanes(run: Run, width: int) -> RenderableType:
@@ -455,8 +443,8 @@ def draw_lanes(run: Run, width: int) -> RenderableType:
         for cell, letter in zip(range(borders[number], end), f"{number + 1} {lesson.name}", strict=False):
             axis[cell] = (letter, "bold" if number == current else GREY)
     legend, metrics = Text(), run.session.get_metrics()
-    for word, outcome in OUTCOMES.items():
-        legend.append(outcome.mark, outcome.style).append(f" {metrics[outcome.metric]:>2} {word}  ")
+    for word, (mark, style, metric, _) in OUTCOMES.items():
+        legend.append(mark, style).append(f" {metrics[metric]:>2} {word}  ")
     legend.rstrip()
     clock = f" ─ {now:.1f} s{', simulated' if run.is_simulated else ''}"
     title = f"[bold default]agent-cache demo[/][{GREY}] ─ [/]five agents, one store, seed {run.seed}[{GREY}]{clock}[/]"
@@ -464,7 +452,7 @@ def draw_lanes(run: Run, width: int) -> RenderableType:
     lines += [[(agent.ljust(margin), ""), *lane(agent)] for agent in AGENTS]
     lines += [[(" " * margin, ""), *axis]]
     body = Group(*(Text.assemble(*cells, no_wrap=True, overflow="crop") for cells in lines))
-    return draw_border(body, title=title, subtitle=legend)
+    return PANEL(body, title=title, subtitle=legend)
 
 
 def draw_log(run: Run, lines: int) -> RenderableType:
@@ -496,21 +484,15 @@ def draw_summary(run: Run) -> RenderableType:
     for _ in range(4):
         grid.add_column(no_wrap=True, overflow="ellipsis")
     stopped = ", ".join(call.agent for call in run.calls if call.outcome == "stopped")
-    for word, one in OUTCOMES.items():
-        meaning = one.meaning.format(agents=stopped or "nobody")
-        grid.add_row(Text(one.mark, one.style), f"{metrics[one.metric]:3}", Text(word, one.style), meaning)
+    for word, (mark, style, metric, meaning) in OUTCOMES.items():
+        grid.add_row(Text(mark, style), f"{metrics[metric]:3}", Text(word, style), meaning.format(agents=stopped))
     checked, stale = run.answers["checked"], run.answers["stale"]
     found = f"{stale} STALE, true at no moment of the call" if stale else "none was stale"
     verdict = Text(*(("✗ ", "bold red") if stale else ("✓ ", "bold green")))
     verdict.append(f"{checked} of {checked} answers were compared with the store: {found}", "bold")
     code = Syntax(EXAMPLE.rstrip(), "python", theme="ansi_dark", background_color="default")
     offer = Text("To have the same for your own tools:", GREY)
-    return draw_border(Group(grid, verdict, Text(), offer, code), title="[bold default]What happened[/]")
-
-
-def draw_border(body: RenderableType, **titles: Any) -> RenderableType:
-    """A border around a part of the picture."""
-    return Panel(body, border_style=GREY, title_align="left", subtitle_align="left", **titles)
+    return PANEL(Group(grid, verdict, Text(), offer, code), title="[bold default]What happened[/]")
 
 
 # The command
@@ -532,18 +514,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo and return the exit code: 0 all answers were right, 1 one was stale, 2 usage."""
-    with configure(enabled=True):
-        if not CURRENT.value.enabled:
-            print("AGENT_CACHE_ENABLED switches caching off, so there is nothing to see; unset it.", file=sys.stderr)
-            return 2
     console = Console(highlight=False)
     played = Run(seed=options.seed, is_simulated=options.fast, sabotage=options.sabotage)
     if console.is_terminal and not options.fast:
         with Live(console=console, get_renderable=lambda: draw(played, console), refresh_per_second=12):
             played.play()
     else:
-        if not console.is_terminal:
-            print(f"{len(AGENTS)} agents, one store, seed {options.seed}", flush=True)
         played.play()
         console.print(draw(played, console))
     console.print(draw_summary(played))
