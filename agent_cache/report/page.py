@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.call_text import duration_text
-from agent_cache.report.timeline import CATEGORIES, Comparison, TimedCall, Timeline, ToolSums
+from agent_cache.report.timeline import CATEGORIES, Comparison, TimedCall, Timeline
 
 if TYPE_CHECKING:
     from bokeh.plotting import figure
@@ -70,14 +70,13 @@ def page(timelines: Sequence[Timeline], comparison: Comparison | None = None) ->
     except ImportError as error:
         raise ConfigurationError('a report needs Bokeh and Jinja2: pip install "agent-cache[report]"') from error
     program = Resources(mode="inline", components=["bokeh"]).js_raw[0]
-    plots = _figures(timelines)
-    items = [json_item(plot, f"figure-{letter}") for plot, letter in zip(plots, _LETTERS, strict=False)]
+    plots = zip(_figures(timelines), _LETTERS, strict=False)
     shorts = {call.name: call.short_name for timeline in timelines for call in timeline.calls}
     often = Counter(shorts.values())
     short = {name: one if often[one] == 1 else name for name, one in shorts.items()}  # whole where two would be alike
     numbers = {name: number for number, name in enumerate(short)}
     data = {
-        "items": items,
+        "items": [json_item(plot, f"figure-{letter}") for plot, letter in plots],
         "runs": [
             {"height": _height(max(one.rows, 1)), "names": [numbers[call.name] for call in one.calls]}
             for one in timelines
@@ -97,17 +96,14 @@ def page(timelines: Sequence[Timeline], comparison: Comparison | None = None) ->
         "duration": duration_text, "money": _money_text, "whole": "{:,}".format,
         "share": lambda part, whole: f"{part / whole:.0%}" if whole else "", "inner": _inner_text,
     }  # fmt: skip
-    several = len(timelines) > 1
     values = {
         "runs": [_View(timeline, letter) for timeline, letter in zip(timelines, _LETTERS, strict=False)],
-        "several": several,
+        "several": len(timelines) > 1,
         "comparison": comparison or Comparison(),
         "severities": Counter(drift.severity.name.lower() for drift in comparison.drifts) if comparison else {},
-        "rows": _paired(timelines, comparison) if several and comparison and not comparison.refusal else None,
+        "rows": _paired(timelines, comparison) if comparison and not comparison.refusal else None,
         "categories": {
-            name: meaning
-            for name, meaning in CATEGORIES.items()
-            if any(name in timeline.categories for timeline in timelines)
+            name: text for name, text in CATEGORIES.items() if any(name in one.categories for one in timelines)
         },
         "has_models": any(timeline.models.calls for timeline in timelines),
         "short": short,
@@ -148,21 +144,16 @@ class _View:
     """A run, with the sums that the page shows."""
 
     def __init__(self, timeline: Timeline, letter: str) -> None:
-        self.timeline = timeline
-        self.letter = letter
-        self.tools: list[ToolSums] = timeline.tools()
-        self.categories = timeline.categories
+        self.timeline, self.letter = timeline, letter
+        self.tools, counts = timeline.tools(), timeline.categories
         self.errors = sum(call.state == "raised" for call in timeline.calls)
         self.loops = sum(bool(call.loops) for call in timeline.calls)
-        self.reads = sum(self.categories.get(one, 0) for one in ("hit", "validated", "shared", "miss", "uncached"))
+        self.reads = sum(counts.get(one, 0) for one in ("hit", "validated", "shared", "miss", "uncached"))
         self.cached = timeline.saved.hits + timeline.saved.shared
-
-    @property
-    def summary(self) -> str:
+        took = f" in {duration_text(timeline.duration)}" if timeline.has_times else ""
+        parts = ", ".join(f"{count} {name}" for name, count in counts.items())
+        self.summary = f"Timeline of {timeline.title}: {len(timeline.calls)} calls{took}: {parts}."
         """The timeline in one sentence, for those who do not see it."""
-        parts = [f"{count} {name}" for name, count in self.categories.items()]
-        took = f" in {duration_text(self.timeline.duration)}" if self.timeline.has_times else ""
-        return f"Timeline of {self.timeline.title}: {len(self.timeline.calls)} calls{took}: {', '.join(parts)}."
 
 
 def _paired(timelines: Sequence[Timeline], comparison: Comparison) -> Iterator[tuple[int | None, int | None]]:
@@ -227,14 +218,12 @@ def _figure(timeline: Timeline, unit: str, scale: float, longest: float) -> figu
     plot.xaxis.formatter.use_scientific = False
     plot.ygrid.grid_line_color = None
     plot.xgrid.grid_line_alpha = 0.6
-    centres = [track.first + track.rows / 2 for track in timeline.tracks]
-    labels = [track.label for track in timeline.tracks]
+    labels = {track.first + track.rows / 2: track.label for track in timeline.tracks}
     if steps:
-        centres.append(rows + _SUMS / 2)
-        labels.append("price" if steps.is_money else "tokens")
+        labels[rows + _SUMS / 2] = "price" if steps.is_money else "tokens"
         _draw_steps(plot, steps, rows, scale, longest)
-    plot.yaxis.ticker = FixedTicker(ticks=centres)
-    plot.yaxis.major_label_overrides = dict(zip(centres, labels, strict=True))
+    plot.yaxis.ticker = FixedTicker(ticks=[*labels])
+    plot.yaxis.major_label_overrides = labels
     shaded = timeline.tracks[::2]
     plot.hbar(
         y=[track.first + track.rows / 2 for track in shaded], height=[track.rows for track in shaded],
@@ -273,10 +262,10 @@ def _figure(timeline: Timeline, unit: str, scale: float, longest: float) -> figu
              padding=2, border_radius=3),
         name="labels",
     )  # fmt: skip
-    for name, marker, colour, found in _marks(timeline):
+    for name, marker, colour, height, found in _marks(timeline):
         source = ColumnDataSource({
             "x": [round(call.start / scale, digits) for call in found],
-            "y": [call.row + 0.1 for call in found],
+            "y": [call.row + height for call in found],
         })  # fmt: skip
         line = {"line_color": colour, "line_width": 3} if marker == "x" else {"line_color": "white", "line_width": 1.2}
         shape = Scatter(x="x", y="y", marker=marker, size=9 if marker == "x" else 11, fill_color=colour, **line)
@@ -320,13 +309,15 @@ def _draw_steps(plot: figure, steps: _Steps, rows: int, scale: float, longest: f
     )  # fmt: skip
 
 
-def _marks(timeline: Timeline) -> Iterator[tuple[str, str, str, list[TimedCall]]]:
-    """What is marked above bars: name, shape, colour, and at which calls. Each has another shape."""
+def _marks(timeline: Timeline) -> Iterator[tuple[str, str, str, float, list[TimedCall]]]:
+    """What is marked at the starts of bars: name, shape, colour, height in the row, and at which calls. A call may have
+    several: each has a shape and a place of its own.
+    """
     calls = timeline.calls
-    marked = {
-        ("raised", "x", "#c21f3a"): [call for call in calls if call.state == "raised"],
-        ("doubtful", "circle_cross", "#c21f3a"): [call for call in calls if call.state == "in doubt"],
-        ("loops", "inverted_triangle", "#e0a100"): [call for call in calls if call.loops],
-        ("drifts", "diamond", "#d6249f"): [call for call in calls if call.drifts],
-    }
-    yield from ((*mark, found) for mark, found in marked.items() if found)
+    marked = (
+        ("raised", "x", "#c21f3a", 0.1, [call for call in calls if call.state == "raised"]),
+        ("doubtful", "circle_cross", "#c21f3a", 0.1, [call for call in calls if call.state == "in doubt"]),
+        ("loops", "inverted_triangle", "#e0a100", 0.5, [call for call in calls if call.loops]),
+        ("drifts", "diamond", "#d6249f", 0.9, [call for call in calls if call.drifts]),
+    )
+    yield from (mark for mark in marked if mark[-1])

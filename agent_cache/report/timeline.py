@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -281,7 +282,8 @@ class _Reader:
     def __init__(self, rules: Redaction, limit: int) -> None:
         self.limit, self.cut_texts = limit, 0
         self._rules = rules
-        self._known: dict[str, str] = {}
+        # A name, redacted: there are few of them.
+        self._text = cache(lambda text: shortened(escaped(rules.text(text)), _LONGEST_NAME))
 
     def shown(self, recorded: RecordedCall, index: int) -> TimedCall:
         """A call as it is shown."""
@@ -309,12 +311,6 @@ class _Reader:
             tags=tuple(self._text(tag) for tag in call.tags),
             loops=_loops(call.outcome),
         )
-
-    def _text(self, text: str) -> str:
-        """A name, redacted: there are few of them."""
-        if text not in self._known:
-            self._known[text] = shortened(escaped(self._rules.text(text)), _LONGEST_NAME)
-        return self._known[text]
 
     def _cut(self, text: str) -> str:
         text = escaped(text)

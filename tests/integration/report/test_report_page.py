@@ -20,7 +20,7 @@ from agent_cache.report import page as page_module
 from agent_cache.report.page import page
 
 HIT, MISS, WRITE, MODEL, FUNCTION = "15935a", "3a6ee0", "d2640f", "7a4cc9", "c5cedb"
-LOOP, DRIFT, SELECTED = "e0a100", "d6249f", "111827"
+LOOP, RAISED, DRIFT, SELECTED = "e0a100", "c21f3a", "d6249f", "111827"
 
 PIXELS = """
 (figure) => {
@@ -313,6 +313,27 @@ def test_two_runs_are_side_by_side_with_their_drifts(written: Callable[..., Path
         "() => [...document.querySelectorAll('.figure')].map(({ offsetTop: y, offsetHeight: h }) => [y, y + h])"
     )
     assert first[1] <= second[0]
+
+
+def test_the_marks_of_a_call_do_not_hide_each_other(written: Callable[..., Path], show: Callable[..., Any]):
+    """One that raised, was in a loop and has drifted, beside runs in which it had but one of these."""
+
+    def run(amount: int, *, outcome: dict[str, Any]) -> TimedRun:
+        made = TimedRun()
+        made.add("shop:get", 0, 1, source="miss")
+        made.add("shop:refund", 5, 100, source="write", arguments={"amount": amount}, outcome=outcome)
+        return made
+
+    error = {"error": {"type": "PermissionError", "message": "too much", "args": []}}
+    loop = {"loops": [["repeat", "notice", 0]]}
+    alone = [
+        pixels(show(written(run(1, outcome=one)))).get(colour, 0)
+        for one, colour in ((error, RAISED), ({"value": 1, **loop}, LOOP))
+    ]
+    shown = show(written(run(1, outcome={"value": 1}), run(2, outcome=error | loop)))
+    drawn = pixels(shown, "b")
+    assert min(*alone, drawn[DRIFT]) > 10
+    assert [drawn[RAISED], drawn[LOOP]] == [pytest.approx(one, rel=0.3) for one in alone]
 
 
 @pytest.mark.timeout(300)
