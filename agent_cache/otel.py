@@ -55,9 +55,9 @@ _MAX_CONTENT: Final = 16_384
 _MAX_TAGS: Final = 100
 _SECONDS: Final = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
 """The buckets that the semantic conventions advise for the durations of ``gen_ai``."""
-_COUNTED: Final = (
-    *("hits", "misses", "shared", "validated", "writes", "uncached", "errors", "loop_detections", "time_saved"),
-)
+_SUMS: Final = (
+    "hits", "misses", "shared", "validated", "writes", "uncached", "errors", "loop_detections", "time_saved"
+)  # fmt: skip
 _RUN: Final = frozenset({"miss", "uncached", "write"})
 """Sources of calls whose tool has run for themselves."""
 
@@ -127,16 +127,10 @@ def instrument(
         The instrumentation, whose `uninstrument` takes it away. It is a context manager as well.
 
     Raises:
-        ConfigurationError: if an argument cannot work.
+        ConfigurationError: if `content` or `redact` cannot work.
     """
     global _installed  # noqa: PLW0603 - there is one in a process
     checked_flag(content, "instrument: content")
-    for provider, method, name in (
-        (tracer_provider, "get_tracer", "tracer_provider"),
-        (meter_provider, "get_meter", "meter_provider"),
-    ):
-        if provider is not None and not callable(getattr(provider, method, None)):
-            raise ConfigurationError(f"instrument: {name} has no {method}, got {provider!r}")
     redaction: Redaction | None = None
     if content:
         from agent_cache.recording.redaction import redaction_of
@@ -275,7 +269,7 @@ class _Spans:
         """Say that what the span stands for has failed, by the class of the exception; its text is content."""
         if isinstance(error, GeneratorExit):
             return
-        kind = _kind_of(error)
+        kind = utf8_text(type(error).__qualname__)
         span.set_attribute("error.type", kind)
         if self._redaction is None:
             span.set_status(Status(StatusCode.ERROR, kind))
@@ -317,10 +311,6 @@ def _is_span_of(span: Span, names: set[str]) -> bool:
         return attributes.get("tool.name") in names
     kind, _, tool = str(getattr(span, "name", "")).partition(" ")  # some set the attributes at the end
     return kind == _EXECUTE and tool in names
-
-
-def _kind_of(error: BaseException) -> str:
-    return utf8_text(type(error).__qualname__)
 
 
 def _failed(failure: Exception) -> None:
@@ -379,7 +369,7 @@ class _SessionSpan:
 
     def _count(self, span: Span, after: dict[str, Any]) -> None:
         before = self._before
-        for name in _COUNTED:
+        for name in _SUMS:
             span.set_attribute(f"agent_cache.{name}", after[name] - before.get(name, 0))
         tools = before.get("tools", {})
         hits = Counter({tool: row["hits"] - tools.get(tool, {}).get("hits", 0) for tool, row in after["tools"].items()})
@@ -424,7 +414,7 @@ class _Instruments:
             "agent_cache.tool": tool,
         }
         if error is not None and not isinstance(error, GeneratorExit):
-            attributes["error.type"] = _kind_of(error)
+            attributes["error.type"] = utf8_text(type(error).__qualname__)
         self._duration.record(running.seconds, attributes, context=running.inner)
 
     def _observe(self, name: str, _options: CallbackOptions) -> list[Observation]:
