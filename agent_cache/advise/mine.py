@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -38,9 +38,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall, answer_digest, is_failure, is_transient, key_of
 from agent_cache.advise.paths import (
-    Candidate,
+    Pair,
     ToolFacts,
-    find_candidates,
+    find_pairs,
     kind_by_name,
     may_list,
     server_of,
@@ -70,18 +70,14 @@ _ENOUGH_READS: Final = 6
 _MOST_KEPT: Final = 16
 """How many writes of one tool in one interval are counted that did not meet the read."""
 _MOST_INTERVALS: Final = 5_000
-_UNMET: Final = frozenset[int]()
+_UNMET: Final = frozenset[Pair]()
 _ANY: Final = "\0"
 _ALL: Final = "\1"
 """In the place of a text: of writes that may have named anything, and of all of them."""
-ROOT: Final = -1
-"""In the place of a candidate: the whole root."""
 
 Given = tuple[Literal["read", "write"] | None, Why]
-Signature = frozenset[int]
-"""The candidates through which one write met one read."""
-Option = tuple[str, int]
-"""A link to choose: a write tool, and the candidate that must be met, or `ROOT`."""
+Signature = frozenset[Pair]
+"""The pairs through which one write met one read."""
 
 
 def mine(
@@ -100,7 +96,7 @@ def mine(
     if progress is not None:
         progress(len(calls))
     worlds = _worlds_of(calls, writers, readers)
-    evidence = _Evidence(calls, find_candidates(tools, writers, readers), writers, readers, is_shared=worlds.are_one)
+    evidence = _Evidence(calls, find_pairs(tools, writers, readers), writers, readers, is_shared=worlds.are_one)
     return replace(_concluded(tools, kinds, evidence, worlds), inner=inner, ignored=tuple(sorted(ignored)))
 
 
@@ -213,7 +209,7 @@ def _worlds_of(calls: Sequence[LoggedCall], writers: set[str], readers: set[str]
 
 class Interval(NamedTuple):
     """What lies between two sights of a read: the read's key, whether the answer changed, and the writes that may have
-    changed it, or that surely have not: the number of each, its tool, and the candidates through which it met.
+    changed it, or that surely have not: the number of each, its tool, and the pairs through which it met.
     """
 
     key: int
@@ -225,14 +221,14 @@ class _Evidence:
     """The second pass over a log: the intervals of each read."""
 
     def __init__(
-        self, calls: Sequence[LoggedCall], candidates: list[Candidate], writers: set[str], readers: set[str], *,
-        is_shared: bool,
-    ) -> None:  # fmt: skip
-        self.candidates, self.writers, self.readers = candidates, writers, readers
-        self.of_pair: dict[tuple[str, str], dict[tuple[str, str], int]] = defaultdict(dict)
+        self, calls: Sequence[LoggedCall], pairs: list[Pair], writers: set[str], readers: set[str], *, is_shared: bool
+    ) -> None:
+        self.writers, self.readers = writers, readers
+        self.pairs: dict[tuple[str, str], dict[tuple[str, str], Pair]] = defaultdict(dict)
+        """Of a write and a read, by their paths."""
         self.paths: dict[str, set[str]] = defaultdict(set)
-        for number, one in enumerate(candidates):
-            self.of_pair[one.write, one.read][one.write_path, one.read_path] = number
+        for one in pairs:
+            self.pairs[one.write, one.read][one.write_path, one.read_path] = one
             self.paths[one.write].add(one.write_path)
             self.paths[one.read].add(one.read_path)
         self.intervals: dict[str, list[Interval]] = defaultdict(list)
@@ -334,47 +330,37 @@ class _Writes:
         running = positions[high : high + self._running]
         return positions[low:high] + [one for one in running if self._begins[one] <= at]
 
-    def _met(self, since: int, at: int) -> dict[int, set[int]]:
-        """The writes that met an answer, and the candidates: also those that may have named anything."""
-        read, found = self._calls[since], defaultdict[int, set[int]](set)
+    def _met(self, since: int, at: int) -> dict[int, set[Pair]]:
+        """The writes that met an answer, and the pairs: also those that may have named anything."""
+        read, found = self._calls[since], defaultdict[int, set[Pair]](set)
         for path in self._evidence.paths[read.tool]:
             values = values_at(read, path, is_write=False)
             for text in (_ANY, *((_ALL,) if values == () else values or ())):
                 for (tool, own), positions in self._naming.get(text, {}).items():
-                    number = self._evidence.of_pair[tool, read.tool].get((own, path))
-                    if number is not None:
+                    if pair := self._evidence.pairs[tool, read.tool].get((own, path)):
                         for one in self._part(positions, since, at)[:256]:
-                            found[one].add(number)
+                            found[one].add(pair)
         return found
 
 
 # Which links explain the changes
 
 
-class _Chosen(NamedTuple):
-    """A link that was chosen."""
-
-    option: Option
-    origin: Origin
-    changes: int
-    unchanged: int
-
-
 class _Harmless(NamedTuple):
     """Writes that left answers unchanged which nothing else can have changed: in how many intervals, which writes,
-    which calls of the read, and which pairs of both.
+    which calls of the read, and which of both together.
     """
 
     intervals: int
     writes: set[int]
     keys: set[int]
-    pairs: set[tuple[int, int]]
+    both: set[tuple[int, int]]
 
     def is_enough(self, enough: int) -> bool:
         """Whether they are so many that such writes are harmless."""
         if len(self.writes) >= enough and self.intervals >= _INTERVALS:
             return True
-        return len(self.writes) >= _INTERVALS and len(self.keys) >= ENOUGH // 2 and len(self.pairs) >= 2 * enough
+        return len(self.writes) >= _INTERVALS and len(self.keys) >= ENOUGH // 2 and len(self.both) >= 2 * enough
 
 
 class _Chooser:
@@ -382,157 +368,154 @@ class _Chooser:
 
     def __init__(self, read: str, evidence: _Evidence, tools: Mapping[str, ToolFacts]) -> None:
         self.read, self.evidence, self.tools = read, evidence, tools
-        self.candidates = evidence.candidates
-        changes: Counter[frozenset[Option]] = Counter()
+        self.roots = {writer: Pair(writer, "", read, "") for writer in sorted(evidence.writers)}
+        changes: Counter[frozenset[Pair]] = Counter()
         self.equal: dict[str, list[Interval]] = defaultdict(list)
-        self.counts: dict[Option, list[int]] = defaultdict(lambda: [0, 0])
+        self.counts: dict[Pair, list[int]] = defaultdict(lambda: [0, 0])
         self.signatures: dict[str, set[Signature]] = defaultdict(set)
         for interval in evidence.intervals[read]:
-            options = set[Option]()
+            pairs = set[Pair]()
             for _, writer, met in interval.writes:
                 self.signatures[writer].add(met)
-                for one in (ROOT, *met):
-                    options.add((writer, one))
-                    self.counts[writer, one][not interval.is_change] += 1
+                for one in (self.roots[writer], *met):
+                    pairs.add(one)
+                    self.counts[one][not interval.is_change] += 1
             if interval.is_change:
-                changes[frozenset(options)] += 1
+                changes[frozenset(pairs)] += 1
             else:
-                for writer in {writer for writer, one in options if one == ROOT}:
-                    self.equal[writer].append(interval)
+                for one in pairs:
+                    if one.is_root:
+                        self.equal[one.write].append(interval)
         self.changes = list(changes.items())
 
-    def choose(self) -> list[_Chosen]:
+    def choose(self) -> list[Link]:
         """The links. A write that got the whole root without a change was seen too little."""
         chosen = covering = self._cover()
-        for writer in sorted(self.evidence.writers):
-            own = [one for one in chosen if one.option[0] == writer]
-            others = [one for one in chosen if one.option[0] != writer]
-            if roots := [one for one in own if one.option[1] == ROOT]:
+        for writer, root in self.roots.items():
+            own = [link for link in chosen if link.pair.write == writer]
+            others = [link for link in chosen if link.pair.write != writer]
+            if roots := [link for link in own if link.pair.is_root]:
                 chosen = others + roots
                 continue
-            kept = self._without_implied([*own, *self._by_entity(writer, own, covering, keyed=True)])
+            kept = _without_implied([*own, *self._by_entity(writer, own, covering, keyed=True)])
             is_harmless = self._is_harmless(writer, kept, covering)
             is_known = bool(kept) and is_harmless
-            if not is_known or not any(self.candidates[one.option[1]].is_key for one in kept):
+            if not is_known or not any(link.pair.is_key for link in kept):
                 # Nothing says that it is about the entity of the read, or too little what it does to others, or that it
                 # is about no other entity: then ids in the answer count, too.
-                kept = self._without_implied([*kept, *self._by_entity(writer, kept, covering, keyed=False)])
+                kept = _without_implied([*kept, *self._by_entity(writer, kept, covering, keyed=False)])
                 is_harmless = is_known or self._is_harmless(writer, kept, covering)
-            chosen = others + (kept if is_harmless else [self._link((writer, ROOT), "whole root")])
+            chosen = others + (kept if is_harmless else [self._link(root, "whole root")])
         return chosen
 
-    def _link(self, option: Option, origin: Origin, changes: int = 0) -> _Chosen:
-        return _Chosen(option, origin, changes, self.counts[option][1])
+    def _link(self, pair: Pair, origin: Origin, changes: int = 0) -> Link:
+        return Link(pair, origin, changes, self.counts[pair][1])
 
-    def _cover(self) -> list[_Chosen]:
-        options: dict[Option, set[int]] = defaultdict(set)
+    def _cover(self) -> list[Link]:
+        covers: dict[Pair, set[int]] = defaultdict(set)
         for index, (record, _) in enumerate(self.changes):
-            for option in record:
-                options[option].add(index)
+            for pair in record:
+                covers[pair].add(index)
+        pairs = (one for writer, root in self.roots.items() for one in (root, *self._pairs_of(writer)))
         quality = {
-            option: self._quality(option) for option in sorted(options) if self._is_credible(option, options[option])
+            pair: pair.weight * self._confidence(pair)
+            for pair in pairs
+            if pair in covers and self._is_credible(pair, covers[pair])
         }
         left = set(range(len(self.changes)))
-        picked: list[tuple[Option, set[int]]] = []
+        picked: list[Pair] = []
 
         def number(of: set[int]) -> int:
             return sum(self.changes[index][1] for index in of)
 
         while left:
-            best = max(quality, key=lambda one: number(options[one] & left) * quality[one], default=None)
-            if best is None or not options[best] & left:
+            best = max(quality, key=lambda one: number(covers[one] & left) * quality[one], default=None)
+            if best is None or not covers[best] & left:
                 break
-            picked.append((best, options[best]))
-            left -= options[best]
-        self.suspected_servers = {server_of(option[0])[0] for option, _ in picked}
-        for option, covered in sorted(picked, key=lambda one: quality[one[0]]):
-            better = [other for other in picked if other[0] != option and quality[other[0]] >= quality[option]]
-            if covered <= set().union(*(those for _, those in better)):
-                picked.remove((option, covered))
-        return [
-            self._link(option, "whole root" if option[1] == ROOT else "evidence", number(covered))
-            for option, covered in picked
-        ]
+            picked.append(best)
+            left -= covers[best]
+        self.suspected_servers = {server_of(pair.write)[0] for pair in picked}
+        for pair in sorted(picked, key=quality.__getitem__):
+            better = [covers[one] for one in picked if one != pair and quality[one] >= quality[pair]]
+            if covers[pair] <= set().union(*better):
+                picked.remove(pair)
+        return [self._link(one, "whole root" if one.is_root else "evidence", number(covers[one])) for one in picked]
 
-    def _confidence(self, option: Option) -> float:
-        changed, unchanged = self.counts[option]
+    def _pairs_of(self, writer: str) -> Iterable[Pair]:
+        return self.evidence.pairs[writer, self.read].values()
+
+    def _confidence(self, pair: Pair) -> float:
+        changed, unchanged = self.counts[pair]
         return (changed + 0.5) / (changed + unchanged + 1)
 
-    def _is_credible(self, option: Option, covered: set[int]) -> bool:
-        """Whether a link that does not look like an entity explains more than chance would."""
-        if option[1] == ROOT or self.candidates[option[1]].is_entity:
+    def _is_credible(self, pair: Pair, covered: set[int]) -> bool:
+        """Whether a pair that does not look like an entity explains more than chance would."""
+        if pair.is_root or pair.is_entity:
             return True
         if sum(self.changes[index][1] for index in covered) < _INTERVALS:
             return False
         changed, unchanged = (
-            all_ - own for all_, own in zip(self.counts[option[0], ROOT], self.counts[option], strict=True)
+            all_ - own for all_, own in zip(self.counts[self.roots[pair.write]], self.counts[pair], strict=True)
         )
         usual = changed / (changed + unchanged) if changed + unchanged else 0.0
-        return self._confidence(option) > max(0.3, min(2 * usual, (1 + usual) / 2))
+        return self._confidence(pair) > max(0.3, min(2 * usual, (1 + usual) / 2))
 
-    def _quality(self, option: Option) -> float:
-        return (0.02 if option[1] == ROOT else self.candidates[option[1]].weight) * self._confidence(option)
-
-    def _by_entity(self, writer: str, own: list[_Chosen], chosen: list[_Chosen], *, keyed: bool) -> list[_Chosen]:
+    def _by_entity(self, writer: str, own: list[Link], chosen: list[Link], *, keyed: bool) -> list[Link]:
         """Links through ids that nothing refutes: of the entity in the read's arguments, or of those in its answer."""
-        has, found = [one.option[1] for one in own], []
-        for number in self.evidence.of_pair[writer, self.read].values():
-            candidate = self.candidates[number]
-            if number in has or not candidate.is_entity or candidate.is_argument is not keyed:
+        has, found = [link.pair for link in own], []
+        for pair in self._pairs_of(writer):
+            if pair in has or not pair.is_entity or pair.is_argument is not keyed:
                 continue
-            is_from_result = candidate.write_path.startswith("result")
+            is_from_result = pair.write_path.startswith("result")
             if not keyed and is_from_result:
                 continue
-            seen = [signature for signature in self.signatures[writer] if number in signature]
+            seen = [signature for signature in self.signatures[writer] if pair in signature]
             if seen and all(not signature.isdisjoint(has) for signature in seen):
                 continue  # implied
-            enough = ENOUGH if keyed and not (is_from_result and "[]" in candidate.write_path) else _OF_OTHERS
-            if candidate.is_key and not any(candidate.parts <= self.candidates[one].parts for one in has):
+            enough = ENOUGH if keyed and not (is_from_result and "[]" in pair.write_path) else _OF_OTHERS
+            if pair.is_key and not any(pair.parts <= one.parts for one in has):
                 enough = _OF_LISTS  # or a part of a key that explains changes
-            if not self._harmless(writer, chosen, number).is_enough(enough):
-                found.append(self._link((writer, number), "same entity"))
+            if not self._harmless(writer, chosen, pair).is_enough(enough):
+                found.append(self._link(pair, "same entity"))
         return found
 
-    def _without_implied(self, links: list[_Chosen]) -> list[_Chosen]:
-        """Those that no other one covers: a link through two values is part of one through either."""
-        parts = [self.candidates[one.option[1]].parts for one in links]
-        return [one for one, own in zip(links, parts, strict=True) if not any(other < own for other in parts)]
-
-    def _harmless(self, writer: str, links: list[_Chosen], number: int = ROOT) -> _Harmless:
+    def _harmless(self, writer: str, links: list[Link], pair: Pair | None = None) -> _Harmless:
         """The writes of a tool that left answers unchanged, in intervals in which no link met; those that met through a
-        candidate.
+        pair.
 
         Only these show that a write is harmless. In the others, an answer that it has changed would count as changed by
         the link, and be missing here.
         """
-        options = {one.option for one in links}
+        linked = {link.pair for link in links}
         unexplained = (
             interval
             for interval in self.equal.get(writer, ())
-            if not any((tool, one) in options for _, tool, met in interval.writes for one in (ROOT, *met))
+            if not any(one in linked for _, tool, met in interval.writes for one in (self.roots[tool], *met))
         )
-        pairs = [
-            (interval.key, [write for write, tool, met in interval.writes if tool == writer and number in (ROOT, *met)])
+        found = [
+            (
+                interval.key,
+                [write for write, tool, met in interval.writes if tool == writer and (not pair or pair in met)],
+            )
             for interval in islice(unexplained, _MOST_INTERVALS)
         ]
-        pairs = [(key, writes) for key, writes in pairs if writes]
-        both = {(write, key) for key, writes in pairs for write in writes}
-        return _Harmless(len(pairs), {write for write, _ in both}, {key for _, key in both}, both)
+        found = [(key, writes) for key, writes in found if writes]
+        both = {(write, key) for key, writes in found for write in writes}
+        return _Harmless(len(found), {write for write, _ in both}, {key for _, key in both}, both)
 
-    def _is_harmless(self, writer: str, kept: list[_Chosen], chosen: list[_Chosen]) -> bool:
+    def _is_harmless(self, writer: str, kept: list[Link], chosen: list[Link]) -> bool:
         """Whether a write leaves answers alone that it does not meet."""
         evidence, facts = self.evidence, self.tools[self.read]
-        linked = [self.candidates[one.option[1]] for one in kept]
-        is_list = any("[]" in one.read_path for one in linked)
+        is_list = any("[]" in link.pair.read_path for link in kept)
         is_search = may_list(facts, self.tools[writer])
         enough = _OF_LISTS if is_list or is_search or not facts.arguments else ENOUGH
-        pairs = _ENOUGH_CHANGES * len(evidence.keys[self.read]) if is_search else 0
+        changes = _ENOUGH_CHANGES * len(evidence.keys[self.read]) if is_search else 0
         reads = min(sum(again > 0 for again in evidence.keys[self.read].values()), _ENOUGH_READS)
         total = self._harmless(writer, [*chosen, *kept])
-        is_wide = len(total.keys) >= reads and len(total.pairs) >= pairs
+        is_wide = len(total.keys) >= reads and len(total.both) >= changes
         if is_wide and (len(total.writes) >= _OF_SEARCHES if is_search else total.is_enough(enough)):
             return True
-        if not is_list and self._is_keyed(writer, {one.write_path for one in linked if one.is_key}):
+        if not is_list and self._is_keyed(writer, {link.pair.write_path for link in kept if link.pair.is_key}):
             return True
         # Of another server, all writes together, none of which explains a change of this one.
         own, server = server_of(self.read)[0], server_of(writer)[0]
@@ -542,10 +525,15 @@ class _Chooser:
 
     def _is_keyed(self, writer: str, linked: set[str]) -> bool:
         """Whether the arguments of both are ids of one entity, and the write has no other ids."""
-        pairs = [self.candidates[number] for number in self.evidence.of_pair[writer, self.read].values()]
-        alike = {one.write_path for one in pairs if one.is_argument and not one.write_path.startswith("result")}
-        alike = {path for path in alike if ":" not in path}
+        arguments = {pair.write_path for pair in self._pairs_of(writer) if pair.is_argument}
+        alike = {path for path in arguments if ":" not in path and not path.startswith("result")}
         return bool(linked) and alike | self.tools[writer].ids <= linked  # another argument may be an id, too
+
+
+def _without_implied(links: list[Link]) -> list[Link]:
+    """Those that no other one covers: a link through two values is part of one through either."""
+    parts = [link.pair.parts for link in links]
+    return [link for link, own in zip(links, parts, strict=True) if not any(other < own for other in parts)]
 
 
 # All of it
@@ -570,29 +558,26 @@ def _concluded(
         if (by_itself := _change_by_itself(tools[read], evidence, chosen)) is not None:
             volatile[read] = by_itself
             continue
-        for (writer, number), origin, changed, unchanged in chosen:
-            one = None if number == ROOT else evidence.candidates[number]
-            own, other = (one.write_path, one.read_path) if one else ("", "")
-            links.append(Link(writer, own, read, other, origin, changed, unchanged))
+        links += chosen
     advised = {tool: _advised(tools[tool], kinds[tool], links, volatile, evidence) for tool in sorted(tools)}
-    kept = [link for link in links if advised[link.write].kind in ("write", "unknown")]
+    kept = [link for link in links if advised[link.pair.write].kind in ("write", "unknown")]
     advised, rooted = tagged(kept, advised)
     return Advice(tools=advised, links=rooted, is_shared=worlds.are_one, resets=worlds.resets)
 
 
-def _change_by_itself(read: ToolFacts, evidence: _Evidence, chosen: list[_Chosen]) -> str | None:
+def _change_by_itself(read: ToolFacts, evidence: _Evidence, chosen: list[Link]) -> str | None:
     """Why a read of an id, whose changes whole roots alone explain, may change by itself: what changes slowly looks so,
     where writes lie between all of its answers. A list of all, or their count, takes no id: it is not meant.
 
     It does not if, at the rate at which it has changed, it would have changed between writes as well.
     """
-    causes = [one for one in chosen if one.changes]
-    if not causes or any(one.option[1] != ROOT for one in causes) or not read.ids:
+    causes = [link.pair for link in chosen if link.changes]
+    if not causes or not all(pair.is_root for pair in causes) or not read.ids:
         return None
     changes = sum(one.is_change for one in evidence.intervals[read.name])
     if changes * evidence.calls_without[read.name] >= _ENOUGH_CHANGES * evidence.calls_with[read.name]:
         return None
-    writers = ", ".join(sorted(one.option[0] for one in causes))
+    writers = ", ".join(sorted(pair.write for pair in causes))
     return f"it may change by itself: its answers change after {writers}, and no id says which"
 
 
@@ -601,8 +586,8 @@ def _advised(
 ) -> ToolAdvice:
     kind: Kind
     by, why = given
-    linked = [link for link in links if link.write == facts.name]
-    changed = ", ".join(sorted({link.read for link in linked if link.changes})[:3])
+    linked = [link for link in links if link.pair.write == facts.name]
+    changed = ", ".join(sorted({link.pair.read for link in linked if link.changes})[:3])
     is_shown = any(link.changes and link.origin != "same entity" for link in linked)
     if by == "read" and facts.name in volatile:
         kind, why, reason = "watch", "evidence", volatile[facts.name]

@@ -20,8 +20,8 @@ from agent_cache.advise.calls import UNKNOWN, LoggedCall, is_failure
 from agent_cache.core.tags import TagRule, TagSet
 
 __all__ = [
-    "Candidate", "ToolFacts", "find_candidates", "kind_by_name", "may_list", "nouns_of", "path_of", "server_of",
-    "survey", "values_at",
+    "Pair", "ToolFacts", "find_pairs", "kind_by_name", "may_list", "nouns_of", "path_of", "server_of", "survey",
+    "values_at",
 ]  # fmt: skip
 
 _MAX_LEAVES: Final = 2_000
@@ -31,7 +31,7 @@ _MAX_CHILDREN: Final = 40
 _MAX_TEXT: Final = 200
 """A longer text is no value of an id."""
 _MAX_VALUES: Final = 20_000
-_MAX_CANDIDATES: Final = 40
+_MAX_PAIRS: Final = 40
 _MIN_OVERLAP: Final = 0.3
 """The share of their values that two paths have in common if they may stand for the same things."""
 
@@ -347,12 +347,13 @@ def may_list(read: ToolFacts, write: ToolFacts) -> bool:
     return False
 
 
-# Candidates
+# Pairs
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A pair of paths through which a write may meet a read; or of several arguments that have one name in both calls.
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """A pair of paths through which a write may meet a read; or of several arguments that have one name in both calls,
+    joined by colons. Without paths: the two meet whatever the calls are.
 
     Attributes:
         is_entity: whether the two look so much like one entity that they are believed without a change.
@@ -364,9 +365,14 @@ class Candidate:
     write_path: str
     read: str
     read_path: str
-    is_entity: bool
-    is_key: bool
-    is_argument: bool
+    is_entity: bool = False
+    is_key: bool = False
+    is_argument: bool = False
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it has no paths."""
+        return not self.write_path
 
     @property
     def parts(self) -> frozenset[tuple[str, str]]:
@@ -376,29 +382,31 @@ class Candidate:
     @property
     def weight(self) -> float:
         """How much it is to explain changes, beside others: first what a read is about by its arguments."""
+        if self.is_root:
+            return 0.02
         return 0.1 if not self.is_entity else 0.8 if self.is_argument else 0.6
 
 
-def find_candidates(tools: Mapping[str, ToolFacts], writers: set[str], readers: set[str]) -> list[Candidate]:
-    """The pairs of paths worth counting, at most `_MAX_CANDIDATES` for each pair of tools, and those joined."""
+def find_pairs(tools: Mapping[str, ToolFacts], writers: set[str], readers: set[str]) -> list[Pair]:
+    """The pairs of paths worth counting, at most `_MAX_PAIRS` for each pair of tools, and those joined."""
     usable = {tool: tools[tool].usable() for tool in writers | readers}
-    found: list[Candidate] = []
+    found: list[Pair] = []
     for write in sorted(writers):
         for read in sorted(readers):
             pairs = [
-                candidate
+                pair
                 for own in usable[write]
                 for other in usable[read]
-                if (candidate := _candidate(write, own, read, other)) is not None
+                if (pair := _pair(write, own, read, other)) is not None
             ]
             pairs.sort(
                 key=lambda one: (-one.weight, len(one.write_path + one.read_path), one.write_path, one.read_path)
             )
-            found += pairs[:_MAX_CANDIDATES] + _together(pairs, tools[write], tools[read])
+            found += pairs[:_MAX_PAIRS] + _together(pairs, tools[write], tools[read])
     return found
 
 
-def _together(pairs: list[Candidate], write: ToolFacts, read: ToolFacts) -> list[Candidate]:
+def _together(pairs: list[Pair], write: ToolFacts, read: ToolFacts) -> list[Pair]:
     """Of arguments of one name in both calls all together that have values in common: ``repo:number``.
 
     These are an entity if they are at least half of those of the read: neither the ``floor`` nor the ``zone`` of a lamp
@@ -411,7 +419,7 @@ def _together(pairs: list[Candidate], write: ToolFacts, read: ToolFacts) -> list
         return []
     is_entity = any(same[name].is_entity for name in names) or 2 * len(names) >= len(read.parameters)
     path = ":".join(names)
-    return [Candidate(write.name, path, read.name, path, is_entity, is_key=False, is_argument=True)]
+    return [Pair(write.name, path, read.name, path, is_entity, is_key=False, is_argument=True)]
 
 
 def _overlap(own: Path, other: Path) -> float:
@@ -419,14 +427,14 @@ def _overlap(own: Path, other: Path) -> float:
     return len(own.values & other.values) / (min(len(own.values), len(other.values)) or 1)
 
 
-def _candidate(write: str, own: Path, read: str, other: Path) -> Candidate | None:
+def _pair(write: str, own: Path, read: str, other: Path) -> Pair | None:
     """A pair of paths that look like one entity, or of arguments that have one name and values in common."""
     shared, both = len(own.values & other.values), own.is_argument and other.is_argument
     is_alike = _is_entity(own, other, shared)
     if not is_alike and not (shared and both and own.leaf == other.leaf):
         return None
     is_entity = is_alike and (own.is_argument or other.is_argument)  # of two results it takes a change to believe it
-    return Candidate(write, own.text, read, other.text, is_entity, is_entity and both and shared > 0, other.is_argument)
+    return Pair(write, own.text, read, other.text, is_entity, is_entity and both and shared > 0, other.is_argument)
 
 
 def _is_entity(own: Path, other: Path, shared: int) -> bool:

@@ -13,7 +13,7 @@ import contextlib
 import importlib
 import re
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +34,7 @@ from agent_cache.toolbox.box import Toolbox
 from agent_cache.toolbox.rules import Read, Rule, Write, compiled_tags, find_rule
 
 __all__ = [
-    "Cause", "Match", "Outcome", "Policy", "StaleAnswer", "ToolOutcome", "cause_of", "replay", "replay_all",
-    "tags_in_use", "tags_of",
+    "Cause", "Match", "Outcome", "Policy", "StaleAnswer", "cause_of", "replay", "replay_all", "tags_in_use", "tags_of",
 ]  # fmt: skip
 
 Tags = Rule | ReadOperation | WriteOperation
@@ -58,27 +57,18 @@ class StaleAnswer(NamedTuple):
     writes: tuple[LoggedCall, ...]
 
 
-@dataclass(slots=True)
-class ToolOutcome:
-    """The figures of one tool that reads: its calls, those that the cache would have answered, and those it would have
-    answered wrongly.
-    """
-
-    reads: int = 0
-    hits: int = 0
-    stale: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The figures of a log under one policy."""
+    """The figures of a log under one policy: calls that read, those that the cache would have answered, also by tool,
+    those that it would have answered wrongly, and those of which the log does not say what was true.
+    """
 
     reads: int
     hits: int
     stale: int
     unjudged: int
-    tools: Mapping[str, ToolOutcome]
-    stale_answers: tuple[StaleAnswer, ...] = ()
+    hits_of: Mapping[str, int]
+    stale_answers: tuple[StaleAnswer, ...]
 
     @property
     def proves_little(self) -> bool:
@@ -234,15 +224,14 @@ class _Player:
         self.is_shared = advice is None or advice.is_shared
         self.entries: dict[tuple[str, str | None, Any], _Entry] = {}
         self.written: dict[Any, int] = {}
-        self.tools: dict[str, ToolOutcome] = {}
-        self.stale: list[StaleAnswer] = []
-        self.unjudged = self.at = 0
+        self.hits_of = Counter[str]()
+        self.stale_answers: list[StaleAnswer] = []
+        self.reads = self.stale = self.unjudged = self.at = 0
         self.recent: deque[_Ran] = deque(maxlen=10_000)
 
     def outcome(self) -> Outcome:
-        tools = self.tools.values()
-        reads, hits, stale = (sum(getattr(one, name) for one in tools) for name in ("reads", "hits", "stale"))
-        return Outcome(reads, hits, stale, self.unjudged, self.tools, tuple(self.stale))
+        hits = self.hits_of.total()
+        return Outcome(self.reads, hits, self.stale, self.unjudged, self.hits_of, tuple(self.stale_answers))
 
     def play(self, call: LoggedCall, answer: bytes | None) -> None:
         self.at += 1
@@ -261,14 +250,13 @@ class _Player:
             self.recent.append(_Ran(self.at, call, paths))
 
     def _read(self, call: LoggedCall, tool: _Tool, answer: bytes | None) -> None:
-        figures = self.tools.setdefault(call.tool, ToolOutcome())
-        figures.reads += 1
+        self.reads += 1
         if (own := key_of(call)) is None:
             return
         key = (call.tool, call.run if tool.is_per_session or not self.is_shared else None, own)
         entry = self.entries.get(key)
         if entry is not None and not self._has_ended(entry, call, tool, answer):
-            self._hit(figures, entry, call, answer)
+            self._hit(entry, call, answer)
             return
         self.entries.pop(key, None)
         if answer is not None and (tags := _tags_of_read(call, tool)) is not None:
@@ -286,8 +274,8 @@ class _Player:
         began, now = (one.started if one.started is not None else one.ended for one in (entry.call, call))
         return tool.ttl is not None and began is not None and now is not None and now - began >= tool.ttl
 
-    def _hit(self, figures: ToolOutcome, entry: _Entry, call: LoggedCall, answer: bytes | None) -> None:
-        figures.hits += 1
+    def _hit(self, entry: _Entry, call: LoggedCall, answer: bytes | None) -> None:
+        self.hits_of[call.tool] += 1
         if answer == entry.answer:
             entry.true_at, entry.writes = self.at, None
             return
@@ -296,12 +284,12 @@ class _Player:
             return
         if self._overlapping(call):
             return  # both answers were true while the read was running
-        figures.stale += 1
+        self.stale += 1
         if entry.writes is None:
             between = [ran.call for ran in self.recent if ran.position > entry.true_at and not is_failure(ran.call)]
             entry.writes = tuple(between[:_MOST_WRITES])
-        if len(self.stale) < _MOST_STALE:
-            self.stale.append(StaleAnswer(call, entry.call, entry.writes))
+        if len(self.stale_answers) < _MOST_STALE:
+            self.stale_answers.append(StaleAnswer(call, entry.call, entry.writes))
 
     def _overlapping(self, read: LoggedCall) -> list[_Ran]:
         """The writes that ended after a read had begun. Calls come in the order of their ends, so few are looked at."""
@@ -319,13 +307,10 @@ class _Player:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The tools of a log: what is in use for each, what happens to those without a rule, those that may be several in
-    use, and what is in use and not in the log.
-    """
+    """The tools of a log: what is in use for each, why others have nothing; and what is in use and not in the log."""
 
     policy: dict[str, Tags] = field(default_factory=dict)
     without_rule: dict[str, str] = field(default_factory=dict)
-    ambiguous: dict[str, tuple[str, ...]] = field(default_factory=dict)
     without_calls: list[str] = field(default_factory=list)
 
 
@@ -344,7 +329,7 @@ class TagsInUse:
             names = self._names(tool)
             used.update(names)
             if len(names) > 1:
-                found.ambiguous[tool] = tuple(sorted(names))
+                found.without_rule[tool] = f"it may be {' or '.join(sorted(names))}"
             elif names:
                 found.policy[tool] = in_use[names[0]]
             elif self._box is None:
@@ -410,29 +395,24 @@ def _imported(target: str) -> ModuleType:
 
 
 class Cause(NamedTuple):
-    """Why a cache would have given a stale answer: the write, if no other can be it, and tags to add to both."""
+    """Why a cache would have given a stale answer: the write, if one is known, and tags to add to both."""
 
     write: LoggedCall | None = None
-    is_certain: bool = False
     read_tag: str | None = None
     write_tag: str | None = None
 
 
 def cause_of(stale: StaleAnswer, in_use: Mapping[str, Tags], advice: Advice) -> Cause:
     """Find the write that made an answer stale, and the tags of both that would have dropped it."""
-    if not stale.writes:
-        return Cause()
     needed = _templates(advice, stale.loaded)
-    present = tags_of(in_use[stale.loaded.tool], stale.loaded) if stale.loaded.tool in in_use else ()
+    present = tags_of(in_use[stale.loaded.tool], stale.loaded)
     for write in reversed(stale.writes):  # the last one made the answer what it was
         for write_template, write_tags in _templates(advice, write).items():
             for read_template, read_tags in needed.items():
                 if any(meet(one, other) for one in read_tags for other in write_tags):
                     has_tag = not {*read_tags}.isdisjoint(present)
-                    return Cause(
-                        write, is_certain=True, read_tag=None if has_tag else read_template, write_tag=write_template
-                    )
-    return Cause(stale.writes[-1], is_certain=len(stale.writes) == 1)
+                    return Cause(write, None if has_tag else read_template, write_template)
+    return Cause(stale.writes[-1]) if stale.writes else Cause()
 
 
 def _templates(advice: Advice, call: LoggedCall) -> dict[str, tuple[str, ...]]:

@@ -18,14 +18,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from agent_cache.advise.paths import nouns_of, path_of, server_of
+from agent_cache.advise.paths import Pair, nouns_of, path_of, server_of
 from agent_cache.recording import Redaction
 from agent_cache.toolbox.rules import Pass, Read, Rule, Watch, Write
-from agent_cache.values.compare import escaped, shortened
+from agent_cache.values.compare import escaped, plural, shortened
 
 __all__ = [
-    "Advice", "Kind", "Link", "Origin", "RuleText", "ToolAdvice", "Why", "needs_parsing", "plural", "rules_of",
-    "shown_name", "tagged",
+    "Advice", "Kind", "Link", "Origin", "RuleText", "ToolAdvice", "Why", "needs_parsing", "rules_of", "shown_name",
+    "tagged",
 ]  # fmt: skip
 
 Kind = Literal["read", "write", "watch", "pass", "unknown"]
@@ -61,21 +61,16 @@ class ToolAdvice:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A write that changes a read, and through which values.
+    """A write that changes a read, and the pair of paths through which the two meet.
 
     Attributes:
-        write_path, read_path: the path of the value in the call of each, as in a template: ``"order_id"``,
-            ``"result[orders][][id]"``. Several that must all meet are joined by colons. Empty: whatever the call.
         origin: ``"evidence"``: it explains changes. ``"same entity"``: nothing contradicts it. ``"whole root"``: it is
             not known what the write leaves unchanged.
         changes, unchanged: how many changes of answers it explains, and how many intervals it met that did not change.
         root: the root of the tag that both have.
     """
 
-    write: str
-    write_path: str
-    read: str
-    read_path: str
+    pair: Pair
     origin: Origin
     changes: int
     unchanged: int
@@ -129,17 +124,18 @@ def tagged(links: Sequence[Link], tools: Mapping[str, ToolAdvice]) -> tuple[dict
     """The tools with templates of their tags, and the links with their roots."""
     writers: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
     found: dict[str, set[str]] = {name: set() for name, tool in tools.items() if tool.kind == "read"}
-    for link in links:
-        if link.read_path:
-            writers[link.read, link.read_path].add((link.write, link.write_path))
-            found[link.read].add(link.read_path)
+    pairs = [link.pair for link in links]
+    for pair in pairs:
+        if not pair.is_root:
+            writers[pair.read, pair.read_path].add((pair.write, pair.write_path))
+            found[pair.read].add(pair.read_path)
     paths = {
         read: sorted(own, key=lambda path: (path.startswith("result"), len(path), path)) or [""]
         for read, own in found.items()
     }
-    for link in links:
-        if not link.read_path:
-            writers[link.read, paths[link.read][0]].add((link.write, ""))
+    for pair in pairs:
+        if pair.is_root:
+            writers[pair.read, paths[pair.read][0]].add((pair.write, ""))
     roots: dict[frozenset[tuple[str, str]], str] = {}
     taken: set[str] = set()
     tags: dict[str, dict[str, None]] = defaultdict(dict)
@@ -155,9 +151,11 @@ def tagged(links: Sequence[Link], tools: Mapping[str, ToolAdvice]) -> tuple[dict
     # Reads by arguments name their roots first: theirs are the plain ones.
     for read in sorted(paths, key=lambda read: (paths[read][0] == "", paths[read][0].startswith("result"), read)):
         tags[read].update((_template(root_for(read, path), path), None) for path in paths[read])
-    rooted = tuple(replace(one, root=root_for(one.read, one.read_path or paths[one.read][0])) for one in links)
+    rooted = tuple(
+        replace(link, root=root_for(link.pair.read, link.pair.read_path or paths[link.pair.read][0])) for link in links
+    )
     for link in rooted:
-        tags[link.write][_template(link.root, link.write_path)] = None
+        tags[link.pair.write][_template(link.root, link.pair.write_path)] = None
     for name, tool in tools.items():
         if tool.kind in ("write", "unknown") and name not in tags:
             tags[name][_free_name([_as_name(name)], taken)] = None
@@ -195,11 +193,6 @@ _MOST_LINKS: Final = 5
 _MOST_NAMES: Final = 8
 """Names that a comment has in a row, before it only counts them."""
 _DECORATORS: Final = {"read": "AgentCache", "write": "AgentCacheInvalidator"}
-
-
-def plural(number: int, noun: str) -> str:
-    """The number with its noun: ``1 call``, ``2 calls``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def shown_name(name: str, redaction: Redaction) -> str:
@@ -272,7 +265,7 @@ class RuleText:
         for one in by_kind["watch"]:
             yield f"{self._shown(one)} is not to be cached: {self._text(advice.tools[one].reason)}"
         if guessed := [link for link in advice.links if link.origin == "whole root" and not link.changes]:
-            reads, writes = {link.read for link in guessed}, {link.write for link in guessed}
+            reads, writes = {link.pair.read for link in guessed}, {link.pair.write for link in guessed}
             dropped = f"the whole root is dropped of {plural(len(reads), 'read')} by {plural(len(writes), 'tool')}"
             yield f"{dropped} (too rarely seen between equal answers): {self._several(reads)}"
         if advice.resets:
@@ -288,25 +281,24 @@ class RuleText:
                 yield f"{self._shown(one)!r} has no rule: it is no name, or redaction finds a secret in it"
 
     def _evidence(self, tool: ToolAdvice) -> Iterator[str]:
-        """A line of figures, and one for each of its strongest links."""
-        is_read = tool.kind == "read"
-        found = self.outcomes["advised"].tools.get(tool.tool) if is_read else None
+        """A line of figures; and of a read one for each of its strongest links."""
         figures = [plural(tool.calls, "call")]
-        figures += [plural(tool.repeats, "repeat")] if tool.kind in ("read", "watch") else []
-        figures += [f"{found.hits:,} hits expected"] if found else []
+        if tool.kind in ("read", "watch"):
+            figures.append(plural(tool.repeats, "repeat"))
+        if tool.kind == "read":
+            figures.append(f"{self.outcomes['advised'].hits_of[tool.tool]:,} hits expected")
         yield f"{self._shown(tool.tool)}: {', '.join(figures)}; {tool.kind}: {self._text(tool.reason)}"
-        links = [link for link in self.advice.links if tool.tool == (link.read if is_read else link.write)]
-        links.sort(key=lambda one: -one.changes)
+        links = sorted(
+            (link for link in self.advice.links if link.pair.read == tool.tool), key=lambda one: -one.changes
+        )
         for link in links[:_MOST_LINKS]:
-            own, other, path = (link.read_path, link.write, link.write_path) if is_read else (
-                link.write_path, link.read, link.read_path
-            )  # fmt: skip
-            shown = f"{self._shown(_short(other))}{f' ({shortened(self._text(path), 60)})' if path else ''}"
-            why = f"{shown} names it, too" if link.origin == "same entity" else f"too little was seen of {shown}"
+            path = shortened(self._text(link.pair.write_path), 60)
+            shown = self._shown(_short(link.pair.write)) + (f" ({path})" if path else "")
             if link.changes:
-                seen = plural(link.changes + link.unchanged, "time")
-                why = f"{'changed by' if is_read else 'changes'} {shown}, {link.changes} of {seen}"
-            yield f"{self._text(_template(link.root, own))}: {why}"
+                why = f"changed by {shown}, {link.changes} of {plural(link.changes + link.unchanged, 'time')}"
+            else:
+                why = f"{shown} names it, too" if link.origin == "same entity" else f"too little was seen of {shown}"
+            yield f"{self._text(_template(link.root, link.pair.read_path))}: {why}"
         if len(links) > _MOST_LINKS:
             yield f"and {len(links) - _MOST_LINKS} more"
 

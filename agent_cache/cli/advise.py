@@ -24,8 +24,8 @@ from agent_cache.advise.calls import LoggedCall
 from agent_cache.advise.logs import files_of, read_log
 from agent_cache.advise.mine import mine, unwrapped
 from agent_cache.advise.replay_check import Cause, Match, Outcome, StaleAnswer, cause_of, replay_all, tags_in_use
-from agent_cache.advise.tag_rules import Advice, RuleText, plural, shown_name
-from agent_cache.cli.output import Printer, escaped, progress, shortened, write_file
+from agent_cache.advise.tag_rules import Advice, RuleText, shown_name
+from agent_cache.cli.output import Printer, escaped, plural, progress, shortened, write_file
 from agent_cache.recording import Redaction
 
 __all__ = ["add_options", "run"]
@@ -34,8 +34,6 @@ _LEAST: Final = 20_000
 """From how many calls on a progress bar is drawn: what takes longer than a second."""
 _SHOWN: Final = 5
 """Stale answers of one cause that are shown."""
-Kind = Literal["read", "write"]
-Given = Sequence[tuple[str, Kind]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--redact", help="redact arguments of this name, too", **several)
 
 
-def _of_kind(kind: Kind, name: str) -> tuple[str, Kind]:
+def _of_kind(kind: Literal["read", "write"], name: str) -> tuple[str, Literal["read", "write"]]:
     return name, kind
 
 
@@ -87,36 +85,34 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Study(NamedTuple):
-    """The calls of a log, and what is to be learned from it."""
+    """The calls of a log, the annotations of each tool, empty where the log has none, and what is to be learned."""
 
     calls: list[LoggedCall]
+    hints: dict[str, Mapping[str, bool]]
     advice: Advice
-
-    def hints(self) -> dict[str, Mapping[str, bool]]:
-        """The annotations of each tool, empty where the log has none."""
-        found: dict[str, Mapping[str, bool]] = {}
-        for call in self.calls:
-            found[call.tool] = {**found.get(call.tool, {}), **call.hints}
-        return found
 
 
 def _studied(options: argparse.Namespace, redaction: Redaction) -> _Study:
     """Read a log, say what was read, and mine it."""
-    runs, kinds = options.runs, options.kinds
-    size = sum(path.stat().st_size for _, path in files_of(runs) if path is not None)
+    size = sum(path.stat().st_size for _, path in files_of(options.runs) if path is not None)
     with progress("reading", size, least=5_000_000) as draw:
-        log = read_log(runs, progress=draw)
+        log = read_log(options.runs, progress=draw)
     for note in (*log.notes, *log.problems):
         print(escaped(redaction.text(note)), file=sys.stderr)
     if not log.calls:
-        raise AgentCacheError(f"there is no call of a tool in {', '.join(runs)}")
-    given = {tool: kind for tool in {call.tool for call in log.calls} if (kind := _given(tool, kinds))}
-    calls = [replace(call, kind=given[call.tool]) if call.tool in given else call for call in log.calls]
+        raise AgentCacheError(f"there is no call of a tool in {', '.join(options.runs)}")
+    given = {tool: kind for tool in {call.tool for call in log.calls} if (kind := _given(tool, options.kinds))}
+    calls = [replace(call, kind=given.get(call.tool, call.kind)) for call in log.calls]
     with progress("mining", 2 * len(calls), least=_LEAST) as draw:
-        return _Study(unwrapped(calls)[0], mine(calls, ignore=options.ignore, progress=draw))
+        advice = mine(calls, ignore=options.ignore, progress=draw)
+    calls, _ = unwrapped(calls)
+    hints: dict[str, Mapping[str, bool]] = {}
+    for call in calls:
+        hints[call.tool] = {**hints.get(call.tool, {}), **call.hints}
+    return _Study(calls, hints, advice)
 
 
-def _given(tool: str, kinds: Given) -> Kind | None:
+def _given(tool: str, kinds: Sequence[tuple[str, Literal["read", "write"]]]) -> Literal["read", "write"] | None:
     names = tool, tool.partition(":")[2]
     exact = [kind for name, kind in kinds if name in names]
     fitting = [kind for pattern, kind in kinds if any(fnmatchcase(name, pattern) for name in names)]
@@ -129,9 +125,8 @@ def _advise(options: argparse.Namespace, redaction: Redaction) -> int:
         raise ConfigurationError(f"{output} is there already: remove it, or choose another name")
     study = _studied(options, redaction)
     with progress("replaying", len(study.calls), least=_LEAST) as draw:
-        policies: dict[str, Any] = {name: name for name in ("none", "roots", "advised", "oracle")}
-        outcomes = replay_all(study.calls, policies, advice=study.advice, progress=draw)
-    has_hints = any(study.hints().values())
+        outcomes = replay_all(study.calls, {name: name for name in _POLICIES}, advice=study.advice, progress=draw)
+    has_hints = any(study.hints.values())
     rules = RuleText(study.advice, outcomes, sources=options.runs, has_hints=has_hints, redaction=redaction)
     text = rules.toml() if options.format == "toml" else rules.python()
     if output is None:
@@ -144,13 +139,17 @@ def _advise(options: argparse.Namespace, redaction: Redaction) -> int:
     return 0
 
 
+_POLICIES: Final[dict[Any, str]] = {
+    "none": "no invalidation", "roots": "whole roots", "advised": "advised", "oracle": "oracle"
+}  # fmt: skip
+
+
 def _print_summary(rules: RuleText) -> None:
     """What has to be decided, what is not known, and what the rules are worth."""
     printer, width = Printer(sys.stderr), shutil.get_terminal_size().columns
-    labels = {"none": "no invalidation", "roots": "whole roots", "advised": "advised", "oracle": "oracle"}
     rows = [
-        (labels[name], f"{one.reads:,}", f"{one.hits:,}", _percent(one.hits, one.reads), f"{one.stale:,}")
-        for name, one in rules.outcomes.items()
+        (label, f"{one.reads:,}", f"{one.hits:,}", _percent(one.hits, one.reads), f"{one.stale:,}")
+        for label, one in zip(_POLICIES.values(), rules.outcomes.values(), strict=True)
     ]
     printer.line()
     printer.table(("replayed on this log", "reads", "hits", "of reads", "stale"), rows)
@@ -173,16 +172,14 @@ def _percent(part: int, whole: int) -> str:
 def _check(options: argparse.Namespace, redaction: Redaction) -> int:
     in_use = tags_in_use(options.check)
     study = _studied(options, redaction)
-    match = in_use.match({tool: hints for tool, hints in study.hints().items() if tool not in study.advice.ignored})
+    match = in_use.match({tool: hints for tool, hints in study.hints.items() if tool not in study.advice.ignored})
     with progress("replaying", len(study.calls), least=_LEAST) as draw:
         outcome = replay_all(study.calls, {"": match.policy}, advice=study.advice, progress=draw)[""]
-    has_failed = bool(outcome.stale or outcome.proves_little or match.ambiguous)
+    has_failed = bool(outcome.stale) or outcome.proves_little
     has_failed |= options.fail_on == "any" and bool(match.without_rule or match.without_calls)
     printer, calls = Printer(), Counter(call.tool for call in study.calls)
     shown = partial(shown_name, redaction=redaction)
-    _print_stale(printer, match, outcome, study, redaction, shown)
-    for tool, names in match.ambiguous.items():
-        printer.line(("ambiguous", "red"), f"  {shown(tool)} may be {', '.join(map(shown, names))}: not checked")
+    _print_stale(printer, match, outcome, study.advice, redaction)
     for tool, instead in match.without_rule.items():
         text = f"  {shown(tool)}: {plural(calls[tool], 'call')}; {redaction.text(instead)}"
         printer.line(("no rule", "yellow"), text)
@@ -200,7 +197,6 @@ def _check(options: argparse.Namespace, redaction: Redaction) -> int:
         f"{outcome.unjudged:,} not judged": outcome.unjudged,
         f"{plural(len(match.without_rule), 'tool')} without a rule": len(match.without_rule),
         f"{plural(len(match.without_calls), 'rule')} without a call": len(match.without_calls),
-        f"{len(match.ambiguous)} ambiguous": len(match.ambiguous),
     }
     result = ("failed", "bold red") if has_failed else ("ok", "bold green")
     text = ", ".join(text for text, number in counts.items() if number)
@@ -208,38 +204,31 @@ def _check(options: argparse.Namespace, redaction: Redaction) -> int:
     return int(has_failed)
 
 
-def _print_stale(
-    printer: Printer, match: Match, outcome: Outcome, study: _Study, redaction: Redaction, shown: Callable[[str], str]
-) -> None:
+def _print_stale(printer: Printer, match: Match, outcome: Outcome, advice: Advice, redaction: Redaction) -> None:
     """The stale answers, by what has to be mended."""
-    groups: dict[tuple[str, str], list[tuple[StaleAnswer, Cause]]] = {}
+    shown = partial(shown_name, redaction=redaction)
+    groups: dict[tuple[str, str], list[str]] = {}
     for stale in outcome.stale_answers:
-        cause = cause_of(stale, match.policy, study.advice)
-        groups.setdefault((stale.served.tool, _mend(stale, cause, study, shown)), []).append((stale, cause))
+        cause = cause_of(stale, match.policy, advice)
+        by = "" if cause.write is None else f", changed by {_call_text(cause.write, redaction)}"
+        text = f"       {_call_text(stale.served, redaction)}, loaded{_at(stale.loaded)}{by}"
+        groups.setdefault((stale.served.tool, _mend(stale, cause, shown)), []).append(text)
     for (tool, mend), found in groups.items():
         printer.line(("stale", "red"), f"  {shown(tool)}: {plural(len(found), 'answer')}; {mend}")
-        for stale, cause in found[:_SHOWN]:
-            by = "" if cause.write is None else f", changed by {_call_text(cause.write, redaction)}"
-            printer.line(f"       {_call_text(stale.served, redaction)}, loaded{_at(stale.loaded)}{by}")
-        if len(found) > _SHOWN:
-            printer.line(f"       and {len(found) - _SHOWN:,} more")
+        for text in found[:_SHOWN]:
+            printer.line(text)
     if (more := outcome.stale - len(outcome.stale_answers)) > 0:
         printer.line(("stale", "red"), f"  and {more:,} more answers")
 
 
-def _mend(stale: StaleAnswer, cause: Cause, study: _Study, shown: Callable[[str], str]) -> str:
+def _mend(stale: StaleAnswer, cause: Cause, shown: Callable[[str], str]) -> str:
     """What to do about a stale answer."""
     if cause.write is None:
         return "no write was in between: give it a ttl, or look for a write that is not in the log"
-    parts = [
-        f"add {shown(tag)!r} to {shown(tool)}"
-        + (" (its result is JSON as text)" if study.advice.tools[tool].parse and "{result" in tag else "")
-        for tag, tool in ((cause.read_tag, stale.served.tool), (cause.write_tag, cause.write.tool))
-        if tag is not None
-    ]
-    which = "changes it" if cause.is_certain else f"was the last of {len(stale.writes)} writes in between"
-    unknown = f"{shown(cause.write.tool)} {which}, and no tag that both have is known: tag both with one whole root"
-    return " and ".join(parts) or unknown
+    tags = (cause.read_tag, stale.served.tool), (cause.write_tag, cause.write.tool)
+    parts = [f"add {shown(tag)!r} to {shown(tool)}" for tag, tool in tags if tag is not None]
+    last = f"{shown(cause.write.tool)} was the last of {plural(len(stale.writes), 'write')} in between"
+    return " and ".join(parts) or f"{last}, and no tag that both have is known: tag both with one whole root"
 
 
 def _call_text(call: LoggedCall, redaction: Redaction) -> str:

@@ -17,19 +17,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.values.compare import escaped, shortened
+from agent_cache.values.compare import escaped, plural, shortened
 
 __all__ = [
-    "Printer",
-    "escaped",
-    "json_text",
-    "plural",
-    "print_json",
-    "progress",
-    "shortened",
-    "size_text",
-    "write_file",
-]
+    "Printer", "escaped", "json_text", "plural", "print_json", "progress", "shortened", "size_text", "write_file"
+]  # fmt: skip
 
 _INVISIBLE = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 """Characters that `json.dumps` leaves as they are, and a terminal interprets or cannot encode."""
@@ -71,20 +63,12 @@ class Printer:
             self.line(("  ".join(aligned), "" if number else "bold"))
 
 
-def plural(number: int, noun: str) -> str:
-    """The number with its noun: ``1 call``, ``2 calls``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def size_text(size: float) -> str:
     """A number of bytes, in the unit that fits: ``441 B``, ``4.1 MB``."""
     if size < 1000:
         return f"{size:.0f} B"
-    for unit in ("kB", "MB"):
-        size /= 1000
-        if size < 1000:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1000:.1f} GB"
+    unit, least = next(one for one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if size >= one[1])
+    return f"{size / least:.1f} {unit}"
 
 
 def print_json(data: Any) -> None:

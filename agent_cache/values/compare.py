@@ -8,7 +8,9 @@ from typing import Any, Final
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 from agent_cache.values.canonical import MISSING, blake2b, canonical, lasting_digest
 
-__all__ = ["escaped", "etag_of", "fingerprint", "is_empty", "shortened", "shown", "signature_of", "utf8_text"]
+__all__ = [
+    "escaped", "etag_of", "fingerprint", "is_empty", "plural", "shortened", "shown", "signature_of", "utf8_text"
+]  # fmt: skip
 
 _MAX_SHOWN: Final = 80
 _REPR: Final = Repr()
@@ -65,6 +67,11 @@ def shown(value: object) -> str:
 def shortened(text: str, most: int) -> str:
     """The text, cut to so many characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def plural(number: int, noun: str) -> str:
+    """The number with its noun: ``1 call``, ``2,000 calls``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def escaped(text: object, *, keep: str = "") -> str:

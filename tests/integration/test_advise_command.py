@@ -308,11 +308,11 @@ def test_tools_are_found_by_their_names(shop: Path, prefix: str) -> None:
     assert ran.code == 0, ran.out
 
 
-def test_a_name_that_two_tools_have_is_ambiguous(shop: Path) -> None:
+def test_a_name_that_two_tools_have_is_not_checked(shop: Path) -> None:
     (shop / "both.py").write_text("import shop\nimport forgetful\n")
-    ran = agent_cache(shop, "advise", "--check", "both", "day.jsonl", "--fail-on", "stale")
+    ran = agent_cache(shop, "advise", "--check", "both", "day.jsonl")
     assert ran.code == 1
-    assert "ambiguous  cancel_order may be forgetful:cancel_order, shop:cancel_order: not checked" in ran.out
+    assert re.search(r"no rule  cancel_order: \d+ calls; it may be forgetful:cancel_order or shop:cancel_order\n", ran.out)
 
 
 def test_a_module_with_a_toolbox_is_checked_by_its_rules(shop: Path) -> None:

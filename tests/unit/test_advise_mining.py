@@ -50,7 +50,7 @@ def learned(world: type[World], seed: int = 0, length: int = LENGTH) -> Advice:
 
 
 def paths(advice: Advice, write: str, read: str) -> set[tuple[str, str]]:
-    return {(link.write_path, link.read_path) for link in advice.links if (link.write, link.read) == (write, read)}
+    return {(link.pair.write_path, link.pair.read_path) for link in advice.links if (link.pair.write, link.pair.read) == (write, read)}
 
 
 def call(tool: str, result: object = None, error: str | None = None, **arguments: object) -> LoggedCall:
@@ -121,7 +121,7 @@ def test_answers_that_change_by_themselves_are_not_blamed_on_a_write() -> None:
     for tool in ("get_time", "random_number"):
         assert advice.tools[tool].kind == "watch"
         assert advice.tools[tool].tags == ()
-        assert not any(link.read == tool for link in advice.links)
+        assert not any(link.pair.read == tool for link in advice.links)
 
 
 def test_tools_without_a_kind_are_told_apart_by_what_changes_after_them() -> None:
@@ -170,7 +170,7 @@ def test_a_search_needs_a_hundred_writes_however_many_of_its_pages_they_left_alo
     for number in range(writes):
         log += [call("get_users", {"users": users}, page=page) for page, users in enumerate(pages)]
         log.append(call("register", "ok", handle=f"h-{number}"))
-    links = {(link.write, link.read) for link in mine(log).links if link.origin == "whole root"}
+    links = {(link.pair.write, link.pair.read) for link in mine(log).links if link.origin == "whole root"}
     assert (("register", "get_users") in links) is is_dropped
 
 
@@ -231,7 +231,7 @@ def test_a_change_is_not_explained_by_writes_that_failed_if_one_succeeded(named:
             call("get_top", {"v": str(turn + 1)}),
         ]
     advice = mine(log)
-    changes = {link.write: link.changes for link in advice.links}
+    changes = {link.pair.write: link.changes for link in advice.links}
     assert changes == {"push": 40, "halve": 0}
 
 
@@ -292,7 +292,7 @@ def of_servers(runs: int, *, does_touch: bool) -> list[LoggedCall]:
 @pytest.mark.parametrize("does_touch", [False, True])
 def test_writes_of_another_server_are_judged_together(does_touch: bool) -> None:
     advice = mine(of_servers(90, does_touch=does_touch))
-    dropped = {link.read for link in advice.links if link.origin == "whole root"}
+    dropped = {link.pair.read for link in advice.links if link.origin == "whole root"}
     assert ("files__read_file" in dropped or advice.tools["files__read_file"].kind == "watch") is does_touch
 
 
