@@ -50,7 +50,8 @@ def learned(world: type[World], seed: int = 0, length: int = LENGTH) -> Advice:
 
 
 def paths(advice: Advice, write: str, read: str) -> set[tuple[str, str]]:
-    return {(link.pair.write_path, link.pair.read_path) for link in advice.links if (link.pair.write, link.pair.read) == (write, read)}
+    pairs = [link.pair for link in advice.links]
+    return {(pair.write_path, pair.read_path) for pair in pairs if (pair.write, pair.read) == (write, read)}
 
 
 def call(tool: str, result: object = None, error: str | None = None, **arguments: object) -> LoggedCall:
