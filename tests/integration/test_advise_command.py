@@ -312,7 +312,9 @@ def test_a_name_that_two_tools_have_is_not_checked(shop: Path) -> None:
     (shop / "both.py").write_text("import shop\nimport forgetful\n")
     ran = agent_cache(shop, "advise", "--check", "both", "day.jsonl")
     assert ran.code == 1
-    assert re.search(r"no rule  cancel_order: \d+ calls; it may be forgetful:cancel_order or shop:cancel_order\n", ran.out)
+    assert re.search(
+        r"no rule  cancel_order: \d+ calls; it may be forgetful:cancel_order or shop:cancel_order\n", ran.out
+    )
 
 
 def test_a_module_with_a_toolbox_is_checked_by_its_rules(shop: Path) -> None:

@@ -81,14 +81,14 @@ def test_an_answer_is_right_if_it_was_true_at_some_moment_of_the_call():
 
     reads = [Call("Ben", "get_product", ("lamp",), started) for started in (0.0, 3.0, 5.0, 7.0)]
     checker.watch(reads[0])
-    writes = [Call("Cleo", "set_price", ("lamp", price), started=1.0) for price in (49, 59)]
-    for write, price in zip(writes, (49, 59), strict=True):
-        checker.record_change(write)
+    writes = {new: Call("Cleo", "set_price", ("lamp", new), started=1.0) for new in (49, 59)}
+    for price in (49, 59):
+        checker.record_change(writes[price])
     assert right(reads[0]) == right(reads[1]) == [39, 49, 59]
-    writes[0].ended = 4.0
+    writes[49].ended = 4.0
     assert right(reads[1]) == [39, 49, 59]
     assert right(reads[2]) == [49, 59]
-    writes[1].ended = 6.0
+    writes[59].ended = 6.0
     assert right(reads[3]) == [59]
 
 
