@@ -561,7 +561,7 @@ class RedisTier(VersionedTier):
     """A tier on a server that a fleet shares: Redis 6.2 or later (a cluster: 7.0), Valkey 7.2 or later.
 
     After a write has ended, other processes stop serving what was loaded before it within `max_staleness` seconds,
-    whatever happens to their network, and normally within one message. A server that is down, slow or hung costs
+    whatever happens to their network; without a fault, as soon as its message arrives. A server that is down, slow or hung costs
     one call at most `timeout`; tools run without it until it answers again.
 
     One tier serves any number of event loops and threads, and may be used after a fork. Each loop has connections of
@@ -572,7 +572,8 @@ class RedisTier(VersionedTier):
         client: an existing client of `redis.asyncio`: single, Sentinel or Cluster. Its settings are taken over; its
             connections, timeouts and retries are not used. See also `from_url`.
         namespace: what all keys begin with. Fleets that share a server and no data have one each.
-        max_staleness: seconds that a process may serve a local copy without hearing from the server.
+        max_staleness: seconds that a process serves local copies without hearing from the server: from when it has
+            sent the last but one of its questions for news that were answered.
         timeout: seconds that the server may take to connect or to answer. Less than `max_staleness`.
         lease: seconds after which a writer that is not heard of any more counts as dead.
         remote_ttl: seconds that a value lives whose tool has no ttl.

@@ -37,10 +37,12 @@ class Verdict:
     """What came out of one run.
 
     Attributes:
+        stale_reads: how many reads were stale; one of all entities may miss several writes.
         refusal: the longest time in seconds from a write that was refused to the next one that was not.
     """
 
     reads: int = 0
+    stale_reads: int = 0
     writes: int = 0
     failed: int = 0
     dead: int = 0
@@ -105,12 +107,14 @@ def judge(lines: Lines) -> Verdict:
     verdict.refusal = _longest_refusal(outcomes)
     finished = _finished(effects, ends)
     for kind, versions, start, process in reads:
+        before = len(verdict.stale)
         for name, version in versions.items():
             entity = finished[int(name)]
             if (replaced := entity.replaced(version, start)) is not None:
                 end, ending, write = replaced
                 is_own = entity.was_replaced_by(process, version, start)
                 verdict.stale.append(Stale(int(name), version, kind, (start - end) / 1e9, write, ending, is_own))
+        verdict.stale_reads += len(verdict.stale) > before
     return verdict
 
 

@@ -18,6 +18,7 @@ def test_processes_without_a_server_between_them_are_caught():
     outcome = run(FAULTS["none"], Fleet(processes=2, operations=2_000, writes=0.05, in_memory=True))
     assert outcome.complaints == ()
     assert len(outcome.verdict.stale) > 10
+    assert outcome.verdict.stale_reads <= len(outcome.verdict.stale)
     assert command.complaint("none", outcome, BRIEF) is not None
     assert command.complaint("flushed", outcome, Fleet(max_staleness=0.0)) == "stale beyond the bound"
     assert command.complaint("flushed", outcome, Fleet(consistency="strong")) == "stale reads"

@@ -42,8 +42,10 @@ def test_the_lag_counts_from_the_first_write_that_replaced_it():
 
 
 def test_each_entity_of_a_read_of_all_is_checked():
-    lines = [*write(1, end=10), ["read", "root", {"6": 0, "7": 0, "8": 0}, 15 * MS, "reader"]]
-    assert [stale.entity for stale in judge(lines).stale] == [7]
+    lines = [*write(1, end=10), ["effect", 8, 1, 9 * MS, "writer/0"]]
+    verdict = judge([*lines, ["read", "root", {"6": 0, "7": 0, "8": 0}, 15 * MS, "reader"]])
+    assert [stale.entity for stale in verdict.stale] == [7, 8]
+    assert verdict.stale_reads == 1
 
 
 def test_an_armed_write_that_died_may_be_missed_for_a_lease():
