@@ -202,6 +202,7 @@ class MemoryTier(VersionedTier):
     ) -> None:
         self.server = MemoryServer() if server is None else server
         super().__init__(self.server, lease=lease, remote_ttl=max_ttl, max_staleness=max_staleness)
+        self.keeper = None
         self._connection: Literal["live", "stalled", "cut"] = "live"
         self.trust = Lease(self, term=Term(_now))
         self.server.connect(self)

@@ -60,7 +60,7 @@ from agent_cache.remote.codecs import Codec
 from agent_cache.remote.deployments import Deployment, close_client, deployment_of_client, deployment_of_url
 from agent_cache.remote.feed import LOST, News
 from agent_cache.remote.keeper import Keeper
-from agent_cache.remote.versioned import UNUSABLE, VersionedTier
+from agent_cache.remote.versioned import VersionedTier
 
 __all__ = ["RedisBackend", "RedisTier", "scripts_of"]
 
@@ -371,7 +371,7 @@ class RedisBackend:
     # Steps that the server does not answer
 
     async def keep_spare(self) -> None:
-        """Have a connection that the server has accepted. Called by the process's own thread, while it answers."""
+        """Have a connection that the server has accepted. Called while it answers."""
         if self._spare is None or self._handed_over or boottime() > self._spare_ends:
             own = await self.own_loop()
             own.spare = await self._guarded(self._connected)
@@ -488,7 +488,8 @@ class RedisBackend:
         return News(store.decode(), newest, messages if is_whole else None)
 
     async def wait_for_news(self, since: int, patience: float) -> None:
-        """Return when there is a step after a number, or after some seconds."""
+        """Return when there is a step after a number, or after some seconds. Called by the process's own thread."""
+        await self.keep_spare()
         block, streams = max(1, int(patience * 1000)), {f"{self.prefix}f": f"{since}-0"}
         await self._guarded(lambda client: client.xread(streams, count=1, block=block), patience=patience)
 
@@ -561,8 +562,8 @@ class RedisTier(VersionedTier):
     """A tier on a server that a fleet shares: Redis 6.2 or later (a cluster: 7.0), Valkey 7.2 or later.
 
     After a write has ended, other processes stop serving what was loaded before it within `max_staleness` seconds,
-    whatever happens to their network; without a fault, as soon as its message arrives. A server that is down, slow or hung costs
-    one call at most `timeout`; tools run without it until it answers again.
+    whatever happens to their network; without a fault, as soon as its message arrives. A server that is down, slow or
+    hung costs one call at most `timeout`; tools run without it until it answers again.
 
     One tier serves any number of event loops and threads, and may be used after a fork. Each loop has connections of
     its own, and each process one daemon thread that follows what others write. In a cluster all keys of a namespace
@@ -658,24 +659,9 @@ class RedisTier(VersionedTier):
         if term is not None and self.feed.listeners and not (term.is_running() or self.is_closed):
             await super().catch_up()
 
-    async def look_after(self) -> Awaitable[object]:
-        """Apply what others have written, and deliver what is pending. Called by the thread.
-
-        Returns:
-            What lasts until there may be news, or for a third of `max_staleness`.
-        """
-        third = self.max_staleness / 3
-        try:
-            await self.backend.keep_spare()
-            await self.catch_up()
-            self.log.allow_again(UNUSABLE)
-            if self.pending:
-                await self.flush()
-        except ConnectionError as error:
-            if not self.is_closed:
-                self._note_failure(error)
-            return asyncio.sleep(third / 2)
-        return self.backend.wait_for_news(self.feed.number or 0, third)
+    def wait_for_news(self, period: float) -> Awaitable[object]:
+        """See `VersionedTier`."""
+        return self.backend.wait_for_news(self.feed.number or 0, period)
 
     def after_fork(self) -> None:
         """See `VersionedTier`."""
@@ -693,5 +679,3 @@ class RedisTier(VersionedTier):
         """
         self.backend.failure = None  # one attempt more
         await super().aclose()
-        self.keeper.stop()
-        await self.keeper.ended()

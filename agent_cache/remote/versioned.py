@@ -170,10 +170,11 @@ class VersionedTier:
         codec: how values are written; the default is MessagePack.
         max_value_size: bytes of the longest value; None is as much as the codec allows.
         max_staleness: seconds that local copies are served, from when the last but one answered question for the feed
-            was sent. So long after the last one, a lookup asks first. 0 lets none be served.
+            was sent. So long after the last one, a lookup asks first.
 
     Attributes:
         trust: the lease in all local copies.
+        keeper: the thread that applies what others write, and delivers what is pending; None without one.
 
     Raises:
         ConfigurationError: if any of this cannot work.
@@ -183,9 +184,6 @@ class VersionedTier:
     """Whether no operation of the backend waits for anything but itself."""
     copies_outlive_values = False
     """Whether `remote_ttl` bounds the values in the store alone, and not the copies in processes."""
-
-    keeper: Keeper | None = None
-    """The thread that applies what others write."""
 
     def __init__(
         self,
@@ -214,7 +212,7 @@ class VersionedTier:
         self.cells = Cells(namespace)
         self.log = Log(repr(self))
         self.feed = Feed(self.codec, self.log)
-        self.max_staleness = seconds(max_staleness, f"{kind}: max_staleness", zero=True)
+        self.max_staleness = seconds(max_staleness, f"{kind}: max_staleness", zero=self.never_waits)
         self.heard = Term(boottime)
         self._answered = float("-inf")
         self.trust = Lease(self, stamp=0, term=Term(boottime))
@@ -222,6 +220,7 @@ class VersionedTier:
         self.counts = dict.fromkeys(names, 0)
         self.pending: dict[str, _Pending] = {}
         self.is_closed = False
+        self.keeper: Keeper | None = Keeper("agent_cache follows a tier")
         _TIERS.add(self)
 
     def __reduce__(self) -> NoReturn:
@@ -626,6 +625,28 @@ class VersionedTier:
         if self.keeper is not None and not self.is_closed:
             self.keeper.start(self)
 
+    async def look_after(self) -> Awaitable[object]:
+        """Apply what others have written, and deliver what is pending. Called by the thread again and again.
+
+        Returns:
+            What lasts until there may be news, or for a third of `max_staleness`.
+        """
+        period = self.max_staleness / 3
+        try:
+            await self.catch_up()
+            self.log.allow_again(UNUSABLE)
+            if self.pending:
+                await self.flush()
+        except ConnectionError as error:
+            if not self.is_closed:
+                self._note_failure(error)
+            return asyncio.sleep(period / 2)
+        return self.wait_for_news(period)
+
+    def wait_for_news(self, period: float) -> Awaitable[object]:
+        """What lasts until there may be news, and for so many seconds at most."""
+        return asyncio.sleep(period)
+
     def receive(self) -> None:
         """Apply what others have written, where that does not wait."""
 
@@ -744,6 +765,10 @@ class VersionedTier:
             self.trust.page, self.trust.stamp = (0,), -1
             self.feed.lose()
         await self.backend.aclose()
+        if self.keeper is not None:
+            self.keeper.stop()
+            if not self.never_waits:
+                await self.keeper.ended()
 
     # Forks
 

@@ -263,7 +263,7 @@ class BackendContract:
     async def test_a_tier_over_it_finds_what_others_have_stored_until_it_is_written(
         self, one: Backend, other: Backend
     ) -> None:
-        a, b = VersionedTier(one), VersionedTier(other)
+        a, b = _tiers(one, other)
         await _load(a, "old")
         assert await _value(b) == "old", f"not what the other tier has stored: {b.stats()}"
         write = WriteIntent(f"w{next(_numbers)}", ("order:7",))
@@ -277,7 +277,7 @@ class BackendContract:
     @_with_two
     async def test_a_tier_over_it_never_finds_what_a_write_has_overtaken(self, one: Backend, other: Backend) -> None:
         for late in ((), ("order",)):
-            a, b = VersionedTier(one), VersionedTier(other)
+            a, b = _tiers(one, other)
             _, ticket = await a.lookup(_request(late))
             write = WriteIntent(f"w{next(_numbers)}", ("order:7",))
             await b.begin(write)
@@ -287,7 +287,7 @@ class BackendContract:
 
     @_with_two
     async def test_a_tier_over_it_tells_others_of_each_write_and_of_a_clear(self, one: Backend, other: Backend) -> None:
-        a, b = VersionedTier(one), VersionedTier(other)
+        a, b = _tiers(one, other)
         heard: list[str] = []
         b.subscribe(lambda touched: heard.extend(("everything",) if touched is None else touched.tags))
         await b.caught_up()
@@ -297,6 +297,14 @@ class BackendContract:
         await a.clear()
         await b.caught_up()
         assert heard == ["order:7", "order:7", "everything"]
+
+
+def _tiers(one: Backend, other: Backend) -> tuple[VersionedTier, VersionedTier]:
+    """Two tiers without threads of their own, which would come between the steps of a test."""
+    tiers = VersionedTier(one), VersionedTier(other)
+    for tier in tiers:
+        tier.keeper = None
+    return tiers
 
 
 def _request(late: Iterable[str] = ()) -> Request:

@@ -1,8 +1,8 @@
 """`python -m benchmarks.fleet`: play every fault while a fleet is at work, and check each read against the truth.
 
-A read is stale if it started after a write had returned and got what was there before. A strong one never is. A bounded
-one may be, for `--max-staleness` seconds after the write: without a fault until its message arrives, which takes about a
-millisecond on an idle machine.
+A read is stale if it started after a write had returned and got what was there before. A strong one never is. A
+bounded one may be, for `--max-staleness` seconds after the write: without a fault until its message arrives, which
+takes about a millisecond on an idle machine.
 """
 
 from __future__ import annotations

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_cache.errors import ConfigurationError
 from agent_cache.remote import FileTier, VersionedTier
 from agent_cache.remote.backend import Backend
 from agent_cache.remote.feed import News
@@ -44,6 +46,32 @@ class TestFile(TestMemory):
         return self.both[0].backend, self.both[1].backend
 
 
+def alone(server: MemoryServer) -> VersionedTier:
+    """A tier whose thread does not take part."""
+    tier = VersionedTier(server)
+    tier.keeper = None
+    return tier
+
+
+async def test_a_tier_over_any_backend_follows_what_others_write_and_delivers_what_is_pending():
+    server, heard = MemoryServer(), threading.Event()
+    async with VersionedTier(server, max_staleness=0.1) as tier, alone(server) as other:
+        tier.subscribe(lambda touched: touched and heard.set())
+        await tier.caught_up()
+        async with writing(other, "order:7"):
+            pass
+        assert await asyncio.to_thread(heard.wait, 20)
+        server.stop()
+        async with writing(tier, "order:8"):
+            pass
+        assert tier.stats()["pending"] == 1
+        heard.clear()
+        other.subscribe(lambda _: heard.set())
+        server.start()
+        while not heard.is_set():
+            await other.caught_up()
+
+
 class Gated(MemoryServer):
     """Its commits wait."""
 
@@ -68,7 +96,7 @@ class Gated(MemoryServer):
 async def test_nobody_reads_before_what_a_write_could_not_deliver_has_landed():
     """Also while another reader delivers it."""
     server = Gated()
-    tier = VersionedTier(server)
+    tier = alone(server)
     await load(tier, read("order:7"), "old")
     server.is_away = True
     async with writing(tier, "order:7"):
@@ -97,7 +125,7 @@ class LateServer(MemoryServer):
 
 async def test_a_first_look_at_the_feed_that_is_answered_after_another_misses_nothing():
     server = LateServer()
-    tier, other, told = VersionedTier(server), VersionedTier(server), list[Any]()
+    tier, other, told = alone(server), alone(server), list[Any]()
     tier.subscribe(told.append)
     gate, late = server.gate, asyncio.create_task(tier.catch_up())
     await idle()
@@ -118,3 +146,9 @@ def test_two_answers_to_first_looks_that_are_applied_at_once_skip_nothing(number
     feed.apply(News("store", 5, None))
     feed.apply(News("store", number, None))
     assert feed.losses == losses
+
+
+def test_a_tier_that_would_find_nothing_is_refused():
+    """A lookup counts only while a question for the feed was answered so many seconds ago."""
+    with pytest.raises(ConfigurationError, match="max_staleness"):
+        VersionedTier(MemoryServer(), max_staleness=0)

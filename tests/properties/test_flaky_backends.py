@@ -36,6 +36,7 @@ class Process:
         self.backend: Any = FlakyBackend(server)
         self.backend.faults = lambda _: next(faults, False)
         self.tier = VersionedTier(self.backend, lease=10.0, max_staleness=1_000.0)
+        self.tier.keeper = None  # a thread would take some of the faults
         self.tier.subscribe(lambda _: None)
         self.floor: dict[str, int] = defaultdict(int)
         self.owed: dict[str, int] = {}
