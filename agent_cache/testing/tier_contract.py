@@ -114,6 +114,14 @@ class BackendContract:
         assert (await states(other, "order::7"))["order::7"][1] == IDLE, MODES
 
     @_with_two
+    async def test_of_two_writers_of_a_cell_the_stronger_mode_counts(self, one: Backend, other: Backend) -> None:
+        for writer, held, armed in (("first", (), ORDER), ("second", ORDER, ()), ("third", (), ORDER)):
+            await one.begin(writer, held, armed, LEASE, b"")
+        assert [mode for _, mode in (await states(other, *ORDER)).values()] == [HELD] * 3, MODES
+        await one.commit("second", (), 0.0, b"")
+        assert [mode for _, mode in (await states(other, *ORDER)).values()] == [ARMED] * 3, MODES
+
+    @_with_two
     async def test_a_begin_that_comes_twice_is_one(self, one: Backend, other: Backend) -> None:
         for _ in range(2):
             await one.begin("w", ("order::7",), (), LEASE, b"")
@@ -187,6 +195,12 @@ class BackendContract:
         assert reading.head is None or reading.now - reading.head.loaded > 2.0
 
     @_with_two
+    async def test_a_value_without_an_end_stays(self, one: Backend, other: Backend) -> None:
+        await stored(one, "@1", b"payload", *ORDER, keep=None)
+        await self.advance(3.0)
+        assert (await other.read(ORDER, "@1")).head is not None, HEADLESS
+
+    @_with_two
     async def test_what_is_not_there_is_none(self, one: Backend, other: Backend) -> None:  # noqa: ARG002 - given to all
         assert (await one.read(ORDER, "@none")).head is None
 
@@ -198,10 +212,25 @@ class BackendContract:
         assert reading.head is None or reading.head.versions[EVERYTHING] != reading.states[EVERYTHING][0]
 
     @_with_two
+    async def test_clearing_says_how_many_values_there_were(self, one: Backend, other: Backend) -> None:
+        for address in ("@1", "@2"):
+            await stored(one, address, b"payload", *ORDER)
+        assert [await other.clear(), await one.clear()] == [2, 0]
+
+    @_with_two
     async def test_the_clock_of_the_store_goes_forward(self, one: Backend, other: Backend) -> None:
         before = (await one.read(ORDER, None)).now
         await self.advance(0.1)
         assert (await other.read(ORDER, None)).now > before
+
+    @_with_two
+    async def test_an_operation_may_come_from_another_thread(self, one: Backend, other: Backend) -> None:
+        """With an event loop of its own, as for `def` tools."""
+        before = await states(one, "order::7")
+        await asyncio.to_thread(lambda: asyncio.run(one.commit("w", ("order::7",), 0.0, b"")))
+        after = await asyncio.to_thread(lambda: asyncio.run(states(one, "order::7")))
+        assert before != after == await states(other, "order::7")
+        assert await changed(one, ORDER, one.commit("w", ("order::7",), 0.0, b"")) == {"order::7"}
 
     # The feed
 
