@@ -187,7 +187,7 @@ async def _of_file(path: str, options: argparse.Namespace) -> AsyncIterator[_Res
             damages = "; ".join(str(text) for (text,) in db.execute("pragma quick_check(5)") if text != "ok")
     except sqlite3.Error as error:
         damages = str(error)
-    files = [one for suffix in ("", "-wal", "-shm", ".page", ".lock") if (one := beside(place, suffix)).exists()]
+    files = [one for suffix in ("", "-wal", "-shm", ".page") if (one := beside(place, suffix)).exists()]
     exposed = ", ".join(one.name for one in files if one.stat().st_mode & 0o077)
     says = f"others may read or write {exposed}" if exposed else "only this user may read and write the files"
     yield _result("permissions", exposed, says, "chmod 600 them: values are in there, and invalidations")

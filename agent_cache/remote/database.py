@@ -1,16 +1,15 @@
 """The backend of a file: versions, holds, values and the feed in one SQLite database, and a page of memory beside it.
 
-The page is a small file that all processes map: ``[0:8]`` the number of the newest step, ``[8:16]`` the token of its
-database, then a byte for each process: "an invalidation of mine is not in the database". Each process holds a lock of
-its byte of the lock file for as long as it has the files open; the kernel releases it with the process.
+The page is a small file that all processes map: 64-bit words. The first is the number of the newest step, the second
+the token of its database, and the others are marks: "an invalidation of mine is not in the database, up to this time".
 
 - A step stores its number into the page *inside its transaction*, before the commit: the holder of SQLite's lock is
   the only one who raises it. A hit compares the page with the number of the last step that this process has applied.
   So a page ahead of the rows costs a look, and never an answer. If it stays ahead, because a writer was killed, whoever
   looks commits an empty step. (Stored after the commit, a writer that is killed in between leaves others stale.)
-- A step that cannot be noted: the process sets its byte before the effect, and then the number to one that nobody has.
-  Nobody uses the file while any byte is set. A byte whose lock is free is of a process that has died: everything is
-  held for a lease, and counts as written.
+- A step that cannot be noted: the process sets a mark before the effect, and then the number to one that nobody has.
+  Nobody uses the file while there is a mark. The process sets it anew until the step is noted. One whose time has
+  passed is of a process that has died: everything is held for a lease, and counts as written.
 - The feed is read in autocommit, on a connection that nobody else uses, so that no snapshot is older than the page.
 - The token tells a database from others that were at its path: a value names that of its own.
 
@@ -19,6 +18,7 @@ its byte of the lock file for as long as it has the files open; the kernel relea
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import secrets
@@ -27,13 +27,12 @@ import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.store import NEVER
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import ARMED, HELD, IDLE, Reading, Refused, State, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
@@ -46,8 +45,9 @@ except ImportError as error:
 
 __all__ = ["PASSING", "SqliteBackend", "beside", "require_ours", "wall_time"]
 
+_LEFT_AS_IT_IS: Final = "it is left as it is: name another file"
 _APPLICATION: Final = 0x61676361
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 """SQLite's ``application_id`` of our files, and its ``user_version``: the version of the tables."""
 _KEPT_MESSAGES: Final = 10_000
 _MOST_CELLS: Final = 200_000
@@ -58,7 +58,7 @@ _AHEAD: Final = 0.01
 
 _SCHEMA: Final = """
 create table meta (name text primary key, value integer) without rowid;
-insert into meta values ('number', 1), ('floor', 1), ('bytes', 0), ('had_page', 0);
+insert into meta values ('number', 1), ('floor', 1), ('bytes', 0);
 create table cell (name text primary key, number integer) without rowid;
 create table hold (cell text, writer text, mode integer, deadline real, primary key (cell, writer)) without rowid;
 create index hold_of on hold (writer);
@@ -68,10 +68,21 @@ create table value (
 ) without rowid;
 create index value_stored on value (stored);
 create index value_ends on value (ends);
+create trigger value_comes after insert on value begin
+    update meta set value = value + new.size where name = 'bytes'; end;
+create trigger value_goes after delete on value begin
+    update meta set value = value - old.size where name = 'bytes'; end;
 create table feed (number integer primary key, space text, message blob);
 insert into feed values (1, '', x'');
 create table claim (name text primary key, who text, deadline real) without rowid;
 create table ttl (tool text primary key, ttl real) without rowid;
+"""
+
+_STATES: Final = """
+select asked.value,
+    coalesce((select number from cell where name = asked.value), (select value from meta where name = 'floor')),
+    coalesce((select max(mode) from hold where cell = asked.value), 0)
+from json_each(?) as asked
 """
 
 PASSING: Final = (sqlite3.Error, OSError, TimeoutError)
@@ -113,103 +124,59 @@ def _identity_of(place: Path | int) -> tuple[int, int] | None:
 
 _NOBODYS: Final = (1 << 64) - 1
 """A number that no step has."""
-_SLOTS: Final = 1_024
-_START: Final = 16
-_SIZE: Final = _START + _SLOTS
-_CLEAN: Final = bytes(_SLOTS)
-
-_LOCKED: dict[tuple[int, int] | None, tuple[int, set[int]]] = {}
-"""Of each lock file its one descriptor in this process, and the slots that it has. A process's own locks look free to
-it, and it loses all of them with any descriptor that it closes.
-"""
-
-
-def _forget_slots() -> None:
-    """In the child of a fork, which has no locks."""
-    for locks, _ in _LOCKED.values():
-        os.close(locks)
-    _LOCKED.clear()
+_WORDS: Final = 256
+_MARKS: Final = range(2, _WORDS)
+_CLEAN: Final = bytes(8 * len(_MARKS))
 
 
 class _Page:
-    """The page of a database, and the byte of one process in it. Made under SQLite's lock of writers."""
+    """The page of a database, with the mark of one process. Made under SQLite's lock of writers."""
 
     def __init__(self, path: Path, token: int, number: int) -> None:
         fd = _opened_page(path, token)
         try:
             self.identity = token, _identity_of(fd)
-            self._map = mmap.mmap(fd, _SIZE)
+            self._map = mmap.mmap(fd, 8 * _WORDS)
         finally:
             os.close(fd)
-        self.word = memoryview(self._map)[:8].cast("Q")
+        self.word = memoryview(self._map).cast("Q")
         self.is_new = self.word[0] == 0
         if self.is_new:
             self.word[0] = number
-        place = beside(path, ".lock")
-        self._lock_file = _identity_of(place)
-        if self._lock_file is None or self._lock_file not in _LOCKED:
-            locks = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._lock_file = _identity_of(locks)
-            _LOCKED[self._lock_file] = locks, set()
-        self._locks, self._own = _LOCKED[self._lock_file]
-        for slot in range(_SLOTS):
-            if slot not in self._own and self._lock(slot):
-                if not self._map[_START + slot]:  # else of a process that has died
-                    self._own.add(slot)
-                    self.slot = slot
-                    return
-                self._unlock(slot)
-        raise TimeoutError("too many processes use the file")
-
-    def _lock(self, slot: int) -> bool:
-        try:
-            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
-        except OSError:
-            return False
-        return True
-
-    def _unlock(self, slot: int) -> None:
-        fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, slot)
+        self._slot, self._mark = secrets.choice(_MARKS), 0
 
     def is_clean(self) -> bool:
         """Whether nobody has an invalidation that is not in the database."""
-        return self._map[_START:_SIZE] == _CLEAN
+        return self._map[16:] == _CLEAN
 
-    def mark(self, *, is_missing: bool) -> None:
-        """Say whether an invalidation of this process is missing."""
-        self._map[_START + self.slot] = is_missing
-        if is_missing:
-            self.word[0] = _NOBODYS  # after the byte: who compares looks at the bytes
+    def mark(self, until: float) -> None:
+        """Say that an invalidation of this process is missing up to this time, or with 0 that none is."""
+        if until:
+            free = (slot for slot in (self._slot, *_MARKS) if self.word[slot] in (0, self._mark))
+            self._slot, self._mark = next(free, self._slot), int(until * 1e6)
+            self.word[self._slot] = self._mark
+            self.word[0] = _NOBODYS  # after the mark: who compares looks at the marks
+        elif self._mark:
+            self.clear([(self._slot, self._mark)])
+            self._mark = 0
 
-    @contextmanager
-    def adopted(self) -> Iterator[bool]:
-        """Lock the bytes of dead processes with missing invalidations, if any; they are cleared if this succeeds."""
-        marked = [slot for slot in range(_SLOTS) if self._map[_START + slot]]
-        adopted = [slot for slot in marked if slot not in self._own and self._lock(slot)]
-        try:
-            yield bool(adopted)
-            for slot in adopted:
-                self._map[_START + slot] = 0
-        finally:
-            for slot in adopted:
-                self._unlock(slot)
+    def late(self, now: float) -> list[tuple[int, int]]:
+        """The marks whose time has passed."""
+        return [(slot, mark) for slot in _MARKS if 0 < (mark := self.word[slot]) <= now * 1e6]
 
-    def leave(self) -> None:
-        """Give the byte back. If an invalidation is missing, that is adopted then."""
-        self._own.discard(self.slot)
-        self._unlock(self.slot)
-        known = _LOCKED.get(self._lock_file)
-        if not self._own and known is not None and known[0] == self._locks:
-            del _LOCKED[self._lock_file]
-            os.close(self._locks)
+    def clear(self, marks: Iterable[tuple[int, int]]) -> None:
+        """Take back marks that are still there."""
+        for slot, mark in marks:
+            if self.word[slot] == mark:
+                self.word[slot] = 0
 
 
 def _opened_page(path: Path, token: int) -> int:
     place = beside(path, ".page")
     with suppress(FileNotFoundError):
         fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
-        size, head = os.fstat(fd).st_size, os.pread(fd, _START, 0)
-        if size == _SIZE and struct.unpack("QQ", head)[1] == token:
+        size, head = os.fstat(fd).st_size, os.pread(fd, 16, 0)
+        if size == 8 * _WORDS and struct.unpack("QQ", head)[1] == token:
             return fd
         if size >= 8:
             os.pwrite(fd, struct.pack("Q", _NOBODYS), 0)  # nobody goes on with the page of another database
@@ -229,6 +196,17 @@ def _opened_page(path: Path, token: int) -> int:
 # The backend
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Opened:
+    """A database that is open, the connection for the feed, and which files these are."""
+
+    page: _Page
+    db: sqlite3.Connection
+    feed_db: sqlite3.Connection
+    token: int
+    identities: dict[Path, tuple[int, int] | None]
+
+
 class SqliteBackend:
     """A `Backend` in a file. None of its methods waits for anything but the file.
 
@@ -236,7 +214,7 @@ class SqliteBackend:
         path: checked, see `FileTier`.
         timeout: seconds that a call waits for a file that others have locked; calls after it do not wait, until one has
             succeeded.
-        lease: seconds for which everything is held when a process has died with invalidations missing.
+        lease: seconds that a mark counts, and for which everything is held when its process has died.
         max_bytes: bytes of all values.
         namespace: of the tier. Others in the file have entries and messages of their own, and the same roots.
 
@@ -255,12 +233,9 @@ class SqliteBackend:
         self._max_bytes = max_bytes
         self._namespace = namespace
         self._is_slow = self._is_missing = self._is_over = False
-        self._token = 0
-        self._db: sqlite3.Connection | None = None
-        self._feed_db: sqlite3.Connection | None = None
-        self._opened: tuple[_Page, sqlite3.Connection, int] | None = None
+        self._opened: _Opened | None = None
         self.followed: _Page | None = None
-        self._identities: dict[Path, tuple[int, int] | None] = {}
+        self._identity: tuple[int, int] | None = None
         self._ahead: tuple[int, float] = (0, 0.0)
         self._lock = threading.RLock()
 
@@ -275,53 +250,53 @@ class SqliteBackend:
         """
         with self._lock:
             for _ in range(3):
-                if self._db is not None:
+                if self._opened is not None:
                     return
                 if self._is_over:
                     raise Refused("the tier was closed")
-                identity = _identity_of(self.path)  # before: another process may replace it meanwhile
                 try:
-                    self._open()
+                    self._opened = self._open()
                 except BaseException as error:
-                    self._disconnect()
                     if not _is_damage(error):
                         self._is_slow = True
                         raise
-                    self._set_aside(identity)
-            raise Refused("it is damaged again and again")
+                    self._set_aside()
+            if self._opened is None:
+                raise Refused("it is damaged again and again")
 
-    def _open(self) -> None:
+    def _open(self) -> _Opened:
         path = self.path
         if not path.exists():
             for suffix in ("-wal", "-shm"):  # SQLite would take what is left of a deleted database for this one's
                 beside(path, suffix).unlink(missing_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        identity = _identity_of(path)
-        self._db = db = self._connect(0.0 if self._is_slow else self._timeout)
-        if not require_ours(db, path):
-            _make(db, path)
-        with _immediate(db):
-            meta = dict(db.execute("select name, value from meta"))
-            ((newest,),) = db.execute("select max(number) from feed")
-            self._token = meta["token"]
-            if self.page is None or self.page.identity != (self._token, _identity_of(beside(path, ".page"))):
-                former, self.page = self.page, None
-                if former is not None:
-                    former.word[0] = _NOBODYS  # copies are trusted by it, here and where it is still used
-                    former.leave()
-                self.page = _Page(path, self._token, newest)
-                if self._is_missing:
-                    self.page.mark(is_missing=True)
-                if self.page.is_new and meta["had_page"]:  # whose invalidations were missing nobody knows
-                    self._step(db, (EVERYTHING,), LOST)
-                db.execute("update meta set value = 1 where name = 'had_page' and value = 0")
-        if _identity_of(path) != identity:
-            raise sqlite3.OperationalError("the file was replaced while it was opened")
-        self._feed_db = self._connect(0.0)
-        self._opened = self.page, self._feed_db, self._token
-        places = [beside(path, suffix) for suffix in ("", ".page", ".lock", "-wal", "-shm")]
-        self._identities = {place: _identity_of(place) for place in places}
-        self.look_by = time.monotonic() + _LOOK_AFTER
+        self._identity = _identity_of(path)  # before it is opened: another process may replace it meanwhile
+        with ExitStack() as stack:
+            db = stack.enter_context(closing(self._connect(0.0 if self._is_slow else self._timeout)))
+            is_new = not require_ours(db, path)
+            if is_new:
+                _make(db, path)
+            with _immediate(db):
+                ((token,),) = db.execute("select value from meta where name = 'token'")
+                ((newest,),) = db.execute("select max(number) from feed")
+                page = self._page_of(db, token, newest, is_new=is_new)
+            feed_db = stack.enter_context(closing(self._connect(0.0)))
+            places = [beside(path, suffix) for suffix in (".page", "-wal", "-shm")]
+            identities = {path: self._identity, **{place: _identity_of(place) for place in places}}
+            self.look_by = time.monotonic() + _LOOK_AFTER
+            stack.pop_all()
+            return _Opened(page, db, feed_db, token, identities)
+
+    def _page_of(self, db: sqlite3.Connection, token: int, newest: int, *, is_new: bool) -> _Page:
+        if self.page is None or self.page.identity != (token, _identity_of(beside(self.path, ".page"))):
+            former, self.page = self.page, None
+            if former is not None:
+                former.word[0] = _NOBODYS  # copies are trusted by it, here and where it is still used
+            self.page = _Page(self.path, token, newest)
+            self.mark(is_missing=self._is_missing)
+            if self.page.is_new and not is_new:  # whose invalidations were missing in the former one nobody knows
+                self._step(db, (EVERYTHING,), LOST)
+        return self.page
 
     def _connect(self, timeout: float) -> sqlite3.Connection:
         db = sqlite3.connect(
@@ -338,23 +313,22 @@ class SqliteBackend:
         return db
 
     def _disconnect(self) -> None:
-        for db in (self._db, self._feed_db):
-            if db is not None:
-                db.close()
-        self._db = self._feed_db = self._opened = None
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.db.close()
+            opened.feed_db.close()
 
-    def _set_aside(self, identity: tuple[int, int] | None) -> None:
-        """Replace a database, unless another process has: nobody trusts copies of its values any more, then it goes."""
-        locks = os.open(beside(self.path, ".lock.new"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _set_aside(self) -> None:
+        """Replace a damaged database, unless another process has: nobody trusts copies of its values any more, then it
+        goes.
+        """
+        locks = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(locks, fcntl.LOCK_EX)
-            if _identity_of(self.path) != identity:
+            if _identity_of(self.path) != self._identity:
                 return
             if not beside(self.path, ".page").exists():  # it never was a tier's
-                text = (
-                    f"FileTier: {str(self.path)!r} is not a database of SQLite; it is left as it is: name another file"
-                )
-                raise ConfigurationError(text)
+                raise ConfigurationError(f"FileTier: {str(self.path)!r} is not a database of SQLite; {_LEFT_AS_IT_IS}")
             self.log.once("the database is damaged; it is set aside, and a new one is begun")
             with suppress(OSError), beside(self.path, ".page").open("r+b", buffering=0) as page:
                 page.write(struct.pack("Q", _NOBODYS))
@@ -364,7 +338,6 @@ class SqliteBackend:
                 with suppress(FileNotFoundError):
                     beside(self.path, suffix).replace(beside(self.path, f".corrupt{suffix}"))
         finally:
-            beside(self.path, ".lock.new").unlink(missing_ok=True)
             os.close(locks)
 
     @contextmanager
@@ -372,21 +345,22 @@ class SqliteBackend:
         """The connection, of files that were not replaced. What it raises is an outage."""
         with self._lock:
             try:
-                if self._db is None or time.monotonic() >= self.look_by:
+                if self._opened is None or time.monotonic() >= self.look_by:
                     self.look_by = time.monotonic() + _LOOK_AFTER
-                    if self._db and any(_identity_of(place) != known for place, known in self._identities.items()):
+                    known = {} if self._opened is None else self._opened.identities
+                    if any(_identity_of(place) != identity for place, identity in known.items()):
                         self.log.once("the files were deleted or replaced by somebody else, so they are made anew")
                         self._disconnect()
                     self.open()
-                assert self._db is not None
-                yield self._db
+                assert self._opened is not None
+                yield self._opened.db
             except ConnectionError:
                 raise
             except (*PASSING, ConfigurationError) as error:  # somebody may have put something else there
                 if _is_damage(error):
                     self._disconnect()
                     with suppress(OSError, ConfigurationError):
-                        self._set_aside(self._identities.get(self.path))
+                        self._set_aside()
                 raise Refused(str(error)) from error
 
     @contextmanager
@@ -409,16 +383,16 @@ class SqliteBackend:
             db.execute(f"pragma busy_timeout = {int(timeout * 1000)}")
 
     def require_clean(self) -> None:
-        """Raise unless nobody has missing invalidations. Those of dead processes are made up for."""
+        """Raise if anybody has missing invalidations. Those of dead processes are made up for."""
         page = self.page
         if page is None or page.is_clean():
             return
-        with self._lock, page.adopted() as is_any:
-            if is_any:
-                with self._transaction() as db:
-                    row = (EVERYTHING, secrets.token_hex(8), HELD, wall_time() + self._lease)
-                    db.execute("insert into hold values (?, ?, ?, ?)", row)
-                    self._step(db, (EVERYTHING,), LOST)
+        if late := page.late(wall_time()):
+            with self._transaction() as db:
+                row = (EVERYTHING, secrets.token_hex(8), HELD, wall_time() + self._lease)
+                db.execute("insert into hold values (?, ?, ?, ?)", row)
+                self._step(db, (EVERYTHING,), LOST)
+            page.clear(late)
         if not page.is_clean():
             raise Refused("invalidations are missing in it")
 
@@ -491,68 +465,38 @@ class SqliteBackend:
         self.require_clean()
         with self._using() as db:
             now = wall_time()
-            reading, ends = self._read(db, cells, address, now)
-            if ends <= now:  # of a writer among them
+            if db.execute("select 1 from hold where deadline <= ? limit 1", (now,)).fetchone():
                 with self._transaction():
                     pass  # which ends it
-                reading, _ = self._read(db, cells, address, now)
+            head, raw_head, payload = None, b"", b""
+            # The value first: cells that have its versions after that had them before. Each statement reads one state.
+            if address is not None:
+                found = db.execute("select head, payload, ends from value where address = ?", (address,)).fetchone()
+                if found is not None and (found[2] is None or found[2] > now):
+                    raw_head, payload, _ = found
+                    head = open_head(raw_head)
+            names = json.dumps([*{*cells, *(() if head is None else head.versions)}])
+            states: dict[Cell, State] = {name: (number, mode) for name, number, mode in db.execute(_STATES, (names,))}
+            assert self._opened is not None
+            states[STORE] = self._opened.token, IDLE
         self.require_clean()
-        return reading
-
-    def _read(
-        self, db: sqlite3.Connection, cells: SomeCells, address: Cell | None, now: float
-    ) -> tuple[Reading, float]:
-        """What is there, and when the first hold of a cell ends.
-
-        The value first: cells that have its versions after that had them before. Each statement reads one state.
-        """
-        head, raw_head, payload = None, b"", b""
-        if address is not None:
-            found = db.execute("select head, payload, ends from value where address = ?", (address,)).fetchone()
-            if found is not None and (found[2] is None or found[2] > now):
-                raw_head, payload, _ = found
-                head = open_head(raw_head)
-        names = tuple({*cells, *head.versions}) if head is not None else tuple(cells)
-        states: dict[Cell, State] = {}
-        floor, first = 0, NEVER
-        held: list[tuple[Cell, int]] = []
-        for name, number, mode, deadline in db.execute(_states_statement(len(names)), names):
-            if mode is not None:
-                held.append((name, mode))
-                first = min(first, deadline)
-            elif name is None:
-                floor = number
-            else:
-                states[name] = number, IDLE
-        for name in names if len(states) < len(names) else ():
-            states.setdefault(name, (floor, IDLE))
-        for name, mode in held:
-            number, present = states[name]
-            states[name] = number, max(present, mode)
-        states[STORE] = self._token, IDLE
-        return Reading(states, now, head, raw_head, payload), first
+        return Reading(states, now, head, raw_head, payload)
 
     async def put(self, address: Cell, head: bytes, payload: bytes, *, keep: float | None) -> None:
         self.require_clean()
         with self._transaction() as db:
             now, size = wall_time(), len(head) + len(payload)
-            former = db.execute("select size from value where address = ?", (address,)).fetchone()
-            ends = None if keep is None else now + keep
-            row = (address, head, payload, ends, now, size, self._namespace)
-            db.execute("replace into value values (?, ?, ?, ?, ?, ?, ?)", row)
-            if self._add_bytes(db, size - (former[0] if former else 0)) > self._max_bytes:
-                self._drop(db, db.execute("select address, size from value where ends <= ?", (now,)).fetchall())
-            while self._add_bytes(db, 0) > self._max_bytes:
-                self._drop(db, db.execute("select address, size from value order by stored limit 8").fetchall())
+            db.execute("delete from value where address = ?", (address,))
+            row = (address, head, payload, None if keep is None else now + keep, now, size, self._namespace)
+            db.execute("insert into value values (?, ?, ?, ?, ?, ?, ?)", row)
+            if self._is_full(db):
+                db.execute("delete from value where ends <= ?", (now,))
+            while self._is_full(db):
+                db.execute("delete from value where address in (select address from value order by stored limit 8)")
 
-    def _add_bytes(self, db: sqlite3.Connection, count: int) -> int:
-        statement = "update meta set value = value + ? where name = 'bytes' returning value"
-        ((total,),) = db.execute(statement, (count,)).fetchall()
-        return int(total)
-
-    def _drop(self, db: sqlite3.Connection, rows: Sequence[tuple[Cell, int]]) -> None:
-        db.executemany("delete from value where address = ?", [(address,) for address, _ in rows])
-        self._add_bytes(db, -sum(size for _, size in rows))
+    def _is_full(self, db: sqlite3.Connection) -> bool:
+        ((total,),) = db.execute("select value from meta where name = 'bytes'")
+        return int(total) > self._max_bytes
 
     async def values(self) -> AsyncIterator[list[tuple[Cell, bytes, int, float | None]]]:
         """All values, some at a time: address, head, size, and seconds until it ends."""
@@ -567,7 +511,6 @@ class SqliteBackend:
     async def clear(self) -> int:
         with self._transaction() as db:
             count = db.execute("delete from value").rowcount
-            db.execute("update meta set value = 0 where name = 'bytes'")
             self._step(db, (EVERYTHING,), LOST)
             return count
 
@@ -584,13 +527,13 @@ class SqliteBackend:
 
     async def feed(self, since: int | None) -> News:
         opened = self._opened
-        if opened is None or time.monotonic() >= self.look_by or opened[0].word[0] == _NOBODYS:
+        if opened is None or time.monotonic() >= self.look_by or opened.page.word[0] == _NOBODYS:
             self.look_by = 0.0  # SQLite may answer for a database that was set aside, out of its memory
             with self._using():
                 opened = self._opened
         if opened is None:
             raise Refused("the files are not open")
-        page, db, token = opened  # of one database, whatever another thread opens meanwhile
+        page, db = opened.page, opened.feed_db  # of one database, whatever another thread opens meanwhile
         self.require_clean()
         try:
             rows: Sequence[tuple[int, str, bytes]] = ()
@@ -616,7 +559,7 @@ class SqliteBackend:
         own = "", self._namespace
         messages = [(number, message if space in own else b"") for number, space, message in rows[1:]]
         self.followed = page
-        return News(str(token), newest, messages if is_whole else None)
+        return News(str(opened.token), newest, messages if is_whole else None)
 
     def _repair(self, page: _Page, newest: int) -> None:
         """The page is ahead of the rows: a step is being committed, or was never."""
@@ -629,16 +572,15 @@ class SqliteBackend:
                     self._step(db, (), b"")
 
     def mark(self, *, is_missing: bool) -> bool:
-        """Say in the page whether an invalidation is missing, and in each that takes its place.
+        """Say in the page whether an invalidation is missing, for a lease, and in each that takes its place.
 
         Returns:
             Whether that could be said.
         """
         self._is_missing = is_missing
-        page = self.page
-        if page is not None:
-            page.mark(is_missing=is_missing)
-        return page is not None
+        if self.page is not None:
+            self.page.mark(wall_time() + self._lease if is_missing else 0)
+        return self.page is not None
 
     # End, and forks
 
@@ -650,9 +592,7 @@ class SqliteBackend:
         with self._lock:
             self._is_over = True
             self._disconnect()
-            page, self.page = self.page, None
-            if page is not None:
-                page.leave()
+            self.page = None
 
     def before_fork(self) -> Callable[[], None]:
         """Close the connections, which must not be carried across a fork (https://sqlite.org/howtocorrupt.html, 2.6).
@@ -666,21 +606,9 @@ class SqliteBackend:
 
     def after_fork(self) -> None:
         """In the child, which is a process of its own."""
-        _forget_slots()
         self._lock = threading.RLock()
         self._is_missing = False
-        self.page = None  # a child takes a byte of its own
-
-
-@cache
-def _states_statement(count: int) -> str:
-    """The floor, the numbers of so many cells, and who holds them: one statement, of one moment."""
-    cells = ", ".join(f"?{number}" for number in range(1, count + 1))
-    return (
-        "select null, value, null, null from meta where name = 'floor' "  # noqa: S608 - marks alone
-        f"union all select name, number, null, null from cell where name in ({cells}) "
-        f"union all select cell, null, mode, deadline from hold where cell in ({cells})"
-    )
+        self.page = None  # a child has a mark of its own
 
 
 @contextmanager
@@ -709,8 +637,8 @@ def require_ours(db: sqlite3.Connection, path: Path) -> bool:
     db.execute("commit")
     if found != (_APPLICATION, _FORMAT) and (tables or found != (0, 0)):
         raise ConfigurationError(
-            f"FileTier: {str(path)!r} is a database of another program, or of another version of agent-cache; it is "
-            "left as it is: name another file"
+            f"FileTier: {str(path)!r} is a database of another program, or of another version of agent-cache; "
+            f"{_LEFT_AS_IT_IS}"
         )
     return bool(tables)
 
@@ -724,7 +652,7 @@ def _make(db: sqlite3.Connection, path: Path) -> None:
         raise ConfigurationError(f"FileTier: SQLite cannot keep a write-ahead log beside {str(path)!r}")
     with _immediate(db):
         if not db.execute("select count(*) from sqlite_master").fetchone()[0]:
-            for statement in _SCHEMA.split(";"):
+            for statement in _SCHEMA.split(";\n"):
                 db.execute(statement)
             db.execute("insert into meta values ('token', ?)", (secrets.randbits(62) | 1,))
             db.execute(f"pragma application_id = {_APPLICATION}")

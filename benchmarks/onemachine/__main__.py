@@ -275,7 +275,6 @@ FAULTS: Final[dict[str, tuple[Callable[[Run], Iterator[None]], dict[str, Any]]]]
     "database deleted": (deletes(""), {}),
     "log deleted": (deletes("-wal"), {}),
     "page deleted": (deletes(".page"), {}),
-    "lock file deleted": (deletes(".lock"), {}),
     "database truncated": (damages("truncated"), {}),
     "database overwritten": (damages("overwritten"), {}),
     "forks": (calm, {"forks": 150}),

@@ -176,7 +176,7 @@ async def test_only_this_user_can_read_the_files(tmp_path: Path, is_there: bool)
             files = {one.name: stat.S_IMODE(one.stat().st_mode) for one in tmp_path.iterdir()}
     finally:
         os.umask(former)
-    assert files == dict.fromkeys(["cache", "cache-wal", "cache-shm", "cache.page", "cache.lock"], 0o600)
+    assert files == dict.fromkeys(["cache", "cache-wal", "cache-shm", "cache.page"], 0o600)
 
 
 async def test_a_path_through_a_link_is_the_same_file(tmp_path: Path):

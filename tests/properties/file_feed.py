@@ -1,7 +1,7 @@
 """A model of the tier in a file: an entity, a process that writes it, one that reads it, a file that may be locked.
 
 What is modelled: the number in the page and the rows, the version of a cell, the hold of a writer and its lease, the
-byte for invalidations that could not be noted, a local copy, and the value in the file. The writer may die at each
+mark of invalidations that could not be noted, a local copy, and the value in the file. The writer may die at each
 step, and its effect may come after that, until its lease has passed. The promise: no read that starts after a write has
 ended, or that starts after the lease of a dead one, returns the old value.
 
@@ -24,11 +24,11 @@ WITHOUT = (
     "a version when a lease passes",
     "no copies of what was held",
     "the page",
-    "the byte",
-    "the byte before the effect",
-    "everything counts as written by a dead process's byte",
-    "a hold for a lease by a dead process's byte",
-    "a look at the bytes in each hit",
+    "the mark",
+    "the mark before the effect",
+    "everything counts as written by a lapsed mark",
+    "a hold for a lease by a lapsed mark",
+    "a look at the marks in each hit",
 )
 
 
@@ -41,7 +41,7 @@ class State:
         number, cell, told: of the newest step, of the last that changed the entity, and of the last whose message
             names it: that drops copies.
         held: 0 nobody, 1 the writer, 2 everything is held for a dead one, 3 the writer has it armed.
-        byte: whether the writer's byte of the page is set.
+        mark: whether the writer's mark in the page is set.
         locked: whether the file takes no step now.
         writer: 0 before, 1 begun, 2 the effect is done, 3 ended, 4 dead.
         pending: whether a step of it is not noted.
@@ -63,7 +63,7 @@ class State:
     cell: int = 1
     told: int = 1
     held: int = 0
-    byte: bool = False
+    mark: bool = False
     locked: bool = False
     writer: int = 0
     pending: bool = False
@@ -110,7 +110,7 @@ def _moved(state: State, **changes: object) -> State:
 
 
 def _writer(state: State, without: str, late: bool) -> Iterator[Step[State]]:
-    has_byte = without != "the byte"
+    has_mark = without != "the mark"
     if state.writer == 0:
         held = 0 if without == "a hold" else 3 if late else 1
         if not state.locked:
@@ -118,25 +118,25 @@ def _writer(state: State, without: str, late: bool) -> Iterator[Step[State]]:
             cell = state.cell if late else state.number + 1
             yield "begin", _moved(state, cell=cell, told=told, held=held, writer=1)
         else:
-            early = has_byte and without != "the byte before the effect"
-            yield "begin cannot be noted", replace(state, pending=True, byte=early, writer=1)
+            early = has_mark and without != "the mark before the effect"
+            yield "begin cannot be noted", replace(state, pending=True, mark=early, writer=1)
     elif state.writer == 1:
         yield "effect", replace(state, truth=1, writer=2)
         coming = not state.overdue
         yield "the writer dies, its effect may come", replace(state, writer=4, coming=coming, pending=False)
     elif state.writer == 2:
         if state.locked:
-            yield "end cannot be noted", replace(state, pending=True, byte=has_byte, writer=3)
+            yield "end cannot be noted", replace(state, pending=True, mark=has_mark, writer=3)
         else:
             held = state.held if state.held == 2 else 0
-            ended = replace(state, number=state.number + 1, held=held, byte=False, pending=False, writer=3)
+            ended = replace(state, number=state.number + 1, held=held, mark=False, pending=False, writer=3)
             is_told = without != "a version at the end" or state.pending
-            yield "end", _moved(state, held=held, byte=False, pending=False, writer=3) if is_told else ended
+            yield "end", _moved(state, held=held, mark=False, pending=False, writer=3) if is_told else ended
         yield "the writer dies", replace(state, writer=4, pending=False)
     elif state.writer == 3 and state.pending:
         if not state.locked:
             held = state.held if state.held == 2 else 0
-            yield "it is noted", _moved(state, held=held, byte=False, pending=False)
+            yield "it is noted", _moved(state, held=held, mark=False, pending=False)
         else:
             yield "the file is free", replace(state, locked=False)
         yield "the writer dies with it", replace(state, writer=4, pending=False)
@@ -146,36 +146,39 @@ def _writer(state: State, without: str, late: bool) -> Iterator[Step[State]]:
 
 
 def _time(state: State, without: str) -> Iterator[Step[State]]:
-    """Leases, and bytes of the dead. A lease passes when the effect of a dead writer has come, or never will."""
+    """Leases, and marks of processes that are stopped or dead. A lease passes when the effect of a dead writer has
+    come, or never will.
+    """
     if state.held and not state.coming and not state.locked:
         overdue = state.overdue or state.writer == 1
         if without == "a version when a lease passes":
             yield "the lease passes", replace(state, number=state.number + 1, held=0, overdue=overdue)
         else:
             yield "the lease passes", _moved(state, told=state.told, held=0, overdue=overdue)
-    if state.byte and state.writer == 4 and not state.locked:
-        held = state.held if without == "a hold for a lease by a dead process's byte" else 2
-        if without == "everything counts as written by a dead process's byte":
-            yield "the byte is cleared", replace(state, byte=False)
+    if state.mark and not state.locked:  # it has not been set anew for a lease
+        overdue = state.overdue or state.writer == 1
+        held = state.held if without == "a hold for a lease by a lapsed mark" else 2
+        if without == "everything counts as written by a lapsed mark":
+            yield "the mark is cleared", replace(state, mark=False, overdue=overdue)
         else:
-            yield "the byte is adopted", _moved(state, byte=False, held=held)
+            yield "the mark lapses", _moved(state, mark=False, held=held, overdue=overdue)
 
 
 def _over(state: State) -> int:
     """What a read that starts now may return at least."""
     is_dead = state.writer == 4 and not state.coming and not state.overdue
-    is_over = state.writer == 3 or (is_dead and not state.held and not state.byte)
+    is_over = state.writer == 3 or (is_dead and not state.held and not state.mark)
     return state.truth if is_over else 0
 
 
 def _reader(state: State, without: str) -> Iterator[Step[State]]:
     if state.reader == 0:
         must = _over(state)
-        looks_at_bytes = without != "a look at the bytes in each hit"
+        looks_at_marks = without != "a look at the marks in each hit"
         is_complete = state.applied == state.number or without == "the page"
-        if state.copy is not None and is_complete and not (state.byte and looks_at_bytes):
+        if state.copy is not None and is_complete and not (state.mark and looks_at_marks):
             yield "hit", replace(state, answer=(state.copy, must))
-        elif state.byte:
+        elif state.mark:
             yield "the tool runs without the file", replace(state, answer=(state.truth, must))
         else:
             is_told = state.told > state.applied and without != "the page"
@@ -195,8 +198,8 @@ def _reader(state: State, without: str) -> Iterator[Step[State]]:
         cell, held, number = state.seen
         done = replace(state, reader=0, answer=(state.loaded, state.must), seen=(0, 0, 0), loaded=0, must=0)
         is_idle = not held or without == "no copies of what was held"
-        if (is_idle or held == 3) and not state.byte and not state.locked:
+        if (is_idle or held == 3) and not state.mark and not state.locked:
             done = replace(done, stored=(state.loaded, cell))
-        if is_idle and not state.byte and state.told <= number:
+        if is_idle and not state.mark and state.told <= number:
             done = replace(done, copy=state.loaded, applied=state.number)
         yield "keep", done

@@ -45,7 +45,7 @@ class FileTier(VersionedTier):
     a hit compares a word of memory that all processes share. What is in the file survives the processes, and the
     machine's restart as far as SQLite's log does (``synchronous=NORMAL``).
 
-    The files are ``path``, and beside it ``-wal``, ``-shm``, ``.page`` and ``.lock``, readable for this user alone. A
+    The files are ``path``, and beside it ``-wal``, ``-shm`` and ``.page``, readable for this user alone. A
     file that cannot be used, also when the tier is made, costs a call at most `timeout`, in which its event loop waits;
     the tools run without it, and what they write is made up for before anybody uses the file again. A damaged file is
     set aside as ``path.corrupt``, and a new one is begun. Do not copy the files to another machine, and remove them all
@@ -181,7 +181,8 @@ class FileTier(VersionedTier):
             if (is_due or not self.trust.is_valid()) and await self.caught_up():
                 self.log.allow_again(UNUSABLE)
         except ConnectionError:
-            pass  # the next time
+            if self.pending:
+                self._note_pending()  # again, until it is delivered
         return asyncio.sleep(_PERIOD)
 
     def before_fork(self) -> Callable[[], None]:
