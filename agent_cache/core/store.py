@@ -189,7 +189,6 @@ class Store:
 
     Attributes:
         flights: loads in flight that a reader may join, by (key, event loop).
-        requests: the requests that tiers were sent for calls, by key. Bounded.
         is_open: False once its session has ended: nothing is stored any more.
         lookup: the entry under a key, or None: whether it is current is still to be asked.
         peek: the same, also while the store is switched off. Neither counts as a use.
@@ -203,7 +202,7 @@ class Store:
 
     __slots__ = (
         "__weakref__", "_data", "_gate", "_own", "_shown", "_unswept", "bytes", "flights", "is_counted", "is_open",
-        "lookup", "maxsize", "most", "newest", "owner", "peek", "requests", "session", "sizes", "static",
+        "lookup", "maxsize", "most", "newest", "owner", "peek", "session", "sizes", "static",
         "stats", "tool", "touch", "versions",
     )  # fmt: skip
 
@@ -223,7 +222,6 @@ class Store:
         self.most = maxsize or 0  # entries that need no look at dead ones
         self._own: Written | None = None if owner is None else versions.of_session(owner)
         self.flights: dict[tuple[Hashable, object], Any] = {}
-        self.requests: dict[Hashable, Any] = {}
         self.is_open = True
         self._shown: tuple[dict[str, Any], str] | None = None
         self._gate: Callable[[Lookup], Lookup] | None = None

@@ -13,23 +13,22 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agent_cache.clock import CLOCK
-from agent_cache.core.keys import PLAIN
 from agent_cache.core.lease import CombinedLease, Lease
 from agent_cache.core.store import NEVER
 from agent_cache.core.tags import root_of
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.blocking import call_in_background, in_background, running_loop
 from agent_cache.engine.result import count_unstored, insert_if_valid, protected_copy
-from agent_cache.engine.scope import TENANT, Call
+from agent_cache.engine.scope import Call
 from agent_cache.engine.stale import refresh
 from agent_cache.engine.state import TOOLS, clear_tools, warn_once, write_now
 from agent_cache.engine.ttls import follow
-from agent_cache.values.canonical import MISSING, is_large, make_room
+from agent_cache.values.canonical import MISSING
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import Found, Request, Touched
@@ -159,46 +158,26 @@ def _keep_versions(call: Call) -> None:
 
 # Requests: a call as tiers know it
 
-_MAX_REQUESTS: Final = 1_024
-
 
 def request_of(call: Call) -> Request:
-    """The call as tiers know it.
-
-    For a key of texts and numbers the same object is returned again, so that a tier can remember it: no argument can
-    have changed since.
-    """
-    operation, policy, key, store = call.operation, call.operation.policy, call.key, call.local.store
-    ttl, tags = policy.longest_ttl, operation.tags.static + call.tags
-    if store is not None:
-        known: Request | None = store.requests.get(key)
-        if known is not None and known.ttl == ttl and known.tags == tags:
-            return known
+    """The call as tiers know it."""
+    operation, policy, store = call.operation, call.operation.policy, call.local.store
     from agent_cache.remote.protocol import Request  # which whoever has a tier has loaded
 
-    request = Request(
+    return Request(
         tool=operation.name,
-        key=key,
+        key=call.key,
         arguments=_identity(call),
-        tags=tags,
+        tags=operation.tags.static + call.tags,
         late_roots=operation.late_roots,
-        ttl=ttl,
+        ttl=policy.longest_ttl,
         session=None if store is None else store.session,
         tenant=call.local.tenant,
         returns=operation.returns,
         roots=operation.tags.roots,
         grace=policy.grace or policy.remote.grace,
         strong=policy.remote.is_strong,
-        shares_load=policy.remote.shares_loads,
     )
-    if store is not None and _is_plain(key) and not is_large((key, tags)):
-        make_room(store.requests, _MAX_REQUESTS)
-        store.requests[key] = request
-    return request
-
-
-def _is_plain(key: Hashable) -> bool:
-    return key is TENANT or type(key) in PLAIN or (type(key) is tuple and all(map(_is_plain, key)))
 
 
 def _identity(call: Call) -> tuple[tuple[str, Any], ...]:

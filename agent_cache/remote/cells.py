@@ -16,7 +16,6 @@ Tags of more than two segments count as their first two.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -68,7 +67,6 @@ class Cells:
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
         self._of_tags: dict[str, tuple[Cell, ...]] = {}
-        self._places: dict[int, tuple[weakref.ref[Request], Place]] = {}  # weak: a request refers to its tool
 
     def read(self, tag: str) -> tuple[Cell, ...]:
         """The cells that a value with this tag depends on."""
@@ -96,20 +94,13 @@ class Cells:
 
     def place_of(self, request: Request) -> Place:
         """Where the answer to a request is stored."""
-        known = self._places.get(id(request))
-        if known is not None and known[0]() is request:
-            return known[1]
         identity = request.session, request.tenant, request.arguments
-        digest, is_lasting = lasting_digest(request.tool, identity, namespace=self._namespace, version=_FORMAT)
+        digest, _ = lasting_digest(request.tool, identity, namespace=self._namespace, version=_FORMAT)
         address = None if digest is None else f"@{digest}"
         cells = {cell for tag in request.tags for cell in self.read(tag)} | {EVERYTHING, STORE}
         if address is not None:
             cells.add(address)
-        place = Place(address, frozenset(cells), frozenset(whole_roots(request.late_roots)))
-        if is_lasting:
-            make_room(self._places, _REMEMBERED)
-            self._places[id(request)] = weakref.ref(request), place
-        return place
+        return Place(address, frozenset(cells), frozenset(whole_roots(request.late_roots)))
 
 
 class KnownEntries:

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.lease import Lease, Term
@@ -179,9 +179,8 @@ def _now() -> float:
 class MemoryTier(VersionedTier):
     """A client of a `MemoryServer`. Two of them on one server are two processes.
 
-    Its connection has three states for tests. *Live*: what others write arrives at once. *Stalled*: it waits in the
-    connection, and trust lapses after `max_staleness`; `resume` delivers it. *Cut*: it is lost without any sign, until
-    `reconnect` tells the listeners that anything may have changed.
+    What others write arrives at once, but between `cut` and `reconnect`, for tests: trust lapses after `max_staleness`
+    then.
 
     Args:
         server: None for one of its own.
@@ -203,13 +202,13 @@ class MemoryTier(VersionedTier):
         self.server = MemoryServer() if server is None else server
         super().__init__(self.server, lease=lease, remote_ttl=max_ttl, max_staleness=max_staleness)
         self.keeper = None
-        self._connection: Literal["live", "stalled", "cut"] = "live"
+        self._is_cut = False
         self.trust = Lease(self, term=Term(_now))
         self.server.connect(self)
 
     def receive(self) -> None:
         """See `VersionedTier`. Called by the server, too."""
-        if self._connection == "live" and not self.is_closed:
+        if not (self._is_cut or self.is_closed):
             with suppress(ConnectionError):
                 drive(self.catch_up())
 
@@ -217,33 +216,25 @@ class MemoryTier(VersionedTier):
         term = self.trust.term
         if self.is_closed or term is None or self.pending or not self.feed.listeners or not self.server.is_up:
             return False
-        if self._connection != "live":
+        if self._is_cut:
             return term.is_running()
         drive(self.catch_up())
         self._extend()
         return self.feed.ttls is not None
 
     def _extend(self) -> None:
-        if self.trust.term is not None and self._connection == "live" and self.server.is_up:
+        if self.trust.term is not None and not self._is_cut and self.server.is_up:
             self.trust.term.until = CLOCK.now() + self.max_staleness
 
-    def stall(self) -> None:
-        """Let what others write wait in the connection."""
-        self._extend()
-        self._connection = "stalled"
-
-    def resume(self) -> None:
-        """Deliver it. Nothing was lost, so local copies are still valid."""
-        self._connection = "live"
-        self.receive()
-
     def cut(self) -> None:
-        """Lose what others write from now on, with no sign of it."""
+        """Let nothing arrive of what others write from now on, with no sign of it."""
         self._extend()
-        self._connection = "cut"
+        self._is_cut = True
 
-    def reconnect(self) -> None:
-        """Follow again. What was written in between is unknown."""
-        self._connection, self.feed.number = "live", None
-        self.feed.lose()
+    def reconnect(self, *, is_lost: bool = True) -> None:
+        """Let it arrive again. With `is_lost`, what was written in between is unknown; else it arrives now."""
+        self._is_cut = False
+        if is_lost:
+            self.feed.number = None
+            self.feed.lose()
         self.receive()

@@ -43,7 +43,6 @@ class Request:
         roots: every root that an answer may depend on.
         grace: seconds beyond its ttl that an answer may be served while it is reloaded.
         strong: an answer counts only if its versions were checked for this call; no local copy of it is stored.
-        shares_load: of all processes that miss the answer one loads it, and the others wait.
     """
 
     tool: str
@@ -58,7 +57,6 @@ class Request:
     roots: tuple[str, ...] = ()
     grace: float = 0.0
     strong: bool = False
-    shares_load: bool = False
 
 
 @dataclass(slots=True)  # a frozen one takes 0.5 us more to make, of each hit

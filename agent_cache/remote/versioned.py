@@ -116,8 +116,6 @@ class Ticket:
     def lasts(self) -> float | None:
         """Seconds that a local copy may live; None for ever."""
         own, most = self.request.ttl, self.tier.remote_ttl
-        if self.tier.copies_outlive_values:
-            return own
         return most if own is None or (most is not None and most < own) else own
 
     def is_clean(self) -> bool:
@@ -182,8 +180,6 @@ class VersionedTier:
 
     never_waits = False
     """Whether no operation of the backend waits for anything but itself."""
-    copies_outlive_values = False
-    """Whether `remote_ttl` bounds the values in the store alone, and not the copies in processes."""
 
     def __init__(
         self,

@@ -14,8 +14,8 @@ from tests.contract.workbench import Workbench, commit, load, read, store_over, 
 
 __all__ = ["ClaimTests"]
 
-ORDER = replace(read("order:7"), shares_load=True)
-FIND = replace(read(late=("order",), tool="shop:find_order", key="Mei"), shares_load=True)
+ORDER = read("order:7")
+FIND = read(late=("order",), tool="shop:find_order", key="Mei")
 
 
 class ClaimTests(Workbench):

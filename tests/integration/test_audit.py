@@ -321,11 +321,11 @@ async def test_a_stale_answer_is_dropped_in_the_tier_too(tool: str):
 async def test_a_write_of_another_process_explains_a_difference_before_its_message_arrives():
     fleet = Fleet()
     await fleet.get("7")
-    fleet.memory.stall()
+    fleet.memory.cut()
     await fleet.write("7", 2)
     assert await fleet.get("7") == 1  # within the bound of staleness
     await idle()
     assert fleet.runs == 2
     assert counts() == (0, 0)
-    fleet.memory.resume()
+    fleet.memory.reconnect(is_lost=False)
     assert await fleet.get("7") == 2

@@ -164,11 +164,11 @@ async def test_every_process_learns_it_at_once_or_when_it_starts_or_is_back(name
     tool = tool_of(Loads(), name, ttl=100, remote_cache=MemoryTier(server))
     there, away, slow = Process(server), Process(server), Process(server)
     away.tier.cut()
-    slow.tier.stall()
+    slow.tier.cut()
     set_ttl(tool, 10)
     assert [each.ttls for each in (there, away, slow)] == [{name: 10}, {}, {}]
     away.tier.reconnect()
-    slow.tier.resume()
+    slow.tier.reconnect(is_lost=False)
     assert [each.ttls for each in (away, slow, Process(server))] == [{name: 10}] * 3
     away.tier.cut()
     set_ttl(tool, None)

@@ -872,7 +872,7 @@ async def test_an_outer_read_without_a_tier_trusts_the_tier_of_the_inner_one(
     await here.report("1")
     await here.report("1")
     assert here.runs == ["report", "1"]
-    tier.stall()
+    tier.cut()
     async with written_by(elsewhere, "order:1"):  # by no tool of this process, whose local entries it would drop
         orders["1"] = "cancelled"
     clock.advance(2)

@@ -58,8 +58,8 @@ class FileTier(VersionedTier):
         namespace: keeps the entries of different programs in one file apart.
         timeout: seconds that a call waits for a file that other processes have locked.
         lease: seconds that what a process was writing when it died is held: its effect may still come.
-        remote_ttl: seconds that a value in the file lives whose tool has no ttl; None is as long as there is room. Mind
-            that writes between two runs of a program, by whatever else, are not seen. Copies in a process have no end.
+        remote_ttl: seconds that a value lives whose tool has no ttl; None is as long as there is room. Mind that writes
+            between two runs of a program, by whatever else, are not seen.
         codec: how values are written; the default is MessagePack.
         max_bytes: bytes of all values. Those that were stored first make room.
         max_value_size: bytes of the longest value that is stored or read. None is as much as the codec allows, which is
@@ -69,7 +69,7 @@ class FileTier(VersionedTier):
         ConfigurationError: if any of this cannot work. A file that is not a tier's is left as it is.
     """
 
-    never_waits = copies_outlive_values = True
+    never_waits = True
     backend: SqliteBackend
     keeper: Keeper
 
