@@ -22,6 +22,7 @@ from agent_cache import (
     Write,
     get_metrics,
 )
+from agent_cache.testing import MemoryTier
 from tests.harness.slow import slow
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -254,8 +255,9 @@ async def test_an_argument_that_only_the_wrapper_knows_is_a_part_of_the_call():
 
         return inner
 
-    tool = AgentCache("order:{order_id}")(timed(get_order))
+    tool = AgentCache("order:{order_id}", remote_cache=MemoryTier())(timed(get_order))
     for _ in range(2):
+        tool.clear()  # here, and not in the tier
         assert await tool("W1") == (1, "W1 False None")
         assert await tool("W1", timeout=5) == (5, "W1 False None")
         assert await tool(timeout=6, order_id="W1") == (6, "W1 False None")
