@@ -20,7 +20,6 @@ from agent_cache.core.options import (
     checked_function,
     checked_middleware,
     checked_share,
-    configures,
     count,
 )
 from agent_cache.errors import ConfigurationError
@@ -213,7 +212,6 @@ class Change:
         CURRENT.update()
 
 
-@configures
 def configure(
     *,
     remote: Tier | Unchanged | None = ...,

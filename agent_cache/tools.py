@@ -34,7 +34,6 @@ from agent_cache.core.options import (
     checked_share,
     checked_text,
     checked_validation,
-    configures,
     count,
     seconds,
 )
@@ -201,7 +200,6 @@ class Decorator:
         return body
 
 
-@configures
 class AgentCache(Decorator):
     """Cache the results of a read tool until something that they depend on is written.
 
@@ -371,7 +369,6 @@ def _takes_arguments(vary: Callable[..., Any]) -> bool:
     return False
 
 
-@configures
 class AgentCacheInvalidator(Decorator):
     """Drop the entries that a write tool makes stale: before it runs, and again when it has ended, however it ended.
 

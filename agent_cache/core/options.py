@@ -10,36 +10,11 @@ import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import wraps
 from math import inf
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.copies import CopyRule
-
-C = TypeVar("C", bound=Callable[..., Any])
-
-
-def configures(called: C) -> C:
-    """Decorate a class or a function to raise `ConfigurationError` for arguments that it lacks, or does not have."""
-    function: Any = called.__init__ if isinstance(called, type) else called  # type: ignore[misc]  # that of this class
-
-    @wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except TypeError as error:
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise  # it comes from inside
-            known = ", ".join(one for one in inspect.signature(function).parameters if one != "self")
-            problem = str(error).partition("() ")[2]
-            raise ConfigurationError(f"{called.__name__} {problem}; its arguments are: {known}") from error
-
-    if not isinstance(called, type):
-        return checked  # type: ignore[return-value]  # `wraps` keeps its signature
-    called.__init__ = checked  # type: ignore[misc]  # likewise
-    return called
-
 
 # Checks of one value
 
@@ -163,7 +138,6 @@ def checked_middleware(given: Any, what: str) -> Sequence[Callable[[Any, Any], A
 Scope = Literal["global", "session"]
 
 
-@configures
 @dataclass(frozen=True, slots=True)
 class LoopHints:
     """How the loop detector of a session compares the calls of a tool: ``loop=LoopHints(...)`` on either decorator.
@@ -212,7 +186,6 @@ def checked_hints(given: Any, where: str, *, is_write: bool) -> LoopHints:
     return given
 
 
-@configures
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotePolicy:
     """How a tool uses the tier that it shares with other processes: ``remote=RemotePolicy(...)``.

@@ -20,7 +20,6 @@ from enum import Enum
 from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple, cast
 
-from agent_cache.core.options import configures
 from agent_cache.errors import ConfigurationError
 
 __all__ = [
@@ -194,7 +193,6 @@ class ComputedTags:
     function: Callable[..., Any]
 
 
-@configures
 def tags_from(
     root: str, function: Callable[[Mapping[str, Any]], object] | Callable[[Mapping[str, Any], Any], object]
 ) -> ComputedTags:

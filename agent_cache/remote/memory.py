@@ -11,7 +11,6 @@ from typing import Any
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.lease import Lease, Term
-from agent_cache.core.options import configures
 from agent_cache.core.store import NEVER
 from agent_cache.remote.backend import ARMED, HELD, IDLE, Reading, drive, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
@@ -175,7 +174,6 @@ def _now() -> float:
     return CLOCK.now()  # which a test may have replaced
 
 
-@configures
 class MemoryTier(VersionedTier):
     """A client of a `MemoryServer`. Two of them on one server are two processes.
 

@@ -52,7 +52,7 @@ except ModuleNotFoundError as error:
 
 from agent_cache.clock import boottime
 from agent_cache.core.lease import Term
-from agent_cache.core.options import configures, seconds
+from agent_cache.core.options import seconds
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import IDLE, Reading, Refused, State, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
@@ -557,7 +557,6 @@ def _reading(store: str, now: float, known: bytes, value: bytes | None) -> Readi
     return Reading(states, now, head, raw_head, payload)
 
 
-@configures
 class RedisTier(VersionedTier):
     """A tier on a server that a fleet shares: Redis 6.2 or later (a cluster: 7.0), Valkey 7.2 or later.
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
-from agent_cache.core.options import checked_text, configures, count, seconds
+from agent_cache.core.options import checked_text, count, seconds
 from agent_cache.errors import ConfigurationError
 
 __all__ = ["ANY_NUMBER", "CHECKS", "LoopPolicy", "policy_of", "seconds_of"]
@@ -37,7 +37,6 @@ _Level = int | tuple[int, int] | None
 _Seconds = float | timedelta | None
 
 
-@configures
 @dataclass(frozen=True, slots=True)
 class LoopPolicy:
     """The thresholds at which a session notices a loop and acts on it, and the budgets of a run.
@@ -140,7 +139,10 @@ def policy_of(given: object, max_tool_repeats: int | None, max_execution_depth: 
         count(2, max_tool_repeats, "AgentCacheSession: max_tool_repeats")
     if max_execution_depth is not None:
         count(1, max_execution_depth, "AgentCacheSession: max_execution_depth")
-    policy = LoopPolicy(**given) if isinstance(given, Mapping) else given
+    try:
+        policy = LoopPolicy(**given) if isinstance(given, Mapping) else given
+    except TypeError as error:  # a name in a file of settings
+        raise ConfigurationError(f"AgentCacheSession: loop_policy: {error}") from error
     if policy is None:
         return _default_with(max_tool_repeats, max_execution_depth)
     if not isinstance(policy, LoopPolicy):

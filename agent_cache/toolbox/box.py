@@ -20,7 +20,6 @@ from agent_cache.core.options import (
     WritePolicy,
     checked_choice,
     checked_text,
-    configures,
     no_life,
     plain_result,
 )
@@ -73,7 +72,6 @@ _PASS: Final = Pass()
 _WATCH: Final = Watch()
 
 
-@configures
 class Toolbox:
     """Rules for tools that are known by name: of a framework, of an MCP server, of a loop of one's own.
 

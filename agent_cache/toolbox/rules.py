@@ -19,7 +19,6 @@ from agent_cache.core.options import (
     checked_choice,
     checked_hints,
     checked_text,
-    configures,
     no_life,
 )
 from agent_cache.core.tags import ComputedTags, TagSet, escape, parse_template, unescape
@@ -67,7 +66,6 @@ class TaggedRule:
         return f"{type(self).__name__}({self.resource!r})"
 
 
-@configures
 class Read(TaggedRule):
     """A tool that reads: its answers are cached until something that they depend on is written.
 
@@ -88,7 +86,6 @@ class Read(TaggedRule):
     _without = ("max_stream_bytes",)
 
 
-@configures
 class Write(TaggedRule):
     """A tool that writes: it drops what it touches before it runs, and again when it has ended, however it ended.
 
@@ -109,7 +106,6 @@ class Write(TaggedRule):
     _without = ("clear_all", "key_fn")
 
 
-@configures
 class Watch:
     """A tool that reads what no write of the agent changes, such as a clock or a search of the web.
 
@@ -146,7 +142,6 @@ class Pass:
         return "Pass()"
 
 
-@configures
 class Inner:
     """A tool that calls another one, which its arguments name: ``route``, ``execute-tool``. A call of it goes by the
     rule of the inner tool, with the inner tool's arguments.

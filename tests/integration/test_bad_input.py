@@ -17,6 +17,8 @@ from agent_cache import (
     AgentCacheSession,
     ConfigurationError,
     LoopHints,
+    Read,
+    Write,
     configure,
     get_metrics,
     invalidate,
@@ -317,6 +319,19 @@ async def test_tags_that_are_none(tags: Any):
         async with writing(*tags):
             pytest.fail("entered")
     assert get_metrics()["invalidations"] == 0
+
+
+@pytest.mark.parametrize("decorator", BOTH)
+@pytest.mark.parametrize("name", [5, [], b"order", "", type(None), object()])
+def test_a_name_is_a_text(decorator: Any, name: Any):
+    refused(lambda: decorator("order", name=name), decorator.__name__, "name")
+    assert get_metrics()["tools"] == {}, "the counters can be read"
+
+
+@pytest.mark.parametrize("make", [*BOTH, Read, Write])
+def test_a_misspelt_option_is_refused_at_once(make: Any):
+    with pytest.raises((TypeError, ConfigurationError), match="tttl"):
+        make("order", tttl=5)
 
 
 def test_an_error_is_of_the_library_and_of_the_kind_that_python_knows():

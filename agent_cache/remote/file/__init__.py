@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent_cache.core.lease import Lease
-from agent_cache.core.options import configures, count, seconds
+from agent_cache.core.options import count, seconds
 from agent_cache.core.versions import VERSIONS
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import checked_namespace, drive
@@ -36,7 +36,6 @@ NETWORK_FILE_SYSTEMS: Final = frozenset({
 })  # fmt: skip
 
 
-@configures
 class FileTier(VersionedTier):
     """A tier in one SQLite file, which the processes of one machine share: workers of a server, of pytest-xdist, a
     script that is started again. No server, and nothing but the standard library.
