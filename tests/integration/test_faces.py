@@ -222,33 +222,9 @@ async def test_all_calls_can_be_forgotten_and_are_counted():
     assert await other.keeps(1) == [True]
 
 
-@pytest.mark.parametrize("name", ["fresh", "refresh"])
-async def test_a_fresh_answer_replaces_what_was_kept(name: str):
-    runs = Runs()
-    await runs.tool(1)
-    assert await getattr(runs.tool, name)(x=1) == 2
-    assert await runs.tool(1) == 2
-    assert await getattr(runs.tool, name)(2) == 3
-    assert await runs.tool(2) == 3
-    assert (get_metrics()["hits"], get_metrics()["misses"]) == (2, 3)
-
-
-async def test_a_fresh_call_joins_nobody_and_later_readers_join_it():
-    gate = Gate()
-
-    @AgentCache("r")
-    async def tool() -> Any:
-        return await gate()
-
-    old = await started(tool())
-    fresh = await started(tool.fresh())
-    reader = await started(tool())
-    assert len(gate.calls) == 2
-    gate.calls[1].returns("new")
-    assert await fresh == await reader == "new"
-    gate.calls[0].returns("old")
-    assert await old == "old"
-    assert await tool() == "new"
+def test_refresh_is_another_name_of_fresh():
+    tool = Runs().tool
+    assert tool.refresh is tool.fresh
 
 
 # -- Writes --------------------------------------------------------------------------------------------------

@@ -338,26 +338,6 @@ async def test_a_task_that_outlives_its_session_sees_nothing_old_and_keeps_nothi
     assert not session._stores
 
 
-async def test_a_load_that_outlives_its_session_is_answered_and_not_kept():
-    gate = Gate()
-
-    @AgentCache("r", "session", name="read")
-    async def read() -> Any:
-        return await gate()
-
-    session = AgentCacheSession()
-    async with session:
-        task = await started(read())
-    gate.last.returns("late")
-    assert await task == "late"
-    async with session:
-        again = await started(read())
-        assert len(gate.calls) == 2
-        gate.last.returns("new")
-        assert await again == "new"
-    assert library.nothing_in_flight()
-
-
 # -- Loops ---------------------------------------------------------------------------------------------------
 
 

@@ -284,25 +284,13 @@ async def test_callers_that_share_a_flight_share_its_exception_and_no_context_of
     async def tool() -> None:
         await gate()
 
-    async def leader() -> BaseException | None:
+    async def caller(business: Exception) -> Any:
         try:
-            await tool()
-        except ValueError as error:
-            await idle()
-            return error
-        return None
+            raise business
+        except Exception:
+            return (await asyncio.gather(tool(), return_exceptions=True))[0]
 
-    async def follower() -> BaseException | None:
-        try:
-            raise LookupError("the follower's own business")
-        except LookupError:
-            try:
-                await tool()
-            except ValueError as error:
-                return error
-        return None
-
-    tasks = [asyncio.ensure_future(leader()), asyncio.ensure_future(follower()), asyncio.ensure_future(follower())]
+    tasks = [asyncio.ensure_future(caller(LookupError(number))) for number in range(3)]
     await idle()
     error = ValueError("no")
     gate.last.raises(error)
