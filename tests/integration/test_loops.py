@@ -261,6 +261,21 @@ async def test_a_warning_is_given_once_a_streak_and_nothing_is_changed(caplog: p
     assert session.loop_error is None
 
 
+@pytest.mark.parametrize("kind", ["any_error", "cycle", "depth"])
+async def test_so_is_one_of_any_kind(kind: str, caplog: pytest.LogCaptureFixture):
+    shop, numbers = Shop(), iter(range(100))
+    if kind == "any_error":
+        shop.answers = lambda _: LookupError("down")
+    policy = LoopPolicy(repeat=None, max_execution_depth=12 if kind == "depth" else None)
+    async with AgentCacheSession(on_loop="warn", loop_policy=policy) as session:
+        for _ in range(12):
+            await outcomes(lambda: shop.get(0 if kind == "cycle" else next(numbers)), 1)
+            await outcomes(shop.list, 1 if kind == "cycle" else 0)
+        await outcomes(shop.list, 4 if kind == "depth" else 0)
+    assert session.get_metrics()["loops"][kind] >= 3
+    assert [one.agent_cache_kind for one in caplog.records if one.agent_cache_event == "loop"] == [kind]
+
+
 # -- short_circuit -------------------------------------------------------------------------------------------
 
 
