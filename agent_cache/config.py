@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import is_
 from types import EllipsisType as Unchanged
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -66,22 +66,12 @@ class Configuration:
         return self.backup if self.remote is None else (*self.backup, self.remote)
 
     def has_tiers_of(self, other: Configuration) -> bool:
-        """Whether the tiers are the same."""
-        return self.remote is other.remote and _is_same(self.backup, other.backup)
-
-    def is_same(self, other: Configuration) -> bool:
-        """Whether every setting is the same. Tiers are not compared by ``==``, which may be their class's own."""
-        return all(_is_same(getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
+        """Whether the tiers are the same. They are not compared by ``==``, which may be their class's own."""
+        return len(self.tiers) == len(other.tiers) and all(map(is_, self.tiers, other.tiers))
 
     def middleware_of(self, *, is_sync: bool) -> tuple[Installed, ...]:
         """The middleware that observe tools of this kind, outermost first."""
         return tuple(one for one in self.middleware if one.observes(is_sync=is_sync))
-
-
-def _is_same(one: Any, two: Any) -> bool:
-    if isinstance(one, tuple):
-        return len(one) == len(two) and all(map(is_, one, two))
-    return one is two or (isinstance(one, int | float) and bool(one == two))
 
 
 class Current:
@@ -90,7 +80,7 @@ class Current:
     Each change is one assignment: a garbage collection may leave a block between any two steps, of this thread as well.
 
     Attributes:
-        value: the configuration in force. Another object at each change of a setting.
+        value: the configuration in force. Another object at each change: what depends on it is made again.
         listeners: functions called with the old and the new one after a change, without the lock.
         lock: taken around changes. The engine puts that of the versions here: a block may be left while it is held.
         once_configured: every tier that was ever configured, weakly. Replaced by a new tuple when it grows.
@@ -115,11 +105,7 @@ class Current:
         """Set everything as it was saved, or the defaults. Blocks that were left meanwhile stay left."""
         with self.lock:
             self.base, self.layers, self._instrumentation, self.once_configured = saved
-        self.compile_anew()
-
-    def compile_anew(self) -> None:
-        """Let what the settings add to calls be made again: it depends on something beside them."""
-        self.update(is_another=True)
+        self.update()
 
     def instrument(self, function: Middleware | None) -> None:
         """Set the middleware of instrumentation, which stands outside of those that the program configures."""
@@ -132,7 +118,7 @@ class Current:
             did = middleware.observes(is_sync=is_sync)
             middleware.observed.discard(is_sync)
         if did:
-            self.compile_anew()
+            self.update()
         return did
 
     def tiers_once_configured(self) -> list[Tier]:
@@ -145,8 +131,8 @@ class Current:
         nearer = [tier for settings in named for tier in settings.get("backup", ())]
         return nearer + [tier for settings in named if (tier := settings.get("remote")) is not None]
 
-    def update(self, *, is_another: bool = False) -> None:
-        """Put in force what is set; where that is the same as before, only if `is_another`."""
+    def update(self) -> None:
+        """Put in force what is set."""
         with self.lock:
             self._updates += 1
             seen, old, new = 0, self.value, self.value
@@ -154,16 +140,14 @@ class Current:
                 seen = self._updates
                 self.base = tuple([one for one in self.base if (change := one[0]()) is None or change.is_plain])
                 self.layers = tuple(one for one in self.layers if one.is_entered)
-                new = self._combined()
-                self.value = new = new if is_another or not new.is_same(old) else old
+                self.value = new = self._combined()
             known = self.tiers_once_configured()
             for tier in self.configured_tiers():
                 if all(tier is not one for one in known):
                     known.append(tier)
                     self.once_configured = tuple(map(weakref.ref, known))
-        if new is not old:
-            for listener in self.listeners:
-                listener(old, new)
+        for listener in self.listeners:
+            listener(old, new)
 
     def settle(self, _gone: object) -> None:
         """Make one of settings that follow each other and that nobody can take back any more."""

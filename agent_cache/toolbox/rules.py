@@ -10,7 +10,6 @@ import fnmatch
 import json
 import re
 from collections.abc import Mapping, Sequence
-from inspect import signature
 from typing import Any, Literal, NamedTuple
 
 from agent_cache.core.options import (
@@ -47,17 +46,13 @@ class TaggedRule:
     """Options of the decorator that a rule has not, beside those that say how a function is called."""
 
     def __init__(self, resource: Resource, *, parse: Parse = None, **options: Any) -> None:
-        kind, make = type(self).__name__, self._made_by
-        without = ("resource", "skip_args", "ignore", "name", *self._without)
-        known = [name for name in signature(make).parameters if name not in without]
-        for option in options:
-            if option not in known:
-                raise ConfigurationError(
-                    f"{kind}: {option!r} is not an option of it; use one of {', '.join(known)}, parse"
-                )
+        kind = type(self).__name__
+        for option in ("skip_args", "ignore", "name", *self._without):
+            if option in options:
+                raise ConfigurationError(f"{kind}: {option!r} is an option of functions, and not of rules")
         if parse is not None:
             checked_choice(parse, ("json",), f"{kind}: parse", or_else="None")
-        self.decorator: Decorator = make(resource, **options).by_name(None if parse is None else parsed)
+        self.decorator: Decorator = self._made_by(resource, **options).by_name(None if parse is None else parsed)
         self.resource = resource
         self.shared: bool = options.get("shared", False)
         compiled_tags(self, None, kind)

@@ -72,26 +72,15 @@ async def test_arguments_may_be_a_text_and_meta_tools_may_be_nested():
     assert await agent.execute("get_order", {"order_id": "1"}) == await agent.execute("get_order", as_text) == 1
     nested = {"target": "get_order", "payload": {"order_id": "1"}}
     assert await agent.execute("route", nested) == await agent.execute("route", nested) == 2
+    assert await agent.call("route", nested) == 3, "two meta-tools share no answers"
 
 
-async def test_two_meta_tools_share_no_answers():
-    agent = Agent()
-    assert await agent.execute("get_order", {"order_id": "1"}) == 1
-    assert await agent.call("route", {"target": "get_order", "payload": {"order_id": "1"}}) == 2
-
-
-async def test_an_inner_tool_without_a_rule_ends_everything():
-    agent = Agent()
-    assert await agent.execute("get_order", {"order_id": "1"}) == 1
-    await agent.execute("delete_all", {})
-    assert await agent.execute("get_order", {"order_id": "1"}) == 3
-
-
-async def test_the_hints_of_a_meta_tool_say_nothing_of_the_inner_one():
+@pytest.mark.parametrize("annotations", [None, {"readOnlyHint": True}])
+async def test_an_inner_tool_without_a_rule_ends_everything_whatever_the_hints_of_the_meta_tool_say(annotations):
     agent = Agent(hints="kind")
     assert await agent.execute("get_order", {"order_id": "1"}) == 1
     outer = {"tool_name": "delete_all", "params": {}}
-    await agent.call("execute-tool", outer, annotations={"readOnlyHint": True})
+    await agent.call("execute-tool", outer, annotations=annotations)
     assert await agent.execute("get_order", {"order_id": "1"}) == 3
 
 
@@ -125,19 +114,14 @@ def test_a_mistake_in_a_file_is_named(tmp_path, inner):
 # Names
 
 
+IN_FRONT = ["", "shop__", "mcp__shop__", "shop.", "shop/", "shop-", "mcp__shop-"]
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("get_order", "read"),
-        ("shop__get_order", "read"),
-        ("mcp__shop__get_order", "read"),
-        ("shop.get_order", "read"),
-        ("shop/get_order", "read"),
-        ("shop-get_order", "read"),
-        ("mcp__shop-get_order", "read"),
-        ("shop__list_orders", "read"),
-        ("shop_get_order", "write"),
-        ("forget_order", "write"),
+        *((f"{front}get_order", "read") for front in IN_FRONT),
+        *(("shop__list_orders", "read"), ("shop_get_order", "write"), ("forget_order", "write")),
         ("delete-list", "write"),
     ],
 )

@@ -102,41 +102,36 @@ async def test_a_file_of_answers_is_found_from_that_of_the_rules(tmp_path: Path,
     await box.aclose()
 
 
+A = "namespace = 'a'\n"
+X = f"{A}[tools.x]\n"
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
         ("namespace = ", r"rules\.toml: the file of rules is no TOML"),
         ("hints = 'kind'", r"rules\.toml: namespace must be a name"),
-        ("namespace = 'a'\nhint = 'kind'", r"'hint' is not known here; is 'hints' meant"),
-        ("namespace = 'a'\nhints = 'all'", r"hints must be one of 'off', 'kind'"),
-        ("namespace = 'a'\nunknown = 'read'", r"unknown must be one of"),
-        ("namespace = 'a'\nvary = 'env:X'", r"vary must be a list"),
-        ("namespace = 'a'\nvary = ['X']", r"vary must be a list such as"),
-        ("namespace = 'a'\nremote = 7", r"remote must be the address"),
-        ("namespace = 'a'\nremote = 'mysql://h'", r"remote is no address of a tier: .* redis://.* sqlite:///PATH"),
-        (
-            "namespace = 'a'\nremote = 'sqlite:///a.db?x=1'",
-            r"remote is no address of a tier: .* a path and",
-        ),
-        ("namespace = 'a'\ntools = 7", r"tools must be a table"),
-        ("namespace = 'a'\n[tools.'']\nkind = 'watch'", r'rules\.toml: \[tools\.""\] is of no tool'),
-        ("namespace = 'a'\n[tools]\nx = 'read'", r"tools\.x: a tool must be a table with a kind"),
-        ("namespace = 'a'\n[tools.x]\ntags = ['a']", r"tools\.x: a tool must be a table with a kind"),
-        ("namespace = 'a'\n[tools.x]\nkind = 'cache'", r"tools\.x: kind must be one of"),
-        ("namespace = 'a'\n[tools.x]\nkind = 'read'", r"tools\.x: tags must be a list"),
-        ("namespace = 'a'\n[tools.x]\nkind = 'read'\ntags = 'a'", r"tools\.x: tags must be a list"),
-        ("namespace = 'a'\n[tools.x]\nkind = 'read'\ntags = ['a:']", r"tools\.x: .*empty parts"),
-        ("namespace = 'a'\n[tools.x]\nkind = 'read'\ntags = ['a']\nttl = 'x'", r"tools\.x: .*ttl must be seconds"),
-        (
-            "namespace = 'a'\n[tools.x]\nkind = 'read'\ntags = ['a']\ntl = 5",
-            r"tools\.x: 'tl' is not known here; is 'ttl'",
-        ),
-        ("namespace = 'a'\n[tools.x]\nkind = 'write'\ntags = ['a']\nttl = 5", r"tools\.x: 'ttl' is not known here"),
-        ("namespace = 'a'\n[tools.x]\nkind = 'watch'\nloop = true", r"tools\.x: loop must be a table"),
-        (
-            "namespace = 'a'\n[tools.x]\nkind = 'watch'\nloop = { max_unchanged = 3 }",
-            r"tools\.x: LoopHints: .*poll=True",
-        ),
+        (A + "hint = 'kind'", r"'hint' is not known here; is 'hints' meant"),
+        (A + "hints = 'all'", r"hints must be one of 'off', 'kind'"),
+        (A + "unknown = 'read'", r"unknown must be one of"),
+        (A + "vary = 'env:X'", r"vary must be a list"),
+        (A + "vary = ['X']", r"vary must be a list such as"),
+        (A + "remote = 7", r"remote must be the address"),
+        (A + "remote = 'mysql://h'", r"remote is no address of a tier: .* redis://.* sqlite:///PATH"),
+        (A + "remote = 'sqlite:///a.db?x=1'", r"remote is no address of a tier: .* a path and"),
+        (A + "tools = 7", r"tools must be a table"),
+        (A + "[tools.'']\nkind = 'watch'", r'rules\.toml: \[tools\.""\] is of no tool'),
+        (A + "[tools]\nx = 'read'", r"tools\.x: a tool must be a table with a kind"),
+        (X + "tags = ['a']", r"tools\.x: a tool must be a table with a kind"),
+        (X + "kind = 'cache'", r"tools\.x: kind must be one of"),
+        (X + "kind = 'read'", r"tools\.x: tags must be a list"),
+        (X + "kind = 'read'\ntags = 'a'", r"tools\.x: tags must be a list"),
+        (X + "kind = 'read'\ntags = ['a:']", r"tools\.x: .*empty parts"),
+        (X + "kind = 'read'\ntags = ['a']\nttl = 'x'", r"tools\.x: .*ttl must be seconds"),
+        (X + "kind = 'read'\ntags = ['a']\ntl = 5", r"tools\.x: 'tl' is not known here; is 'ttl'"),
+        (X + "kind = 'write'\ntags = ['a']\nttl = 5", r"tools\.x: 'ttl' is not known here"),
+        (X + "kind = 'watch'\nloop = true", r"tools\.x: loop must be a table"),
+        (X + "kind = 'watch'\nloop = { max_unchanged = 3 }", r"tools\.x: LoopHints: .*poll=True"),
     ],
 )
 def test_a_mistake_is_named_with_its_key_and_its_fix(tmp_path: Path, text: str, match: str):

@@ -412,8 +412,8 @@ def test_synchronous_calls_are_cached_and_invalidated():
         (lambda: Read("order:{x", ttl=1), "fixed root"),
         (lambda: Read("order", ttl=-1), "ttl"),
         (lambda: Read("order", parse="xml"), "parse"),  # type: ignore[arg-type]  # likewise
-        (lambda: Read("order", skip_args=1), "'skip_args' is not an option"),
-        (lambda: Write("order", key_fn=print), "'key_fn' is not an option"),
+        (lambda: Read("order", skip_args=1), "'skip_args' is an option of functions"),
+        (lambda: Write("order", key_fn=print), "'key_fn' is an option of functions"),
         (lambda: Read("order:{result[]}-{result[a][]}"), r"several fields with \[\]"),
         (lambda: Watch(loop=3), "loop must be"),  # type: ignore[arg-type]  # likewise
     ],
