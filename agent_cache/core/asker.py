@@ -177,26 +177,28 @@ _LIBRARY: Final = inspect.__file__.removesuffix("inspect.py")
 
 
 def getters_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The functions of `GETTERS` that the body of a tool names, or one that this names, and so on. Of objects and
-    classes that it names, all methods count. Installed packages are not looked into.
+    """The functions of `GETTERS` that the body of a tool names, or of a decorator below ours, or one that these name,
+    and so on. Of objects and classes that are named, all methods count. Installed packages are not looked into.
     """
-    while isinstance(function, functools.partial):
-        function = function.func
-    receiver, called = getattr(function, "__self__", None), inspect.unwrap(function)
     found: set[str] = set()
-    pending: list[Any] = [called if inspect.isroutine(called) else type(called).__call__]
-    for number, body in enumerate(pending):
-        code = getattr(body, "__code__", None)
-        if code is None or number >= _MAX_BODIES:
-            continue
-        names, cells = _names_in(code), zip(code.co_freevars, body.__closure__ or (), strict=False)
-        within = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
-        meant = [receiver, *(within.get(name, body.__globals__.get(name)) for name in names)]
-        found |= names | {one.__name__ for one in _functions_of(meant)}
-        kinds = [one if issubclass(type(one), type) else type(one) for one in meant]
+    bodies: list[types.FunctionType] = []
+    named: list[Any] = [function]
+    while named and len(bodies) < _MAX_BODIES:
+        parts = [part for value in named for part in _parts_of(value)]
+        if bodies:  # the tool may have such a name itself
+            found |= {part.__name__ for part in parts if type(part) is types.FunctionType}
+        kinds = [part if issubclass(type(part), type) else type(part) for part in parts]
         members = [member for kind in kinds for base in kind.__mro__ for member in vars(base).values()]
-        functions = [one for one in _functions_of([*meant, *members]) if not _is_installed(one)]
-        pending += [one for one in functions if one not in pending]
+        parts += [part for member in members for part in _parts_of(member)]
+        functions = dict.fromkeys(part for part in parts if type(part) is types.FunctionType)
+        new = [one for one in functions if one not in bodies and not _is_installed(one)]
+        bodies, named = bodies + new, []
+        for body in new:
+            code, names = body.__code__, _names_in(body.__code__)
+            cells = zip(code.co_freevars, body.__closure__ or (), strict=False)
+            within = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+            found |= names
+            named += [within.get(name, body.__globals__.get(name)) for name in names]
     return tuple(sorted(found & GETTERS.keys()))
 
 
@@ -204,18 +206,25 @@ _INNER: Final[dict[Any, str]] = {
     **dict.fromkeys((classmethod, staticmethod, types.MethodType), "__func__"),
     **dict.fromkeys((functools.partial, functools.cached_property), "func"),
     property: "fget",
+    types.FunctionType: "__wrapped__",
 }
 
 
-def _functions_of(values: list[Any]) -> list[Any]:
-    """The functions among these, and in them. Of anything else no attribute is read: it may be a proxy of nothing."""
-    inner = [getattr(one, _INNER[type(one)]) if type(one) in _INNER else one for one in values]
-    found = [inspect.unwrap(one) for one in inner if type(one) is types.FunctionType]
-    return [one for one in found if type(one) is types.FunctionType]
+def _parts_of(value: Any) -> list[Any]:
+    """A value, and what is inside of a decorator, a partial, a method or a property. Of anything else no attribute is
+    read: it may be a proxy of nothing.
+    """
+    parts = [value]
+    for part in parts:
+        if type(part) in _INNER:
+            parts.append(getattr(part, _INNER[type(part)], None))
+        if type(part) is types.MethodType:
+            parts.append(part.__self__)
+    return parts
 
 
-def _is_installed(function: Any) -> bool:
-    path: str = function.__code__.co_filename
+def _is_installed(function: types.FunctionType) -> bool:
+    path = function.__code__.co_filename
     return "site-packages" in path or path.startswith((_LIBRARY, "<"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,7 +154,37 @@ def of_nobody() -> str:
     return f"{current}{layer}"
 
 
-@pytest.mark.parametrize("tool", [by_name, by_another_name, by_helper, by_object, by_class, by_closure])
+def for_the_user(function: Any) -> Any:
+    """A decorator that passes who asks."""
+
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs, token=helper())
+
+    return inner
+
+
+@for_the_user
+def by_decorator(token: str) -> str:
+    return token
+
+
+class Inbox:
+    def mails(self, folder: str) -> str:
+        return f"{self._token()} {folder}"
+
+    def _token(self) -> str:
+        return helper()
+
+
+TOOLS = [
+    *(by_name, by_another_name, by_helper, by_object, by_class, by_closure, by_decorator, functools.partial(by_helper)),
+    functools.partial(Inbox().mails, "in"),
+]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
 def test_a_tool_that_asks_for_its_context_is_known_by_what_it_names(tool: Any):
     assert getters_of(tool) == ("get_access_token",)
+    assert AgentCache("r")(tool).__agent_cache__.parameters.getters == ("get_access_token",)
     assert getters_of(of_nobody) == ()
