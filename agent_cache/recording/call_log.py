@@ -190,7 +190,7 @@ class CassetteLog(CallLog):
         except OSError as error:
             self._failure = error
         if self._failure is not None:
-            self._file.leave()
+            self._file.discard(keeps_lines=True)
             text = f"could not be written: {self._failure.strerror}; what could be is in {self.path.name}.partial"
             raise CassetteError(text, self.path) from self._failure
         self._file.finish(lambda: Cassette.load(self._file.partial).lines())

@@ -52,20 +52,16 @@ def is_encrypted(data: bytes) -> bool:
 
 
 def decrypted(path: Path, data: bytes, key: bytes | None = None) -> bytes:
-    """What a file says: the same, or the whole lines of an encrypted journal.
-
-    Raises:
-        CassetteError: if it is encrypted, and there is no key, or another one.
-    """
+    """What a file says: the same, or the whole lines of an encrypted journal. Raises CassetteError without its key."""
     if not is_encrypted(data):
         return data
-    cipher, lines = LineCipher(key_of(path, key)), list[bytes]()
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+    cipher, lines = LineCipher(key_of(path, key)), data[: data.rfind(b"\n") + 1].splitlines()
+    for at, line in enumerate(lines):
         try:
-            lines.append(cipher.decrypt(line, number))
+            lines[at] = cipher.decrypt(line, at + 1)
         except (Undecodable, ValueError) as error:
             text = f"cannot be decrypted: it is broken, or was encrypted with another key ({error})"
-            raise CassetteError(text, path, number) from error
+            raise CassetteError(text, path, at + 1) from error
     return b"".join(lines)
 
 

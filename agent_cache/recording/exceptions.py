@@ -90,7 +90,7 @@ def _parts(error: Any, depth: int) -> dict[str, Any]:
 def _detail(found: dict[str, Any]) -> dict[str, Any]:
     """One error of a validation. Its input is under its name, by which secrets are known."""
     name = str(found["loc"][-1]) if found["loc"] else ""
-    detail = {**{part: found[part] for part in ("type", "loc", "msg")}, "input": {name: _written(found["input"])}}
+    detail = {"type": found["type"], "loc": found["loc"], "input": {name: _written(found["input"])}}
     if "ctx" in found:
         detail["ctx"] = {key: _written(each) for key, each in found["ctx"].items()}
     return detail
@@ -155,7 +155,7 @@ def _unknown_error(data: dict[str, Any], kind: type[BaseException] | None) -> Re
 def _rebuilt(kind: Any, data: dict[str, Any]) -> BaseException:
     state, error = data.get("state", {}), None
     if data["type"] == _VALIDATION_ERROR:
-        error = kind.from_exception_data(state["title"], [_line_error(kind, one) for one in state["errors"]])
+        error = kind.from_exception_data(state["title"], list(map(_line_error, state["errors"])))
         _set_args(error, ())  # as pydantic's own has them
         return error  # type: ignore[no-any-return]  # a class that was found by name
     if "group" in data:
@@ -172,16 +172,11 @@ def _rebuilt(kind: Any, data: dict[str, Any]) -> BaseException:
     return error  # type: ignore[no-any-return]  # as above
 
 
-def _line_error(kind: Any, detail: dict[str, Any]) -> dict[str, Any]:
-    """One error of a validation, as the constructor takes it: of pydantic's own kinds if that has the same text."""
-    context = {key: _read(each) for key, each in detail.get("ctx", {}).items()}
+def _line_error(detail: dict[str, Any]) -> dict[str, Any]:
+    """One error of a validation, as the constructor takes it."""
     error = {"type": detail["type"], "loc": tuple(detail["loc"]), "input": _read(*detail["input"].values())}
-    known = {**error, "ctx": context} if context else error
-    with contextlib.suppress(KeyError, TypeError, ValueError):
-        if kind.from_exception_data("", [known]).errors()[0]["msg"] == detail["msg"]:
-            return known
-    custom = sys.modules["pydantic_core"].PydanticCustomError
-    return {**error, "type": custom(detail["type"], detail["msg"], context or None)}
+    context = {key: _read(each) for key, each in detail.get("ctx", {}).items()}
+    return {**error, "ctx": context} if context else error
 
 
 def _set_args(error: BaseException, arguments: tuple[Any, ...]) -> None:
@@ -199,9 +194,6 @@ def _written(value: Any, depth: int = 0, hint: Any = Any) -> Any:
     with contextlib.suppress(Exception):  # reading a user's object may raise anything; then it is left out
         if isinstance(value, BaseException):
             return {"$error": error_data(value, depth + 1)} if depth < _MAX_DEPTH else None
-        if type(value) is list and any(isinstance(each, BaseException) for each in value):
-            parts = [_written(each, depth) for each in value]
-            return None if None in parts else {"$list": parts}
         if (found := _http_data(value)) is not None:
             return found
         for tag, schema in (("$any", _ANY), ("$typed", schema_of(hint))):
@@ -218,8 +210,6 @@ def _read(data: Any, hint: Any = Any) -> Any:
             return schema_of(hint).from_plain(content)
         case {"$error": content}:
             return read_error(content)
-        case {"$list": list() as members}:
-            return list(map(_read, members))
         case {"$http": [str() as library, str() as kind, dict() as fields]}:
             return _read_http(library, kind, fields)
         case _:

@@ -213,7 +213,7 @@ def read_bytes(path: Path) -> bytes:
         if partial.exists():
             reason += f", but {partial.name}, written by a recording that was killed; rename it to replay that far"
         raise CassetteNotFound(f"{reason}; record it first", path) from None
-    except (OSError, ValueError) as error:  # the latter for a name that has a null in it
+    except (OSError, ValueError) as error:  # as for a name with a null in it
         raise CassetteError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from error
 
 

@@ -116,16 +116,16 @@ class RecordedFunction:
             _LOG.warning("cache_key of %s raised %r; the arguments were used", self.name, error)
             return None
 
-    def tool_key(self, arguments: Mapping[str, Any], *, warns: bool = False) -> str | None:
-        """What `key` makes of the arguments of a tool. None without it, and where it identifies nothing."""
+    def tool_key(self, arguments: Mapping[str, Any]) -> str | None:
+        """What `key` makes of the arguments of a tool. None without it, and where it identifies nothing: then the cache
+        has logged why.
+        """
         if self._key is None or self.parameters is None:
             return None
         args, kwargs = self.parameters.split(arguments)
         try:
             return _text_of(self._key(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - the user's function
-            if warns:  # else the cache has logged it, and ran the call uncached
-                _LOG.warning("key= of %s did not identify a call: %r", self.name, error)
+        except Exception:  # noqa: BLE001 - the user's function
             return None
 
     def asker_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

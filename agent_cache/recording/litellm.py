@@ -29,7 +29,7 @@ from agent_cache.core.options import checked_choice
 from agent_cache.errors import CassetteError, MissingFixture, UncacheableArgumentsError
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.file import CALLS_OF_LITELLM, RecordedCall, digest_of, read_bytes
-from agent_cache.recording.partial_file import PartialFile
+from agent_cache.recording.partial_file import replace_file
 from agent_cache.recording.prices import Savings, Usage, savings_of
 from agent_cache.recording.redaction import redaction_of
 
@@ -173,7 +173,7 @@ class LLMReplay:
             another `flush`.
         """
         if self._pending:
-            PartialFile(self.fixture_path).write(self._merged())
+            replace_file(self.fixture_path, self._merged())
             self._pending.clear()
 
     def _merged(self) -> Iterator[bytes]:

@@ -244,10 +244,7 @@ def read_value(outcome: Outcome, schema: PlainSchema, path: str, line: int) -> A
             line,
         ) from error
     if "unencodable" in outcome:
-        reason = (
-            f"its value was a {outcome['unencodable']}, which could not be written{_advice(outcome)}, or run it with "
-            'policy={...: "live"}'
-        )
+        reason = f"its value was a {outcome['unencodable']}, which could not be written; {_ADVICE}"
     raise CassetteError(reason, path, line)
 
 
@@ -271,8 +268,7 @@ def _written(value: Any, schema: PlainSchema) -> Outcome:
         plain = msgspec.to_builtins(value, str_keys=True, enc_hook=lambda inner: inner.model_dump(mode="json"))
         encode(plain)
     except Exception:  # noqa: BLE001 - reading a user's object may raise anything; then it cannot be written
-        opens = hasattr(kind, "__enter__") or hasattr(kind, "__aenter__")
-        return {"unencodable": name, "reason": reason, **({"context": True} if opens else {})}
+        return {"unencodable": name, "reason": reason}
     return {"value": plain, "class": name, "reason": reason}
 
 
@@ -299,7 +295,7 @@ def problems_of(outcome: Outcome, verb: str = "returned") -> Iterator[str]:
     reason = f" ({outcome['reason']})" if outcome.get("reason") else ""
     error = outcome.get("error", {})
     if "unencodable" in outcome:
-        yield f"{verb} a {outcome['unencodable']}, which cannot be replayed{_advice(outcome)}"
+        yield f"{verb} a {outcome['unencodable']}, which cannot be replayed{reason}; {_ADVICE}"
     if "class" in outcome:
         yield (
             f"{verb} a {outcome['class']}, which a replay gives back as plain data{reason}; annotate what the function "
@@ -320,14 +316,10 @@ def problems_of(outcome: Outcome, verb: str = "returned") -> Iterator[str]:
         yield from problems_of(chunk, "yielded")
 
 
-def _advice(outcome: Outcome) -> str:
-    if outcome.get("context"):
-        return (
-            ", because it is opened after the call, and what happens then is not recorded; record a function that "
-            "opens it, and returns or yields what it gives"
-        )
-    reason = f" ({outcome['reason']})" if outcome.get("reason") else ""
-    return f"{reason}; give the function a return annotation of plain fields"
+_ADVICE: Final = (
+    "give the function a return annotation of plain fields, or if it returns something to open, record a function that "
+    "opens it, and returns or yields what is in it"
+)
 
 
 # Redaction of what was written
@@ -427,15 +419,9 @@ def _texts(data: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str |
 
 
 def common_length(ones: Sequence[Any], others: Sequence[Any]) -> int:
-    """How many elements two sequences begin with in common, found by halves: slices are compared at once."""
-    begin, end = 0, min(len(ones), len(others))
-    while begin < end:
-        middle = (begin + end + 1) // 2
-        if ones[begin:middle] == others[begin:middle]:
-            begin = middle
-        else:
-            end = middle - 1
-    return begin
+    """How many elements two sequences begin with in common."""
+    pairs = enumerate(zip(ones, others, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(ones), len(others)))
 
 
 # Shape of an outcome in a file, which may have been edited

@@ -56,17 +56,6 @@ class PartialFile:
             if done < len(line):
                 write_whole(self._descriptor, line[done:])
 
-    def write(self, lines: Iterable[bytes]) -> None:
-        """Write all lines, and replace the old file. It stays as it is if that fails."""
-        try:
-            with self._reported():
-                for line in lines:
-                    self.append(line)
-        except BaseException:
-            self.discard()
-            raise
-        self.finish()
-
     def finish(self, sort: Callable[[], Iterable[bytes]] | None = None) -> None:
         """Replace the old file, by the lines that `sort` makes of the written ones.
 
@@ -75,34 +64,29 @@ class PartialFile:
         with self._closing() as is_own:
             if not is_own:
                 return
-            finished = self.partial
-            try:
-                if sort is not None:
-                    text = list(sort())
-                    old = self._target.read_bytes().splitlines(keepends=True) if self._target.exists() else []
-                    if list(map(_without_times, text)) == list(map(_without_times, old)):
-                        self.partial.unlink()
-                        return
-                    finished = self.partial.with_name(self.partial.name + ".sorted")
-                    finished.write_bytes(b"".join(text))
-                with finished.open("rb+") as file:
-                    os.fsync(file)
-                finished.replace(self._target)
-            finally:
-                if finished is not self.partial:
+            if sort is None:
+                os.fsync(self._descriptor)
+                self.partial.replace(self._target)
+                return
+            lines = list(sort())
+            old = self._target.read_bytes().splitlines(keepends=True) if self._target.exists() else []
+            if list(map(_without_times, lines)) != list(map(_without_times, old)):
+                finished = self.partial.with_name(self.partial.name + ".sorted")
+                try:
+                    with finished.open("wb") as file:
+                        file.write(b"".join(lines))
+                        file.flush()
+                        os.fsync(file)
+                    finished.replace(self._target)
+                finally:
                     finished.unlink(missing_ok=True)
-            self.partial.unlink(missing_ok=True)
+            self.partial.unlink()
 
-    def discard(self) -> None:
-        """Delete the lines and leave the old file as it is."""
+    def discard(self, *, keeps_lines: bool = False) -> None:
+        """Leave the old file as it is, and delete the lines, unless they are kept beside it."""
         with self._closing() as is_own:
-            if is_own:
+            if is_own and not keeps_lines:
                 self.partial.unlink(missing_ok=True)
-
-    def leave(self) -> None:
-        """Leave the lines beside the old file, as a killed process does."""
-        with self._closing():
-            pass
 
     @contextmanager
     def _closing(self) -> Iterator[bool]:
@@ -199,5 +183,14 @@ def is_being_recorded(path: Path) -> bool:
 
 
 def replace_file(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a file in one step: a reader sees the old one or the new one."""
-    PartialFile(path).write(lines)
+    """Write a file in one step: a reader sees the old one or the new one. The old one stays if that fails."""
+    file = PartialFile(path)
+    try:
+        for line in lines:
+            file.append(line)
+    except BaseException as error:
+        file.discard()
+        if isinstance(error, OSError):
+            raise CassetteError(f"cannot be written: {error.strerror}", path) from error
+        raise
+    file.finish()

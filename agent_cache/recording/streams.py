@@ -13,11 +13,9 @@ from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Self
 
 from agent_cache.engine.hooks import CURRENT_CALL, leave_call
-from agent_cache.errors import ReplayExhausted
 from agent_cache.recording.exceptions import error_outcome, read_error
 from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.lanes import CHECKPOINT, is_cancellation
-from agent_cache.recording.match import call_data
 from agent_cache.recording.outcomes import schema_of, value_outcome
 from agent_cache.recording.redaction import Redaction
 
@@ -228,8 +226,6 @@ def _replayed_end(call: ActiveCall, stream: dict[str, Any], tape: Any) -> Any:
     if "error" in end:
         raise read_error(end["error"])
     if "closed" in end or "unfinished" in end or "cancelled" in end:
-        shown, count = call_data(call), len(stream["chunks"])
-        text = f"the stream of {call.function.name} was closed after {count} chunks when it was recorded"
-        number = None if call.recorded is None else call.recorded.id
-        raise tape.latch(ReplayExhausted(number, shown, shown, text, tape.source_path))
+        text = f"the stream of {call.function.name} was closed after {len(stream['chunks'])} chunks"
+        raise tape.exhausted(call, f"{text} when it was recorded")
     return tape.read(call, end)

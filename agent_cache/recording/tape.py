@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,26 +34,14 @@ from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.call_log import CallLog
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.exceptions import read_error
-from agent_cache.recording.file import (
-    UNKNOWN_ASKER,
-    RecordedCall,
-    digest_of,
-    digest_of_asker,
-    partial_of,
-)
+from agent_cache.recording.file import UNKNOWN_ASKER, RecordedCall, digest_of, digest_of_asker, partial_of
 from agent_cache.recording.functions import ActiveCall, FunctionCall, RecordedFunction, function_of
 from agent_cache.recording.lanes import CHECKPOINT, Lanes, Turns
 from agent_cache.recording.match import ADVICE, ROOT_PLACE, Matcher, by_nobody, call_data, described, missing, place_of
 from agent_cache.recording.outcomes import check_outcome, encode, exact_json, problems_of, read_value, value_outcome
 from agent_cache.recording.prices import Savings, model_calls, savings_of
 from agent_cache.recording.redaction import Redaction, redact_key
-from agent_cache.recording.streams import (
-    NO_STREAMS,
-    failure_outcome,
-    is_stream,
-    recorded_stream,
-    replayed_stream,
-)
+from agent_cache.recording.streams import NO_STREAMS, failure_outcome, is_stream, recorded_stream, replayed_stream
 from agent_cache.values.compare import utf8_text
 
 _LOG = logging.getLogger("agent_cache")
@@ -63,7 +50,7 @@ _MAX_PROBLEMS = 100
 """Different calls that a replay cannot repeat of which a recording warns."""
 _MAX_DIVERGENCES = 1000
 _PATIENCE = 5.0
-"""Seconds that a replay may be slower than the recorded run before a call that should be cancelled gives up waiting."""
+"""Seconds that a call which should be cancelled waits for that longer than it took when it was recorded."""
 _OPEN_ENDED = frozenset({"stream", "cancelled", "unfinished"})
 """Outcomes of calls that end by what their caller does."""
 
@@ -119,7 +106,6 @@ class Tape:
         self._last: dict[tuple[int, int, int], int] = {}  # call, by parent, lane of the run and of the recording
         self._turns = Turns()
         self._answered: set[int] = set()  # indices of the calls that were answered, and of those inside of them
-        self._began = time.perf_counter()
         self._lock = threading.RLock()
         if answers is not None and answers.cassette.is_partial:
             _LOG.warning("%s was left by a recording that was killed; calls may be missing", answers.cassette.path)
@@ -227,14 +213,13 @@ class Tape:
         try:
             data, raw = plain_arguments(arguments, is_identity=key is None)
         except UncacheableArgumentsError as error:
-            key = function.tool_key(call.arguments, warns=True)
+            key = function.tool_key(call.arguments)
             if key is None and not self._needs_no_identity(function):
-                raise self._unidentified(
-                    function,
+                text = (
                     f"a call with another argument would be the same: {error.reason}. Pass values instead, leave the "
-                    "argument out by skip_args=, or name what tells calls apart by cache_key=, or by key= of "
-                    "AgentCache",
-                ) from error.__cause__
+                    "argument out by skip_args=, or name what tells calls apart by cache_key=, or key= of AgentCache"
+                )
+                raise self._unidentified(function, text) from error.__cause__
             data, raw = plain_arguments(arguments, is_identity=False)
         return raw, data, key
 
@@ -255,10 +240,8 @@ class Tape:
         except UncacheableArgumentsError as error:
             if self._needs_no_identity(function):
                 return ""
-            raise self._unidentified(
-                function,
-                f"the same call of another asker would be the same: {error.reason}. Let vary= return a value",
-            ) from error.__cause__
+            text = f"the same call of another asker would be the same: {error.reason}. Let vary= return a value"
+            raise self._unidentified(function, text) from error.__cause__
 
     def _check_name(self, function: RecordedFunction) -> None:
         """Compare a function with the first one of its name that the run has called."""
@@ -428,14 +411,13 @@ class Tape:
     async def wait_until_cancelled(self, call: ActiveCall, *, is_for_ever: bool = False) -> None:
         """Wait until this task is cancelled, as it was when the call was recorded: by a timeout of the caller, say.
 
-        The wait ends `_PATIENCE` after the recorded run had come to this point. A call that had not ended when the
+        The wait ends `_PATIENCE` after the time that the recorded call took. A call that had not ended when the
         recording did may wait for ever.
         """
         recorded = call.recorded
         assert recorded is not None
-        ended = (recorded.started_ms + recorded.duration_ms) / 1000 - (time.perf_counter() - self._began)
         is_for_ever = is_for_ever or "unfinished" in recorded.outcome
-        timeout = None if is_for_ever else max(0.0, ended) + _PATIENCE
+        timeout = None if is_for_ever else recorded.duration_ms / 1000 + _PATIENCE
         await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=timeout)
         text = (
             f"{described(call.function.name, call.arguments)} was cancelled when it was recorded, so there is no "
@@ -561,6 +543,11 @@ class Tape:
         if len(self.divergences) < _MAX_DIVERGENCES:
             self.divergences.append({"call_id": number, "expected": expected, "actual": actual})
         return self.latch(kind(number, expected, actual, text, self.source_path))
+
+    def exhausted(self, call: ActiveCall, text: str) -> CassetteError:
+        """The error for who reads on where a recorded stream or response was left. It is latched."""
+        shown, number = call_data(call), None if call.recorded is None else call.recorded.id
+        return self.latch(ReplayExhausted(number, shown, shown, text, self.source_path))
 
     def missed(self, call: ActiveCall, answers: Matcher, rule: str = "") -> CassetteError:
         """The error for a call that has no recorded answer, or may not have it by this rule."""

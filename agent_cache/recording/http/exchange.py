@@ -22,13 +22,12 @@ import msgspec
 
 from agent_cache.engine.hooks import CURRENT_CALL, leave_call
 from agent_cache.engine.scope import HOOKS, PLACE
-from agent_cache.errors import CassetteError, ReplayExhausted
+from agent_cache.errors import CassetteError
 from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.http.bodies import ResponseBody, is_stream, model_payloads, pairs_of, pieces_of
 from agent_cache.recording.http.identity import MODEL_IN_PATH, endpoint_of, host_and_server, identity, is_loopback
 from agent_cache.recording.lanes import CHECKPOINT
-from agent_cache.recording.match import call_data
 from agent_cache.recording.outcomes import is_utf8, redact_response
 from agent_cache.recording.prices import Usage
 from agent_cache.recording.redaction import Redaction
@@ -210,12 +209,8 @@ class Recorded:
         if "error" in self._end:
             raise read_error(self._end["error"])
         tape, call = self._source
-        assert call.recorded is not None
-        shown = call_data(call)
-        text = (
-            f"the response of {call.function.name} was closed before its end when it was recorded, and is read on now"
-        )
-        raise tape.latch(ReplayExhausted(call.recorded.id, shown, shown, text, tape.source_path))
+        text = f"the response of {call.function.name} was closed before its end when it was recorded"
+        raise tape.exhausted(call, f"{text}, and is read on now")
 
     def close(self) -> None:
         """Nothing: as a response of a library has it."""

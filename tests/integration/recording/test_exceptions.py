@@ -170,7 +170,6 @@ async def test_an_exception_of_an_unknown_class_is_of_the_nearest_builtin_class(
 
 async def test_a_validation_error_of_pydantic_comes_back_with_its_errors(path, caplog):
     pydantic = pytest.importorskip("pydantic")
-    pydantic_core = pytest.importorskip("pydantic_core")
 
     class Line(pydantic.BaseModel):
         sku: str = pydantic.Field(min_length=3)
@@ -181,8 +180,6 @@ async def test_a_validation_error_of_pydantic_comes_back_with_its_errors(path, c
         def check(cls, count: int) -> int:
             if count == 1:
                 raise ValueError("one is {too} few")
-            if count == 2:
-                raise pydantic_core.PydanticCustomError("odd", "not {count} {but}", {"count": count})
             assert count != 4, "not four"
             return count
 
@@ -190,7 +187,7 @@ async def test_a_validation_error_of_pydantic_comes_back_with_its_errors(path, c
         lines: list[Line]
         at: datetime
 
-    given = [{"sku": "a", "count": "x"}, *({"sku": "abc", "count": count} for count in (1, 2, 4)), {}]
+    given = [{"sku": "a", "count": "x"}, *({"sku": "abc", "count": count} for count in (1, 4)), {}]
     with pytest.raises(pydantic.ValidationError) as raised:
         Order.model_validate({"lines": given, "at": (1, 2)})
     caught = await round_trip(raised.value, path)
