@@ -46,9 +46,6 @@ from agent_cache.values.compare import utf8_text
 
 _LOG = logging.getLogger("agent_cache")
 
-_MAX_PROBLEMS = 100
-"""Different calls that a replay cannot repeat of which a recording warns."""
-_MAX_DIVERGENCES = 1000
 _PATIENCE = 5.0
 """Seconds that a call which should be cancelled waits for that longer than it took when it was recorded."""
 _OPEN_ENDED = frozenset({"stream", "cancelled", "unfinished"})
@@ -488,7 +485,7 @@ class Tape:
                 if self.file.needs_identity and (len(outcome) > 1 or "value" not in outcome):
                     for problem in problems_of(outcome):
                         text = f"{call.function.name} {problem}"
-                        if text not in self._problems and len(self._problems) < _MAX_PROBLEMS:
+                        if text not in self._problems:
                             self._problems.add(text)
                             _LOG.warning("recording to %s: %s", self.path, text)
                 self.file.end(call, outcome, source, tags)
@@ -540,8 +537,7 @@ class Tape:
         if index >= 0 and self.answers is not None:
             call = self.answers.shown(index)
             number, expected = call.id, {"name": call.name, "arguments": call.arguments}
-        if len(self.divergences) < _MAX_DIVERGENCES:
-            self.divergences.append({"call_id": number, "expected": expected, "actual": actual})
+        self.divergences.append({"call_id": number, "expected": expected, "actual": actual})
         return self.latch(kind(number, expected, actual, text, self.source_path))
 
     def exhausted(self, call: ActiveCall, text: str) -> CassetteError:

@@ -4,13 +4,20 @@ import asyncio
 import contextlib
 import functools
 import logging
-import threading
 
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.core.wrappers import called_by
 from agent_cache.recording import CassetteError, cached_llm_call, intercept, record, replay
+
+
+class Client:
+    """An object, which may be the same as another one."""
+
+    def __str__(self):
+        return "client"
+
 
 DECORATORS = {
     "AgentCache": AgentCache("page:{q}"),
@@ -25,16 +32,6 @@ def of_text(deco, host):
     @deco
     async def fetch(q: str) -> str:
         return f"{host}:{q}"
-
-    return fetch
-
-
-def of_object(deco, host):
-    client = {"host": host, "lock": threading.Lock()}
-
-    @deco
-    async def fetch(q: str) -> str:
-        return f"{client['host']}:{q}"
 
     return fetch
 
@@ -100,7 +97,7 @@ def test_two_that_bind_other_objects_are_refused_by_a_strict_recording_and_warne
         called_by(function).__qualname__ = f"warned_{deco}"
         return DECORATORS[deco](function)
 
-    one, other = of_object(named, "eu"), of_object(named, "us")
+    one, other = of_text(named, Client()), of_text(named, Client())
     with REFUSED, record(path, strict=True):
         both(one, other)
     with record(path):

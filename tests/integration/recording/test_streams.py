@@ -112,25 +112,6 @@ async def test_a_stream_object_is_itself_while_it_is_recorded(source, stage):
     assert source.closed == ["stream"]
 
 
-async def test_calls_inside_of_a_stream_are_enclosed_by_it(path):
-    @intercept(name="inner")
-    async def inner(number: int) -> int:
-        return number
-
-    @intercept(name="numbers")
-    async def numbers():
-        for number in range(2):
-            yield await inner(number)
-
-    for block in (record(path), replay(path, strict=True)):
-        with block as tape:
-            async for number in numbers():
-                assert await inner(number) == number
-    assert [(call.name, call.parent) for call in tape.steps] == [
-        ("numbers", None), ("inner", 1), ("inner", None), ("inner", 1), ("inner", None)
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("is_awaited", [False, True])
 async def test_a_stream_that_is_left_in_the_middle_is_closed_there(source, path, is_awaited):
     """Without a word: neither generator nor iterator tell their caller to close them."""
