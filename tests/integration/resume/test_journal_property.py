@@ -77,6 +77,11 @@ async def effect(label):
     return result
 
 
+@AgentCacheInvalidator("thing:{label}", name="prop:refuse")
+async def refuse(label: str) -> None:
+    raise LookupError(await effect(label))
+
+
 @intercept(name="prop:step")
 async def step(program: list, label: str) -> list:
     return [await run(one, f"{label}.{at}") for at, one in enumerate(program)]
@@ -89,6 +94,11 @@ async def run(operation, label):
     kind, *inside = operation
     if kind == "note":
         return note(label)
+    if kind == "refuse":
+        try:
+            return await refuse(label)
+        except LookupError as error:  # also a call that has raised is made once
+            return error.args[0]
     if kind in CALLS:
         return await CALLS[kind](label)
     if kind == "step":
@@ -106,7 +116,7 @@ async def session(directory, program, **options):
         return await everything(program)
 
 
-simple = st.sampled_from(["read", "ask", "write", "note", "nested"]).map(lambda kind: (kind,))
+simple = st.sampled_from(["read", "ask", "write", "note", "nested", "refuse"]).map(lambda kind: (kind,))
 programs = st.lists(
     st.recursive(
         simple,
@@ -211,7 +221,7 @@ def kill_and_resume(tmp_path, program, chance, whole, size, first):
     calls, _ = ended(lines) if lines else ({}, [])
     answered = {one["arguments"]["label"] for one in calls.values() if one["kind"] == "llm"}
     asked = WORLD.models.copy()
-    asyncio.run(session(place, program, on_doubt=dict.fromkeys((write, note, nested_write), check)))
+    asyncio.run(session(place, program, on_doubt=dict.fromkeys((write, note, nested_write, refuse), check)))
     assert WORLD.writes == first.writes, (size, doubts)
     assert set(WORLD.models) == set(first.models)
     assert [label for label in answered if WORLD.models[label] > asked[label]] == []
