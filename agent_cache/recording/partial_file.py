@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,11 @@ class PartialFile:
             if str(self._target) in _open_paths:
                 raise _taken(path)
             self.partial.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = self._open()
+            try:
+                self._descriptor = open_locked(self.partial, 0o644)
+            except BlockingIOError:
+                raise _taken(path) from None
+            self._keep_remains()
             _open_paths.add(str(self._target))
 
     def append(self, line: bytes) -> None:
@@ -118,29 +122,17 @@ class PartialFile:
             if file.read(len(_OF_JOURNAL)) == _OF_JOURNAL:
                 raise CassetteError("cannot be written: it is a journal, by which a run is resumed", self.path)
 
-    def _open(self) -> int:
-        """Open the partial file under its lock."""
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
-        while True:
-            descriptor = os.open(self.partial, flags, 0o644)
-            try:
-                if lock_file(descriptor, self.partial):
-                    self._keep_remains(descriptor)
-                    return descriptor
-            except BaseException as error:
-                os.close(descriptor)
-                if not isinstance(error, BlockingIOError):
-                    raise
-                raise _taken(self.path) from None
-            os.close(descriptor)
-
-    def _keep_remains(self, descriptor: int) -> None:
+    def _keep_remains(self) -> None:
         """Copy aside what a killed recording has left. Only the latest is kept."""
-        if os.fstat(descriptor).st_size:
-            remains = self.partial.with_name(self.partial.name + ".old")
-            shutil.copyfile(self.partial, remains)
-            os.ftruncate(descriptor, 0)
-            _LOG.warning("%s was left by a recording that was killed; it is kept as %s", self.partial, remains.name)
+        try:
+            if os.fstat(self._descriptor).st_size:
+                remains = self.partial.with_name(self.partial.name + ".old")
+                shutil.copyfile(self.partial, remains)
+                os.ftruncate(self._descriptor, 0)
+                _LOG.warning("%s was left by a recording that was killed; it is kept as %s", self.partial, remains.name)
+        except OSError:
+            os.close(self._descriptor)
+            raise
 
 
 def _taken(path: Path) -> CassetteError:
@@ -159,15 +151,26 @@ def _without_times(line: bytes) -> Any:
     return {name: one for name, one in data.items() if name not in ("recorded_at", "times")}
 
 
-def lock_file(descriptor: int, path: Path) -> bool:
-    """Take the lock of a file without waiting. False if its owner has renamed it since it was opened by this path."""
-    if fcntl is None:
-        return True
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+def open_locked(path: Path, mode: int, flags: int = 0) -> int:
+    """Open a file, create it if there is none, and take its lock without waiting.
+
+    Raises:
+        BlockingIOError: if another process, or another part of this one, has it.
+    """
+    flags |= os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+    while True:
+        descriptor = os.open(path, flags, mode)
+        try:
+            if fcntl is None:
+                return descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its owner has renamed it meanwhile
 
 
 def write_whole(descriptor: int, data: bytes) -> None:

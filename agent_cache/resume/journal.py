@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from hashlib import blake2b
@@ -38,7 +38,7 @@ from agent_cache.recording.file import (
     now_text,
 )
 from agent_cache.recording.outcomes import encode
-from agent_cache.recording.partial_file import lock_file, write_whole
+from agent_cache.recording.partial_file import open_locked, write_whole
 from agent_cache.recording.redaction import Redaction
 from agent_cache.resume.checkpoints import Checkpoint, checkpoint_of
 
@@ -165,7 +165,6 @@ class StoredJournal:
         session_id, run: id of the session, and the name of this run of it.
         cassette: its calls, to be answered from.
         begun: the writes that have begun, and the other calls that enclose calls, by id.
-        trailer: the last line of a sealed journal; None for one that can be resumed.
         is_torn: whether a line without its end follows, of a process that was killed while it wrote it.
     """
 
@@ -176,7 +175,6 @@ class StoredJournal:
         self.cassette = Cassette.read(path, text)
         if not all(call.place for call in self.cassette):
             raise JournalError("has a call without a place", path)
-        self.trailer = self.cassette.trailer
         self.cassette.is_partial = False  # it is resumed, and not replayed as it is
         others = self.cassette.others
         begun = [one.intent or one.open for _, one in others]
@@ -185,13 +183,13 @@ class StoredJournal:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the run has come to its end."""
-        return self.trailer is not None
+        """Whether the run has come to its end. Else it can be resumed."""
+        return self.cassette.trailer is not None
 
-    @cached_property
-    def calls(self) -> list[RecordedCall]:
+    @property
+    def calls(self) -> Sequence[RecordedCall]:
         """The calls that have ended, in the order in which they ended."""
-        return list(self.cassette)
+        return self.cassette.steps
 
     @cached_property
     def checkpoints(self) -> list[Checkpoint]:
@@ -301,12 +299,15 @@ class JournalFile:
         self._size = self._lines = 0
         with _reported(path, "written"):
             path.parent.mkdir(parents=True, exist_ok=True)
+            is_new = not path.exists()
             try:
-                self._descriptor = self._open()
+                self._descriptor = open_locked(path, 0o600, os.O_APPEND | getattr(os, "O_NONBLOCK", 0))
             except BlockingIOError:
                 text = "is being written by another session of this id; only one at a time can make its run"
                 raise JournalError(text, path) from None
-        _open_files.add(self)
+            _open_files.add(self)
+            if is_new and is_durable:
+                _sync_directory(path.parent)
 
     def read(self) -> StoredJournal | None:
         """What is in it; None if not even a header. A torn line at the end is taken off."""
@@ -370,22 +371,6 @@ class JournalFile:
         except OSError:
             self.close()  # nothing must be written behind half a line
             raise
-
-    def _open(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-        flags |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
-        while True:
-            is_new = not self.path.exists()
-            descriptor = os.open(self.path, flags, 0o600)
-            try:
-                if lock_file(descriptor, self.path):
-                    if is_new and self._is_durable:
-                        _sync_directory(self.path.parent)
-                    return descriptor
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
 
 
 def _sync_directory(directory: Path) -> None:
