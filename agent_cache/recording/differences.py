@@ -122,11 +122,9 @@ def _change_of_text(was: str, now: str) -> str:
     first = common_length(ones, others)
     last = common_length(ones[first:][::-1], others[first:][::-1])
     before, after = "".join(ones[:first]), "".join(ones[len(ones) - last :])
-    removed, added = "".join(ones[first : len(ones) - last]), "".join(others[first : len(others) - last])
+    removed, added = ("".join(one[first : len(one) - last]) for one in (ones, others))
     line = f" line {before.count(chr(10)) + 1}: " if "\n" in was else ": "
-    head, tail = before.rpartition("\n")[2], after.partition("\n")[0]
-    head = head if len(head) <= _AROUND else "..." + head[-_AROUND:]
-    tail = tail if len(tail) <= _AROUND else tail[:_AROUND] + "..."
+    head, tail = before.rpartition("\n")[2][-_AROUND:], after.partition("\n")[0][:_AROUND]
     change = (f"[-{_short(removed)}-]" if removed else "") + (f"{{+{_short(added)}+}}" if added else "")
     return f"{line}{head}{change}{tail}"
 
@@ -140,7 +138,6 @@ def _short(value: Any) -> str:
 
 _MAX_COMPARED = 900
 """Pairs of calls of one name up to which all are compared. Of more, those in the same place are."""
-_MAX_MOVED = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -253,8 +250,8 @@ def pair_runs(base: Sequence[Step], new: Sequence[Step], count_changes: Callable
         ordered = take(_in_order(ones, others, _outcome))
         moved = same(ones, others)
         pairs = ordered + moved
-        found += starmap(Match, ordered + moved[_MAX_MOVED:])
-        for one, other in moved[:_MAX_MOVED]:
+        found += starmap(Match, ordered)
+        for one, other in moved:
             over = [was for was, now in pairs if (was.number < one.number) != (now.number < other.number)]
             found.append(Match(one, other, over))
     found += starmap(Match, same(base, new))
