@@ -146,6 +146,10 @@ class _Handler(BaseHTTPRequestHandler):
         content = gzip.compress(b'{"packed": true}')
         self._send(200, "application/json", content, content_encoding="gzip")
 
+    def _twice(self, body: bytes) -> None:
+        content = gzip.compress(zlib.compress(json.dumps({"password": COOKIE}).encode()))
+        self._send(200, "application/json", content, content_encoding="deflate, gzip")
+
     def _split(self, body: bytes) -> None:
         """A streamed completion that says what it was told, in pieces of five letters."""
         text = f"key: {json.loads(body)['messages'][0]['content']} end"

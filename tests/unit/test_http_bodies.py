@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import example, strategies as st
 
+from agent_cache.recording.http import bodies
 from agent_cache.recording.http.bodies import (
     ResponseBody,
     map_response,
@@ -117,27 +118,52 @@ RAW_DEFLATE = zlib.compress(PACKED)[2:-4]
     [
         ("gzip", gzip.compress(PACKED)),
         ("gzip", gzip.compress(PACKED[:4]) + gzip.compress(PACKED[4:])),
+        ("gzip", gzip.compress(PACKED) + bytes(8)),
         ("deflate", zlib.compress(PACKED)),
         ("deflate", RAW_DEFLATE),
         ("br", None),
+        ("gzip, gzip", gzip.compress(gzip.compress(PACKED))),
+        ("Deflate,identity, X-GZIP", gzip.compress(zlib.compress(PACKED))),
+        ("gzip, br", None),
     ],
-    ids=["gzip", "gzip in members", "deflate", "raw deflate", "br"],
+    ids=[
+        "gzip",
+        "gzip in members",
+        "padded gzip",
+        "deflate",
+        "raw deflate",
+        "br",
+        "gzip twice",
+        "deflate and gzip",
+        "gzip and br",
+    ],
 )
-def test_content_encoding_is_taken_off(encoding: str, sent: bytes | None):
+def test_content_encodings_are_taken_off(encoding: str, sent: bytes | None):
+    """Several in the reverse order, as each is of the body with those before it (RFC 9110, 8.4)."""
     if sent is None:
-        sent = pytest.importorskip("brotli").compress(PACKED)
+        compress = pytest.importorskip("brotli").compress
+        sent = compress(gzip.compress(PACKED) if "gzip" in encoding else PACKED)
     headers = {**AS_JSON, "content-encoding": encoding}
     assert received(headers, sent[:5], sent[5:]) == {"json": {"packed": True}}
     assert request_arguments(headers, sent) == {"json": {"packed": True}}
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "of-tomorrow"])
+@pytest.mark.parametrize("encoding", ["gzip", "of-tomorrow", "of-tomorrow, gzip", ", ".join(["gzip"] * 9)])
 def test_what_cannot_be_unpacked_keeps_its_bytes_and_its_encoding(encoding: str):
     body = ResponseBody({"content-type": EVENTS, "content-encoding": encoding})
     body.add(b"\x1f\x8bnot ")
     body.add(b"gzip\xff")
     assert back(body.data()) == b"\x1f\x8bnot gzip\xff"
     assert body.is_encoded
+
+
+def test_what_was_packed_to_fill_the_memory_is_not_unpacked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bodies, "_LARGEST", 1000)
+    for sent in (gzip.compress(bytes(1001)), gzip.compress(bytes(600)) * 2):
+        body = ResponseBody({"content-encoding": "gzip"})
+        body.add(sent)
+        assert back(body.data()) == sent
+        assert body.is_encoded
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from agent_cache.recording.http.exchange import Patch, Recorded, open_exchange
 _UNLIMITED = 2**40
 """Bytes that a reader may hold. It asks for a piece only when it has none."""
 _PACKED = frozenset({"content-encoding", "content-length"})
+_UNPACKED = frozenset({"gzip", "deflate", "br", "zstd"})
+"""The encodings that aiohttp takes off. Others, and several at once, it gives to the program."""
 
 
 def patches(library: Any) -> list[Patch]:
@@ -67,7 +69,7 @@ async def _middleware(
         with exchange.running():
             response = await handler(request)
         found = list(response.headers.items())
-        if decodes and "content-encoding" in response.headers:
+        if decodes and response.headers.get("content-encoding", "").lower() in _UNPACKED:
             found = [(name, value) for name, value in found if name.lower() not in _PACKED]
         exchange.log(response.status, response.reason or "", found)
         if not response.content.at_eof():

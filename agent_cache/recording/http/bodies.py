@@ -78,22 +78,46 @@ def _json_bytes(data: Mapping[str, Any]) -> bytes:
 # Content-encoding
 
 _PACKAGES = {"br": ("brotli", "brotlicffi"), "zstd": ("compression.zstd", "backports.zstd", "zstandard")}
+_MOST_ENCODINGS = 5
+_LARGEST = 1 << 28
+"""Bytes of a body without its encodings: what is larger was made to fill the memory, and stays packed."""
 
 
 def unpacked(headers: Headers, raw: bytes) -> bytes:
-    """A body without its encoding, as far as it has come. A client that accepts one has imported the package for it."""
-    encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding in ("", "identity"):
-        return raw
-    if encoding in ("gzip", "x-gzip", "deflate"):
-        content, is_bare = (
-            b"",
-            encoding == "deflate" and raw[:1] not in b"x\x1f",
-        )  # some servers leave the header of zlib out
-        while raw:  # gzip may have several members
-            step = zlib.decompressobj(-15 if is_bare else 47)
-            content, raw = content + step.decompress(raw), step.unused_data
-        return content
+    """A body without its content-encodings, as far as it has come. The last one is taken off first.
+
+    Raises:
+        Exception: of any kind, if it is broken or too large, or if no package that is imported has an encoding.
+    """
+    encodings = [one.strip().lower() for one in headers.get("content-encoding", "").split(",")]
+    encodings = [one for one in encodings if one not in ("", "identity")]
+    if len(encodings) > _MOST_ENCODINGS:
+        raise ValueError(f"it has {len(encodings)} encodings")
+    for encoding in reversed(encodings):
+        raw = _inflated(encoding, raw) if encoding in ("gzip", "x-gzip", "deflate") else _decompressed(encoding, raw)
+    return raw
+
+
+def _inflated(encoding: str, raw: bytes) -> bytes:
+    """A body without gzip, which may have several members, or deflate, of which some servers leave the header out."""
+    content = b""
+    is_bare = encoding == "deflate" and raw[:1] not in b"x\x1f"
+    while raw:
+        step = zlib.decompressobj(-15 if is_bare else 47)
+        try:
+            content += step.decompress(raw, _LARGEST)
+        except zlib.error:
+            if not content:
+                raise
+            break  # what comes behind the end is left out, as clients do
+        if step.unconsumed_tail or len(content) > _LARGEST:
+            raise ValueError("it is too large")
+        raw = step.unused_data
+    return content
+
+
+def _decompressed(encoding: str, raw: bytes) -> bytes:
+    """The same of another encoding. A client that accepts one has imported the package for it."""
     module: Any = sys.modules[next((one for one in _PACKAGES.get(encoding, ()) if one in sys.modules), encoding)]
     made = module.Decompressor() if encoding == "br" else module.ZstdDecompressor()
     made = made.decompressobj() if hasattr(made, "decompressobj") else made

@@ -226,6 +226,16 @@ async def test_no_secret_reaches_the_file(fetch: Fetch, server: HttpServer, path
     assert "sid=[redacted]; Path=/" in text
 
 
+async def test_what_was_packed_twice_is_recorded_without_its_secrets(fetch: Fetch, server: HttpServer, path: Path):
+    """Two of the clients give the packed bytes to the program, and their headers: a replay gives neither packed."""
+    with record(path, http=True):
+        await fetch(f"{server.url}/twice")
+    assert Cassette.load(path)[0].outcome["response"]["json"] == {"password": "[redacted]"}
+    with replay(path, strict=True):
+        _, headers, content = await fetch(f"{server.url}/twice")
+    assert (json.loads(content), headers.get("content-encoding")) == ({"password": "[redacted]"}, None)
+
+
 @pytest.mark.parametrize("request_line", ["GET /binary", "HEAD /binary", "GET /cookie", "GET /letters"])
 async def test_headers_come_back(request_line: str, fetch: Fetch, server: HttpServer, gone: Any):
     """The length is that of the body, or what a response to HEAD said; a header may have any letter."""
