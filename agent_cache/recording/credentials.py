@@ -76,6 +76,7 @@ class _Assigned(msgspec.Struct):
     """A row of ``assigned`` in `credentials.toml`."""
 
     after: str
+    marks: tuple[str, ...] = ()
     before: str = ""
     name: str = ""
     kind: int = 1
@@ -148,11 +149,11 @@ class NameKind(enum.IntEnum):
     SECRET = 3  # any value is one
 
 
-_SQUASHED = str.maketrans("", "", "-_ .")
+_SQUASHED = str.maketrans("", "", "-_ .[]")
 
 
 def squash(name: str) -> str:
-    """A name without case, dashes, underscores, dots and blanks."""
+    """A name without case, dashes, underscores, dots, blanks and brackets."""
     return name.lower().translate(_SQUASHED)
 
 
@@ -181,6 +182,7 @@ def _kind_with_stem(name: str) -> NameKind:
     if squashed.rstrip("0123456789").endswith((*WORDS["endings"], *_PLURALS)) or words[-1:] == ["secret"]:
         return NameKind.ENDING
     is_one = bool(words) and words[-1] in WORDS["maybe_last"] and set(WORDS["harmless"]).isdisjoint(words[:-1])
+    is_one = is_one or (words[-1:] == ["key"] and not set(WORDS["before_key"]).isdisjoint(words[-2:-1]))
     return NameKind.MAYBE if is_one or names_code(name) else NameKind.NONE
 
 
@@ -193,6 +195,11 @@ def names_code(name: str) -> bool:
 def names_several(name: str) -> bool:
     """Whether a name is that of several secrets, whose number is none: ``passwords``, ``api_keys``, ``tokens``."""
     return squash(name).endswith((*_PLURALS, "secrets", "tokens", "codes"))
+
+
+def names_field(text: str) -> bool:
+    """Whether this is what people and selectors call a field of a page in which a secret is typed."""
+    return len(text) <= 200 and RE.field.search(text) is not None
 
 
 def names_command(word: str) -> bool:
@@ -225,7 +232,9 @@ def is_secret_value(kind: NameKind, name: str, value: str) -> bool:
         return len(value) >= 10 and RE.mixed.match(value) is not None
     if low.endswith(("pass", "pwd")) and low != "pass":
         return True
-    return len(value) >= 6 and (low.endswith("token") or (looks_random(value) and not value[0].isdigit()))
+    if low.endswith("token"):
+        return len(value) >= 6
+    return len(value) >= 6 and looks_random(value) and (low.endswith("key") or not value[0].isdigit())
 
 
 def is_granted(value: str, *, is_certain: bool) -> bool:
@@ -284,6 +293,10 @@ class TextRules:
                 return text if cleaned == data else msgspec.json.encode(cleaned).decode()
             except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
                 pass
+        if "\x1b[" in text:  # a secret is found between the colours of a terminal, and takes them with it
+            plain = RE.colour.sub("", text)
+            cleaned = self._inside(plain, depth)
+            return text if cleaned == plain else cleaned
         for pattern in self._own_patterns:
             text = pattern.sub(self.replacement, text)
         return self._without_credentials(text, depth)
@@ -297,7 +310,9 @@ class TextRules:
         # In lower case, each character has its place, and those that are not ASCII do not count.
         low = text.encode("ascii", "replace").lower()
         if RE.assigning.search(text):
-            text = self._cut(text, self._assigned(text, low))
+            columns: list[Span] = []
+            found = list(self._assigned(text, low, columns))
+            text = self._cut(text, sorted(found + columns) if columns else found)
         if self.defaults and (len(text) >= _SHORTEST_FORM or "@" in text):
             for form in dict.fromkeys([form for mark, form in _forms() if mark in low]):
                 text = self._cut(text, [_span_of_form(form, match) for match in compiled(form.pattern).finditer(text)])
@@ -373,9 +388,10 @@ class TextRules:
 
     # Assignments
 
-    def _assigned(self, text: str, low: bytes) -> Iterator[Span]:
-        """The values that are assigned to the name of a secret."""
-        done = 0
+    def _assigned(self, text: str, low: bytes, columns: list[Span]) -> Iterator[Span]:
+        """The values that are assigned to the name of a secret. Those below one in a table go to `columns`."""
+        rows = [row for row in _ASSIGNED if not row.marks or any(mark.encode() in low for mark in row.marks)]
+        done = table = 0
         for first, end in self._names(text, low):
             if end <= done:
                 continue
@@ -383,10 +399,39 @@ class TextRules:
             begin = first if first >= done else end - len(text[done:end].lstrip())
             name = text[begin:end]
             if kind := self._kind_in_text(name, text, begin):
-                for one in self._values(text, begin, end, name, kind):
+                if begin >= table:
+                    table = self._table(text, begin, end, columns)
+                for one in self._values(rows, text, begin, end, name, kind):
                     if one[0] >= done:
                         yield one
                         done = one[1]
+
+    def _table(self, text: str, begin: int, end: int, columns: list[Span]) -> int:
+        """Where the table ends whose head has a name here, as CSV and databases have it, or else the line of the name.
+
+        The values of its columns that have secrets are added to `columns`.
+        """
+        at, stop = text.rfind("\n", max(0, begin - 500), begin) + 1, text.find("\n", end, end + 500)
+        head = text[at:stop] if 0 <= stop <= at + 1_000 else ""
+        mark = next((one for one in "|\t,;" if one in head), "")
+        names = head.split(mark) if mark else []
+        if not names or not all(map(RE.cell.fullmatch, names)):
+            return end
+        names = [one.strip(" \t\"'`") for one in names]
+        while 0 <= stop < len(text):
+            at, stop = stop + 1, text.find("\n", stop + 1)
+            line = text[at : stop if stop >= 0 else None]
+            cells = line.split(mark)
+            if len(cells) == len(names):
+                for name, cell in zip(names, cells, strict=True):
+                    value = cell.strip(" \t\r\"'`")
+                    if looks_random(value) and self._is_secret(self.kind_of(name), name, value):
+                        begin = at + cell.index(value)
+                        columns.append((begin, begin + len(value)))
+                    at += len(cell) + 1
+            elif not line or line.strip("-+=| "):
+                break
+        return at
 
     def _names(self, text: str, low: bytes) -> Iterator[Span]:
         """Where names stand that may be names of secrets, from left to right. ``API key`` is one of two words.
@@ -415,13 +460,17 @@ class TextRules:
         before = text[begin - 1 : begin]
         if before == "\\" and name.startswith("u0026"):  # JSON that escapes `&`
             before, name = "&", name[5:]
+        if before == "%" and name[:2].upper() == "5B":
+            name = name[2:]
         if before in ("?", "&", ";") and name.lower() in ("sig", "signature"):
             return NameKind.SECRET
         return self.kind_of(name) or self.kind_of(name.rstrip(".0123456789").rpartition(".")[2])
 
-    def _values(self, text: str, begin: int, end: int, name: str, kind: NameKind) -> Sequence[Span] | Iterator[Span]:
+    def _values(
+        self, rows: list[_Assigned], text: str, begin: int, end: int, name: str, kind: NameKind
+    ) -> Sequence[Span] | Iterator[Span]:
         """What is assigned to a name: by the first row that fits, or the strings of a list."""
-        for row in _ASSIGNED:
+        for row in rows:
             if kind < row.kind or (row.kind == NameKind.SECRET and not self.defaults):
                 continue
             match = compiled(row.after).match(text, end)

@@ -28,13 +28,21 @@ from agent_cache.recording.credentials import (
     looks_random,
     names_code,
     names_command,
+    names_field,
     names_several,
 )
 from agent_cache.values.canonical import MAX_DEPTH, declared_names
 
 _BYTES = frozenset({"$bytes", "$bytearray", "$memoryview"})
 _SEVERAL = frozenset({"$tuple", "$set", "$frozenset", "$list"})
-_VALUE_KEYS = frozenset({"value", "Value"})
+_NAME_KEYS = ("name", "Name", "key", "Key", "label", "id", "ParameterKey")
+_VALUE_KEYS = frozenset({"value", "Value", "ParameterValue"})
+_FIELD_KEYS = ("element", "selector", "placeholder")
+"""What tools that fill in pages call the field; the text is beside it."""
+_COOKIE_KEYS = frozenset({"httpOnly", "sameSite"})
+_ROW_KEYS, _COLUMN_KEYS = ("rows", "data", "values"), ("columns", "fields", "headers")
+_PRIVATE = frozenset({"d", "dp", "dq", "k", "p", "q", "qi"})
+"""Parameters of a private key (RFC 7518), beside ``kty``."""
 _CONTENT_KEYS = frozenset({"text", "json", "form", "bytes"})
 _PART_KEYS = _CONTENT_KEYS | {"name", "filename", "type"}
 """Those of a part of a multipart body."""
@@ -48,9 +56,9 @@ _BESIDE = {
 }
 _NETLOC = "netloc"
 """The name that the standard library has for the part of a URL in which the password is."""
-_WITH_OTHERS = _BYTES.union(_BESIDE, {_NETLOC})
+_WITH_OTHERS = _BYTES.union(_BESIDE, _COOKIE_KEYS, {_NETLOC, "kty", "sensitive"})
 _TYPES_IN_SCHEMAS = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
-_VALUES_IN_SCHEMAS = frozenset({"const", "default", "example", "examples"})
+_VALUES_IN_SCHEMAS = frozenset({"const", "default", "example", "examples", "value"})
 
 # Strings of JSON that has escapes in it. Where it has none, splitting at the quotes is four times as fast.
 _STRING = re.compile(rb'"((?:[^"\\]++|\\.)*+)"')
@@ -133,7 +141,8 @@ class Redaction(TextRules):
             if string in clean:
                 continue
             text = msgspec.json.decode(b'"%b"' % string) if has_escapes else string.decode()
-            if text in _WITH_OTHERS or self.kind_of(text) or names_command(text) or self._inside(text, 0) != text:
+            says_more = text in _WITH_OTHERS or self.kind_of(text) or names_command(text) or names_field(text)
+            if says_more or self._inside(text, 0) != text:
                 return True
             if len(clean) >= _MAX_REMEMBERED:
                 clean.clear()
@@ -221,6 +230,10 @@ class Redaction(TextRules):
             name = self._free_name(key, cleaned)
             if is_token_of_text and key == "token":
                 cleaned[name] = value
+            elif self.defaults and "kty" in data and key in _PRIVATE:
+                cleaned[name] = self._hide(value)
+            elif key in _ROW_KEYS and (names := _column_names(data)):
+                cleaned[name] = self._clean_rows(names, value)
             elif named and key in at:
                 cleaned[name] = self._clean_named(named, value)
             elif key in _BESIDE and self.defaults and _is_granted(key, value, data):
@@ -232,17 +245,32 @@ class Redaction(TextRules):
     def _named_in(self, data: dict[str, Any]) -> tuple[str, frozenset[str]]:
         """The name of a secret that stands beside its value, and the keys that the value may be under.
 
-        It is ``{"name": "DB_PASSWORD", "value": "..."}``, or an error of pydantic's: ``{"loc": ["db", "password"],
-        "input": "..."}``.
+        It is ``{"name": "DB_PASSWORD", "value": "..."}``, a cookie, a field of a page and what is typed there, or an
+        error of pydantic's: ``{"loc": ["db", "password"], "input": "..."}``.
         """
-        for key in ("name", "Name", "key", "Key"):
+        for key in _NAME_KEYS:
             name = data.get(key)
             if type(name) is str and self.kind_of(name):
                 return name, (_VALUE_KEYS | _CONTENT_KEYS if data.keys() <= _PART_KEYS else _VALUE_KEYS)
+        if data.get("sensitive") is True or not _COOKIE_KEYS.isdisjoint(data):
+            return "cookie", _VALUE_KEYS
+        if any(type(name := data.get(key)) is str and names_field(name) for key in _FIELD_KEYS):
+            return "password", frozenset({"text", "value"})
         place = data.get("loc") if "input" in data else None
         place = place.get("$tuple") if type(place) is dict else place
         names = [one for one in place if type(one) is str] if type(place) is list else []
         return (names[-1], frozenset({"input"})) if names and self.kind_of(names[-1]) else ("", _VALUE_KEYS)
+
+    def _clean_rows(self, names: list[str], rows: Any) -> Any:
+        """The rows of a table with these columns."""
+        if type(rows) is not list:
+            return self.clean(rows)
+        return [
+            list(map(self._clean_named, names, row))
+            if type(row) is list and len(row) == len(names)
+            else self.clean(row)
+            for row in rows
+        ]
 
     def _clean_named(self, name: str, value: Any) -> Any:
         """A value under this name."""
@@ -329,6 +357,12 @@ def _is_granted(name: str, value: Any, data: dict[str, Any]) -> bool:
     if name in ("sig", "user_code"):
         return name == "user_code" or looks_random(value)
     return is_granted(value, is_certain=not _OAUTH.isdisjoint(data))
+
+
+def _column_names(data: dict[str, Any]) -> list[str]:
+    """The names of the columns of a table, which stand beside its rows; empty if this is none."""
+    found = next((data[key] for key in _COLUMN_KEYS if key in data), None)
+    return found if type(found) is list and all(type(one) is str for one in found) else []
 
 
 def _is_pair(data: Any) -> bool:

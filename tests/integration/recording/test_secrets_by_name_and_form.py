@@ -207,6 +207,55 @@ def test_a_list_or_a_dict_that_is_assigned_in_a_text_has_no_secret(text: str, pa
     assert S not in written(path, text, raw=text.encode(), inside=[{"log": text}])
 
 
+P = "Tr0ub4dor"
+B64 = base64.b64encode(P.encode()).decode()
+PART = 'Content-Disposition: form-data; name="password"'
+TYPED: list[Any] = [
+    *({"element": f"{one} field", "ref": "e12", "text": P} for one in ("Password", "Passcode input")), {"selector": "input[name=password]", "value": P}, {"selector": "#password", "text": P},
+    {"label": "Password", "value": P}, {"id": "password", "value": P}, {"ParameterKey": "DBPassword", "ParameterValue": P}, {"outputs": {"db": {"value": P, "type": "string", "sensitive": True}}},
+    {"db_password": {"type": "string", "value": P}}, {"name": "sid", "value": P, "domain": "shop.test", "httpOnly": True}, {"kty": "RSA", "n": "abc", "d": S}, {"SecretString": P}, {"SecretBinary": B64},
+    {"columns": ["user", "password"], "rows": [["bob", P], ["ann", f"{P}2"]]}, {"fields": ["id", "api_key", "x"], "data": [[1, S, "y"]]}, {"user[password]": P, "user[password_confirmation]": P, "auth[tokens][]": [S]},
+    *(f"--b{end}{PART}{more}{end}{end}{P}{end}--b--" for end in ("\r\n", "\n", "\\r\\n") for more in ("", f"{end}Content-Type: text/plain")), f"a=1&user[password]={P}&b=2", f"user%5Bpassword%5D={P}&b=2",
+    f'<input type="password" id="x" value="{P}">', f'<input name="csrf_token" type="hidden" value="{S}">', f'<meta name="csrf-token" content="{S}">', f"{{&quot;password&quot;:&quot;{P}&quot;}}",
+    f"<key>api_key</key><string>{S}</string>", f"<member><name>password</name><value><string>{P}</string></value></member>", f'variable "db_password" {{\n  default = "{P}"\n}}', f"{{User:bob Password:{P}}}",
+    f"await page.fill('#password', '{P}')", f"await page.getByRole('textbox', {{ name: 'Password' }}).fill('{P}');", f"find_element(By.ID, 'password').send_keys('{P}')", f'password: Some("{P}")', f'#define PASSWORD "{P}"',
+    f"CREATE USER bob WITH PASSWORD '{P}'", f"ALTER ROLE bob PASSWORD '{P}'", f"CREATE USER 'bob'@'%' IDENTIFIED BY '{P}'", f"identified with caching_sha2_password by '{P}'", f"jdbc:oracle:thin:scott/{P}@//db:1521/x",
+    f"user,password,api_key\nbob,{P},{S}\nann,{P},{S}", f"id\tuser\tpassword\n1\tbob\t{P}\n", f"| user | password |\n|---|---|\n| bob | {P} |\n", f" user | password \n------+----------\n bob  | {P}\n(1 row)", f"+----+\n| a | password  |\n+----+\n| b | {P} |\n+----+",
+    f"\x1b[32mpassword\x1b[0m={P}", f"\x1b[33msk-{S}{S}\x1b[0m", f"[password: {P}]", f"(token: {S})", f"password -> {P}", f"password\t{P}", f"Temporary password: {P}", f"Password for bob: {P}", f"Incorrect API key provided: {S}.",
+    f"Login failed for user bob with password {P}", f"curl -b 'session={S}' x", f"echo {P} | sudo -S ls", f"echo 'bob:{P}' | chpasswd", f"openssl rsa -passin pass:{P}", f"unzip -P {P} a.zip", f"7z x -p{P} a.7z", f"ldapsearch -D cn=a -w {P}",
+    f"smbclient //a/b -U bob%{P}", f"http -a bob:{P} x", ["unzip", "-P", P, "a.zip"], f"keytool -storepass {P}", f"root:$6$salt${ALNUM}{S}:19000:0:", f"bob:$apr1$abcdefgh${S}", f"Private-Lines: 1\n{S}\nPrivate-MAC: {S[::-1]}", f"shop.test\tFALSE\t/\tTRUE\t0\tsid\t{S}",
+    f"https://api.openweathermap.org/data/2.5/weather?q=Oslo&appid={S}", f"pi_3MtwBwLkdIwHu7ix28a3_secret_{S}", f"https://shop.test/a;jsessionid={S}?x=1", f"PHPSESSID={S}",
+    *({name: S} for name in ("Ocp-Apim-Subscription-Key", "DD-APPLICATION-KEY", "x-functions-key", "NOTION_KEY", "openaiKey", "ssh_key", "session_key", "user_pw", "wpa_psk", "password_hash", "client_secret_value", "private_key_pem", "seed_phrase")),
+    {"linear_key": f"1{S}"}, f"OPENAI_KEY={S}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", TYPED, ids=lambda value: str(value)[:40])
+def test_a_secret_that_tools_pages_and_databases_show_is_not_written_down(value: Any, path: Path) -> None:
+    text = written(path, value, raw=value.encode() if isinstance(value, str) else None)
+    assert not any(one in text for one in (S, P, B64))
+    assert "[redacted]" in text
+
+
+@pytest.mark.parametrize("text", ["Your verification code is 482913", "**Login code:** 482913", "Your OTP is 482913.", "G-482913 is your Google verification code."])  # fmt: skip
+def test_a_code_that_a_message_has_is_a_secret(text: str, path: Path) -> None:
+    assert "482913" not in written(path, text)
+
+
+OTHERS: list[Any] = [
+    {"element": "Search field", "text": "shoes1"}, {"id": "call_1", "value": "x1"}, {"label": "Quantity", "value": "12a"}, {"sensitive": False, "value": "x1"}, {"columns": ["user", "page"], "rows": [["bob1", "p2"]]},
+    [["key", "page"], ["name", "a1"]], {"d": "x1y2z3x1y2z3", "k": "x1y2z3x1y2z3"}, {"primary_key": "a1b2c3d4", "cache_key": "0f9e8d7c6b", "partition_key": "user#12", "public_key": "x1y2z3a4", "sort_key": "date#2024"},
+    "user, password, page\nsome prose comes here, x1", "def f(user, password, x1):\n    return g(user, password1, x2)", "| token | str |\n|---|---|\n| password | string |", "\x1b[32mok\x1b[0m 12 passed", "key -> value1",
+    '<input type="password" name="pw">', '<input name="page" value="12a">', '<meta name="viewport" content="width=1024">', "the exit code is 1234, see error code: 5012", "Status code: 404", "items[0]=x1y2", "{User:bob Age:12a}", "error: invalid token: x1",
+    "page.fill('#name', 'bob1')", "echo done1 | sudo tee /etc/motd", "zip -r a1.zip b", "{code: E1234}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", OTHERS, ids=lambda value: str(value)[:40])
+def test_what_stands_in_the_same_places_and_is_no_secret_stays(value: Any, path: Path) -> None:
+    assert "redacted" not in written(path, value)
+
+
 # Other places of a recording
 
 
