@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from agent_cache import ConfigurationError, Read, Toolbox, Write
 from agent_cache.core.parameters import Parameters
-from agent_cache.integrations.shared import note_function, returned_by
+from agent_cache.integrations.shared import checked_box, note_function, returned_by
 from agent_cache.toolbox import Pass, ToolInfo, ToolTable
 from agent_cache.toolbox.rules import compiled_tags
 
@@ -30,7 +30,6 @@ def wrap(
     *,
     box: Toolbox,
     name: str | None = None,
-    schema: Mapping[str, Any] | None = None,
     vary: Callable[[Mapping[str, Any]], Any] | None = None,
     shared: bool = False,
 ) -> F:
@@ -49,15 +48,16 @@ def wrap(
             wrapped already is returned as it is, and so is one whose rule is `Pass`.
         box: the toolbox.
         name: the name of the tool in the toolbox. By default that of the function.
-        schema: the JSON schema of the arguments. By default the parameters of the function.
         vary: ``vary(arguments)`` is a part of the key: a tenant, a directory. The mapping has all parameters, the
             contexts included.
         shared: whether all users share the answers although the function gets a context.
 
     Raises:
-        ConfigurationError: if there is no name, or a template of the rule names no parameter.
+        ConfigurationError: if there is no name, a template of the rule names no parameter, `box` is no toolbox, or
+            `vary` no function.
         TypeError: if `function` is something else.
     """
+    checked_box(box, vary, "wrap")
     if getattr(function, "__agent_cache__", None) is not None:
         return function
     tool = _checked_name(function, name)
@@ -70,8 +70,7 @@ def wrap(
     is_open = parameters.surplus is not None
     if isinstance(rule, Read | Write):
         compiled_tags(rule, None if is_open else names, f"{box.namespace}:{tool}")
-    own = {"type": "object", "properties": {name: {} for name in names}, "additionalProperties": is_open}
-    described = own if schema is None else schema
+    schema = {"type": "object", "properties": {name: {} for name in names}, "additionalProperties": is_open}
     heeds_contexts = vary is None and not shared and parameters.may_say_who_asks
     returns = returned_by(function)
     if vary is None and not shared:
@@ -93,7 +92,7 @@ def wrap(
                 arguments |= arguments.pop(one.name)
         varied = None if vary is None else vary(bound)
         contexts = parameters.all_injected(bound) if heeds_contexts else None
-        return arguments, {"schema": described, "vary": varied, "returns": returns, "context": contexts}
+        return arguments, {"schema": schema, "vary": varied, "returns": returns, "context": contexts}
 
     async def call_tool(*args: Any, **kwargs: Any) -> Any:
         call = identified(args, kwargs)
@@ -113,7 +112,7 @@ def wrap(
         wrapper.__name__ = wrapper.__qualname__ = tool
     wrapper.__annotations__ = dict(getattr(function, "__annotations__", None) or {})
     # As a decorated function is marked, so that no adapter counts its calls again
-    wrapper.__agent_cache__ = ToolInfo(tool, described, takes_context=heeds_contexts)
+    wrapper.__agent_cache__ = ToolInfo(tool, schema, takes_context=heeds_contexts)
     wrapped: F = wrapper
     return wrapped
 

@@ -26,7 +26,7 @@ from agent_cache import (
     Toolbox,
     Write,
 )
-from agent_cache.integrations import explain
+from agent_cache.integrations import explain, wrap
 from agent_cache.recording import record, replay
 from tests.harness import page_examples
 from tests.harness.scripted_models import Call, adk_model, langchain_model, openai_model, pydantic_model
@@ -385,6 +385,38 @@ class GoogleADK(Adapter):
         return [str(answer.get("result", answer)) for answer in answers]
 
 
+class ToolContext:
+    """What a framework without an adapter injects, such as Strands Agents."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+
+
+ToolContext.__module__ = "strands.types.tools"
+
+
+class AnyFramework(Adapter):
+    """A framework that takes functions as tools, each of which is wrapped."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        functions, secret = self.functions(ToolContext, lambda given: user_in(given.context))
+        self.tools = {one.__name__: wrap(one, box=self.box, **self.options) for one in (*functions, secret)}
+
+    def agent(self) -> Any:
+        return self.tools.values()
+
+    async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
+        self.asked += sum(name == "get_secret" for name, _ in calls)
+        given = {"tool_context": ToolContext(self.context(user))}
+        asks = ("get_mine", "get_own")
+        try:
+            made = [self.tools[name](**args, **(given if name in asks else {})) for name, args in calls]
+            return await asyncio.gather(*made)
+        except (TypeError, ValueError) as error:
+            return [str(error)]
+
+
 RULES = {
     "get_order": Read("order:{order_id}"),
     "get_secret": Read("order:{order_id}"),
@@ -397,6 +429,7 @@ RULES = {
 }
 WRITES = {name for name, rule in RULES.items() if isinstance(rule, Write)}
 PACKAGES: dict[type[Adapter], str] = {
+    AnyFramework: "agent_cache",
     LangChain: "langchain",
     OpenAIAgents: "agents",
     PydanticAI: "pydantic_ai",
@@ -527,13 +560,14 @@ class TestAdapterContract:
         assert len(adapter.shop.runs) == 1
 
     async def test_a_template_that_names_no_argument_is_refused_before_the_tool_runs(self, kind: type[Adapter]) -> None:
-        adapter = kind(Shop(), Toolbox({"get_order": Read("order:{order_number}")}, namespace="shop"))
+        shop = Shop()
         try:
+            adapter = kind(shop, Toolbox({"get_order": Read("order:{order_number}")}, namespace="shop"))
             told = str(await adapter.turn(GET))
         except Exception as error:
             told = str(error)
         assert "order_number" in told or kind is FastMCPServer  # which has an internal error for its client
-        assert adapter.shop.runs == []
+        assert shop.runs == []
 
     async def test_a_yes_is_asked_for_at_every_call(self, kind: type[Adapter]) -> None:
         adapter = kind(Shop(), toolbox())
@@ -606,7 +640,9 @@ async def test_tools_that_are_made_for_each_user_are_warned_of(kind: type[Adapte
         assert len(found) == warnings
 
 
-BY_CONTEXT = pytest.mark.parametrize("kind", [one for one in ADAPTERS if one in (LangChain, OpenAIAgents, PydanticAI)])
+BY_CONTEXT = pytest.mark.parametrize(
+    "kind", [one for one in ADAPTERS if one in (LangChain, OpenAIAgents, PydanticAI, AnyFramework)]
+)
 
 
 @BY_CONTEXT
@@ -634,7 +670,7 @@ async def test_a_context_that_cannot_be_compared_runs_uncached_with_one_warning(
 
 
 @pytest.mark.parametrize("call", SPELT, ids=lambda call: str(call[1]))
-@pytest.mark.parametrize("kind", [kind for kind in ADAPTERS if kind not in (McpClient, GoogleADK)])
+@pytest.mark.parametrize("kind", [kind for kind in ADAPTERS if kind not in (McpClient, GoogleADK, AnyFramework)])
 async def test_two_spellings_of_an_argument_are_one(kind: type[Adapter], call: Call) -> None:
     """Where they are one to the tool: a write by one ends what was read by the other."""
     adapter = kind(Shop(), toolbox())
