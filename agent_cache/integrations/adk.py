@@ -179,11 +179,7 @@ def _gets_context(tool: BaseTool) -> bool:
     """Whether a tool may see the context: any, but for a function without a parameter for it."""
     if type(tool) is not FunctionTool:
         return True
-    try:
-        parameters = inspect.signature(tool.func).parameters.values()
-    except (TypeError, ValueError):  # a builtin
-        return True
-    return any(one.name == "tool_context" for one in parameters) or takes_context(tool.func)
+    return "tool_context" in inspect.signature(tool.func).parameters or takes_context(tool.func)
 
 
 def _session_of(context: ToolContext) -> Apart:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -307,11 +307,8 @@ def describe(agent: object) -> list[ToolInfo] | None:
     """
     if not isinstance(agent, FastMCP):
         return None
-    found: list[ToolInfo] = []
-    thread = threading.Thread(target=lambda: found.extend(asyncio.run(_listed(agent))))
-    thread.start()
-    thread.join()
-    return found
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(_listed(agent))).result()
 
 
 async def _listed(server: FastMCP[Any]) -> list[ToolInfo]:
