@@ -335,19 +335,10 @@ def test_nothing_that_changes_by_itself_is_proposed_to_be_stored():
 @pytest.mark.parametrize(
     "line",
     [
-        b"",
-        b"\n",
-        b"noise",
-        b"[1",
-        b"12",
-        b'"x"',
-        b"\xff\xfe",
-        b"{'id': 1}",
-        b"[INFO] start",
-        b'{"method": 5}',
+        b"", b"\n", b"noise", b"[1", b"12", b'"x"', b"\xff\xfe", b"{'id': 1}", b"[INFO] start", b'{"method": 5}',
         b'{"id": 1.5}',
     ],
-)
+)  # fmt: skip
 def test_what_is_no_message_is_none(line):
     assert parsed(line) is None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -96,12 +95,6 @@ class Shop:
         async def cancel_order(order_id: str) -> str:
             runs.append("cancel_order")
             return "cancelled"
-
-        @server.tool(timeout=0.01)
-        async def cancel_slowly(order_id: str) -> str:
-            runs.append("cancel_slowly")
-            await asyncio.Event().wait()
-            return "never"
 
         @server.tool
         async def now() -> str:

@@ -21,13 +21,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
 
-from agent_cache import (
-    AgentCacheSession,
-    Read,
-    Toolbox,
-    Watch,
-    Write,
-)
+from agent_cache import AgentCacheSession, Read, Toolbox, Watch, Write
 from agent_cache.integrations.langchain import AgentCacheMiddleware
 from agent_cache.recording import record, replay
 from tests.harness.scripted_models import langchain_message, langchain_model
@@ -132,9 +126,6 @@ def texts(messages: list[ToolMessage]) -> list[Any]:
     return [one.content for one in messages]
 
 
-# Reads and writes
-
-
 async def test_a_hit_is_a_message_of_its_own_under_the_id_of_its_call(run, shop):
     """LangGraph replaces a message by a later one of the same id: both have to stay in the state."""
     first, second, third = await run(agent_of(model_of(get(), get(), get()), shop.tools))
@@ -143,9 +134,6 @@ async def test_a_hit_is_a_message_of_its_own_under_the_id_of_its_call(run, shop)
     assert second.additional_kwargs is not third.additional_kwargs
     assert second.response_metadata is not third.response_metadata
     assert (first.name, first.status) == (second.name, second.status) == ("get_order", "success")
-
-
-# Failures
 
 
 def failing(shop: Shop, error: Any, name: str = "get_order") -> BaseTool:
@@ -166,9 +154,6 @@ async def test_an_exception_that_a_middleware_makes_a_text_of_is_not_stored(run,
     assert texts(messages) == ["sorry: no such"] * 2
     assert [one.status for one in messages] == ["error", "error"]
     assert [one.tool_call_id for one in messages] == ["c0.0", "c1.0"]
-
-
-# Commands, interrupts, artifacts
 
 
 def greeting(shop: Shop) -> BaseTool:
@@ -212,9 +197,6 @@ async def test_equal_reads_that_interrupt_ask_each_for_itself(run, shop):
     assert len(set(idents)) == 2
     state = await run.state(agent, Command(resume=dict.fromkeys(idents, "anna")), config)
     assert texts(tool_messages(state)) == ["secret for anna"] * 2
-
-
-# A ToolNode alone
 
 
 def node_of(tools: Any, box: Toolbox | None = None, **options: Any) -> Any:
@@ -293,9 +275,6 @@ async def test_an_interrupted_run_is_replayed(run, shop, path):
     async with replay(path):
         assert await whole() == ["cancelled: yes"]
     assert shop.runs == ["asked", "asked"]
-
-
-# Describing
 
 
 async def test_the_example_of_readme_works():

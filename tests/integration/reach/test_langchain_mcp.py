@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,24 +19,26 @@ from langchain_mcp_adapters.tools import load_mcp_tools
 
 from agent_cache import AgentCacheSession, AgentLoopDetectedError, Read, Toolbox, Watch, Write
 from agent_cache.integrations.langchain import AgentCacheMiddleware
+from tests.harness.mcp_host import SERVER
 from tests.harness.mcp_http_host import running
 from tests.harness.odd_mcp_server import OddApplication
-from tests.integration.reach.test_langchain import ASK, CANCEL, get, model_of, tool_messages
+from tests.integration.reach.test_langchain import ASK, model_of, tool_messages
 
 pytestmark = pytest.mark.usefixtures("clock")
 
 RULES = {
-    "get_order": Read("order:{order_id}"),
-    "get_same": Watch(),
-    "get_refused": Read("order:{order_id}"),
-    "cancel_order": Write("order:{order_id}"),
+    "get_value": Read("value:{key}"),
+    "large": Watch(),
+    "fail": Read("fail"),
+    "set_value": Write("value:{key}"),
 }
+GET = ("get_value", {"key": "a"})
 
 
 @asynccontextmanager
 async def tools_of_server() -> AsyncIterator[dict[str, BaseTool]]:
-    server = [str(Path(__file__).with_name("sdk_shop.py"))]
-    async with create_session({"transport": "stdio", "command": sys.executable, "args": server}) as session:
+    connection: Any = {"transport": "stdio", "command": SERVER[0], "args": [*SERVER[1:]]}
+    async with create_session(connection) as session:
         await session.initialize()
         yield {one.name: one for one in await load_mcp_tools(session)}
 
@@ -50,17 +50,16 @@ async def run(tools: dict[str, BaseTool], *turns: Any) -> list[ToolMessage]:
 
 async def test_tools_of_a_server_are_cached_with_their_structured_contents():
     async with tools_of_server() as tools:
-        same = get(page=1)  # the default of its schema
-        refused = get(name="get_refused")
-        found = await run(tools, [get(), same], get(), CANCEL, get(), refused, refused, ("count_runs", {}))
+        same = ("get_value", {"key": "a", "form": "long"})  # the default of its schema
+        write, count = ("set_value", {"key": "a", "value": "x"}), ("run_count", {"name": "fail"})
+        found = await run(tools, [GET, same], GET, write, GET, ("fail", {}), ("fail", {}), count)
     first, second, third, _, after, *lost, count = found
-    answer = {"id": "1", "run": 1, "note": None}
-    assert first.artifact == second.artifact == third.artifact == {"structured_content": answer}
-    assert after.artifact == {"structured_content": {**answer, "run": 3}}
-    assert count.artifact == {"structured_content": {"result": 5}}
+    assert first.artifact == second.artifact == third.artifact == {"structured_content": {"result": "nothing (1)"}}
+    assert after.artifact == {"structured_content": {"result": "x (2)"}}
+    assert count.artifact == {"structured_content": {"result": "2"}}
     assert [one.tool_call_id for one in found[:4]] == ["c0.0", "c0.1", "c1.0", "c2.0"]
     assert {one.status for one in lost} == {"error"}
-    assert "no such order" in str(lost[1].content)
+    assert "refused (2)" in str(lost[1].content)
 
 
 async def test_answers_that_differ_by_the_ids_of_their_parts_alone_are_a_loop():
@@ -68,8 +67,8 @@ async def test_answers_that_differ_by_the_ids_of_their_parts_alone_are_a_loop():
     async with tools_of_server() as tools:
         with pytest.raises(AgentLoopDetectedError) as caught:
             async with AgentCacheSession(max_tool_repeats=3):
-                await run(tools, *[("get_same", {})] * 6)
-    assert (caught.value.tool, caught.value.kind) == ("adapters:get_same", "repeat")
+                await run(tools, *[("large", {"size": 3})] * 6)
+    assert (caught.value.tool, caught.value.kind) == ("adapters:large", "repeat")
 
 
 async def test_two_accounts_at_one_server_share_nothing_and_one_has_her_hits():

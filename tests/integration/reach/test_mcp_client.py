@@ -44,9 +44,6 @@ async def test_fastmcps_client_gives_typed_data_and_raises_its_own_errors():
     assert shop.runs.count("get_refused") == 4
 
 
-# Who is told apart
-
-
 async def test_answers_are_kept_apart_by_version_and_by_a_function_of_the_client():
     shop = Shop()
     tenants = ["a", "b"]
@@ -61,9 +58,6 @@ async def test_answers_are_kept_apart_by_version_and_by_a_function_of_the_client
     assert len(shop.runs) == 2
 
 
-# What is not stored
-
-
 async def test_what_came_of_asking_the_client_is_not_stored():
     shop = Shop()
 
@@ -76,9 +70,6 @@ async def test_what_came_of_asking_the_client_is_not_stored():
             for _ in range(2):
                 await cached.call_tool("get_elicited", ORDER)
     assert shop.runs == ["get_elicited"] * 4
-
-
-# The list of tools
 
 
 async def test_tools_are_listed_once_and_again_when_they_have_changed():

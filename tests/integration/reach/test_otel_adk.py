@@ -13,31 +13,18 @@ from tests.harness.processes import run_python
 PROGRAM = """
 import asyncio
 from google.adk.agents import LlmAgent
-from google.adk.models.base_llm import BaseLlm
-from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import InMemoryRunner
 from google.genai import types
 from opentelemetry import trace
 from agent_cache import AgentCacheSession, Read, Toolbox, Write, otel
 from agent_cache.integrations.adk import cached
+from tests.harness.scripted_models import adk_model
 from tests.harness.telemetry import Telemetry
 
 telemetry = Telemetry()
 trace.set_tracer_provider(telemetry.tracers)
 otel.instrument(telemetry.tracers, telemetry.meters)
-CALLS = ["get_order", "get_order", "cancel_order"]
-
-class Script(BaseLlm):
-    model: str = "script"
-    at: int = 0
-
-    async def generate_content_async(self, llm_request, stream=False):
-        self.at += 1
-        part = types.Part(text="done")
-        if self.at <= len(CALLS):
-            call = types.FunctionCall(id=str(self.at), name=CALLS[self.at - 1], args={"order": "W1"})
-            part = types.Part(function_call=call)
-        yield LlmResponse(content=types.Content(role="model", parts=[part]))
+TURNS = [[(name, {"order": "W1"})] for name in ("get_order", "get_order", "cancel_order")]
 
 def get_order(order: str) -> str:
     return "pending"
@@ -48,7 +35,7 @@ async def cancel_order(order: str) -> str:
 async def main():
     rules = {"get_order": Read("adk_otel:{order}"), "cancel_order": Write("adk_otel:{order}")}
     box = Toolbox(rules, namespace="adk_otel")
-    agent = cached(LlmAgent(name="shop", model=Script(), tools=[get_order, cancel_order]), box)
+    agent = cached(LlmAgent(name="shop", model=adk_model(*TURNS), tools=[get_order, cancel_order]), box)
     runner = InMemoryRunner(agent=agent, app_name="shop")
     session = await runner.session_service.create_session(app_name="shop", user_id="ann")
     content = types.Content(role="user", parts=[types.Part(text="hi")])

@@ -10,13 +10,12 @@ pytest.importorskip("opentelemetry.sdk", reason='pip install "agent-cache[test]"
 pytest.importorskip("pydantic_ai", reason="Pydantic AI is not installed")
 
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
-from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.instrumented import InstrumentationSettings
 
 from agent_cache import AgentCache, AgentCacheSession, Read, Toolbox, Write, otel, testing
 from agent_cache.integrations.pydantic_ai import AgentCacheCapability
 from tests.harness.processes import run_python
+from tests.harness.scripted_models import pydantic_model
 from tests.harness.telemetry import Telemetry
 
 
@@ -46,10 +45,9 @@ async def get_user(user: str) -> str:
 
 def agent_of(telemetry: Telemetry, calls: list[tuple[str, dict[str, str]]]) -> Agent[None, str]:
     """An agent whose model makes these calls, and which is instrumented by its own framework."""
-    script = iter([*(ToolCallPart(name, arguments) for name, arguments in calls), TextPart("done")])
     rules = {"get_order": Read("reach_otel_order:{order_id}"), "cancel_order": Write("reach_otel_order:{order_id}")}
     agent = Agent(
-        FunctionModel(lambda messages, info: ModelResponse(parts=[next(script)])),
+        pydantic_model(*[[call] for call in calls]),
         tools=[get_order, cancel_order, get_user],
         capabilities=[AgentCacheCapability(Toolbox(rules, namespace="reach_otel"))],
     )
@@ -67,7 +65,7 @@ async def test_the_spans_of_pydantic_ai_are_annotated(telemetry):
         await agent_of(telemetry, CALLS).run("Cancel it.")
     ((session, (run, *steps)),) = telemetry.tree()
     assert (session, run) == ("agent_cache.session", "invoke_agent agent")
-    chat = ["chat function:<lambda>:"]
+    chat = ["chat function:answer:stream"]
     assert steps == [
         chat,
         ["execute_tool get_order miss"],
@@ -106,7 +104,6 @@ from fastmcp import Client, FastMCP
 from opentelemetry import trace
 from agent_cache import AgentCache, Read, Toolbox, otel
 from agent_cache.integrations.fastmcp import AgentCacheMiddleware
-from tests.harness.processes import run_python
 from tests.harness.telemetry import Telemetry
 
 telemetry = Telemetry()

@@ -11,28 +11,11 @@ import pytest
 pytest.importorskip("pydantic_ai", reason="Pydantic AI is not installed")
 
 from pydantic import BaseModel
-from pydantic_ai import (
-    Agent,
-    CallDeferred,
-    DeferredToolRequests,
-    DeferredToolResults,
-    ModelRetry,
-    RunContext,
-    Tool,
-)
-from pydantic_ai.messages import (
-    ModelRequest,
-)
-from pydantic_ai.models.test import TestModel
+from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, ModelRetry, RunContext, Tool
+from pydantic_ai.messages import ModelRequest
 from pydantic_ai.toolsets import CombinedToolset, FunctionToolset, WrapperToolset
-from pydantic_ai.usage import RunUsage
 
-from agent_cache import (
-    AgentCacheSession,
-    Read,
-    Toolbox,
-    Write,
-)
+from agent_cache import AgentCacheSession, Read, Toolbox, Write
 from agent_cache.integrations.pydantic_ai import AgentCacheCapability, AgentCacheToolset
 from agent_cache.recording import record, replay
 from tests.harness.scripted_models import Call, pydantic_model
@@ -185,9 +168,6 @@ async def test_a_tool_that_takes_one_model_has_the_names_of_its_fields():
     assert [*result.values()] == ["get_shops 1", "get_shops 2", "move_shops 3", "get_shops 4", "get_shops 2"]
 
 
-# Deferred calls
-
-
 async def resumed(agent: Agent[Any, Any], result: Any, **options: Any) -> Any:
     requests = result.output
     return await agent.run(
@@ -234,9 +214,6 @@ async def test_a_call_that_a_tool_defers_is_no_failure_and_not_stored():
     assert shop.runs == ["7"] * 6
 
 
-# Durable execution
-
-
 async def test_the_tools_that_durable_execution_runs_pass():
     """Its runs are replayed from the calls that it has made."""
     from pydantic_ai.durable_exec._toolset import DurableToolsetBase
@@ -248,21 +225,15 @@ async def test_the_tools_that_durable_execution_runs_pass():
         return Durable(toolset, in_durable_context=lambda: True, lifecycle="enter-always", durable_registrations=None)
 
     shop = Shop()
-    for toolset in (
-        durable(FunctionToolset([shop.get_order])),
-        durable(FunctionToolset([shop.get_order])).filtered(lambda *_: True),
+    toolset, filtered = (durable(FunctionToolset([shop.get_order])) for _ in range(2))
+    for options in (
+        {"toolsets": [toolset], "box": toolbox()},
+        {"toolsets": [AgentCacheToolset(filtered.filtered(lambda *_: True), toolbox())]},
     ):
-        for options in (
-            {"toolsets": [toolset], "box": toolbox()},
-            {"toolsets": [AgentCacheToolset(toolset, toolbox())]},
-        ):
-            async with AgentCacheSession() as session:
-                result = await run(shop.agent([read()], [read()], tools=[], **options))
-                assert not session.get_execution_trace()
-            assert len(set(result.values())) == 2
-
-
-# Recording
+        async with AgentCacheSession() as session:
+            result = await run(shop.agent([read()], [read()], tools=[], **options))
+            assert not session.get_execution_trace()
+        assert len(set(result.values())) == 2
 
 
 async def test_a_recorded_deferral_is_replayed(tmp_path: Path):
@@ -282,16 +253,6 @@ async def test_a_recorded_deferral_is_replayed(tmp_path: Path):
     assert recorded == replayed
     assert replayed.metadata == {"c0.0": {"job": 1}}
     assert shop.runs == ["7"]
-
-
-# Private names of the framework
-
-
-async def test_the_function_of_a_tool_is_found():
-    shop = Shop()
-    context = RunContext(deps=None, model=TestModel(), usage=RunUsage())
-    tools = await FunctionToolset([shop.get_order]).prefixed("my").get_tools(context)
-    assert tools["my_get_order"].call_func.__self__.function == shop.get_order
 
 
 async def test_users_in_the_metadata_of_a_run_are_apart():

@@ -345,9 +345,6 @@ async def test_a_write_that_a_proxy_has_answered_is_in_doubt_and_a_redirection_l
         await host.close()
 
 
-# Paths
-
-
 @pytest.mark.parametrize("path", ["/mcp/", "/%6dcp", "/x/../mcp", "/./mcp"])
 async def test_a_call_on_another_spelling_of_the_path_goes_through_the_rules(relay, key, path):
     async with hosted(relay.url) as host:
@@ -365,9 +362,6 @@ async def test_a_call_on_another_path_is_refused(relay, key):
         sent = await host._send("POST", headers, json.dumps(write).encode(), relay.url + "/more")
         assert sent.status == 404
         assert "calls of tools go to /mcp" in sent.body.decode()
-
-
-# Recordings
 
 
 async def test_a_signal_in_the_first_moment_ends_it(server, rules):

@@ -35,6 +35,7 @@ def block_of_readme(language, text):
 
 
 async def test_what_readme_shows_of_the_relay_is_true(tmp_path):
+    """The proposed file is one, and of five logs four are hits whatever is read between, until there is a commit."""
     pytest.importorskip("mcp_server_git")
     explain, start = block_of_readme("sh", "--explain").splitlines()
     tools = Path(sys.executable).parent
@@ -53,36 +54,23 @@ async def test_what_readme_shows_of_the_relay_is_true(tmp_path):
     git(folder, "config", "user.email", "tests@example.org")
     _, _, *options = shlex.split(start.replace("git.toml", str(rules)))
     cut = options.index("--")
-    server = (tools / options[cut + 1],)
-    async with relayed(*options[:cut], "--stats", server=server) as host:
-        for _ in range(2):
-            assert "the first" in await host.call("git_log", repo_path=str(folder))
-        (folder / "two").write_text("two")
-        await host.call("git_add", repo_path=str(folder), files=["two"])
-        await host.call("git_commit", repo_path=str(folder), message="the second")
-        assert "the second" in await host.call("git_log", repo_path=str(folder))
-    assert "calls 5, hits 1" in host.errors
-
-
-async def test_the_rules_of_readme_answer_four_of_five_logs_whatever_is_read_between(tmp_path):
-    pytest.importorskip("mcp_server_git")
-    rules, folder = tmp_path / "git.toml", tmp_path / "repo"
-    rules.write_text(block_of_readme("toml", "git_log"))
-    folder.mkdir()
-    git(folder, "init")
-    git(folder, "commit", "--allow-empty", "-m", "the first")
-    async with relayed("--config", rules, "--stats", server=(sys.executable, "-m", "mcp_server_git")) as host:
-        logs = [await host.call("git_log", repo_path=str(folder))]
+    repo = str(folder)
+    async with relayed(*options[:cut], "--stats", server=(tools / options[cut + 1],)) as host:
+        logs = [await host.call("git_log", repo_path=repo)]
         for tool, more in (
             ("git_status", {}),
             ("git_diff_unstaged", {}),
             ("git_show", {"revision": "HEAD"}),
             ("git_branch", {"branch_type": "local"}),
         ):
-            await host.call(tool, repo_path=str(folder), **more)
-            logs.append(await host.call("git_log", repo_path=str(folder)))
+            await host.call(tool, repo_path=repo, **more)
+            logs.append(await host.call("git_log", repo_path=repo))
         assert len(set(logs)) == 1
-    assert "calls 9, hits 4" in host.errors
+        (folder / "two").write_text("two")
+        await host.call("git_add", repo_path=repo, files=["two"])
+        await host.call("git_commit", repo_path=repo, message="the second")
+        assert "the second" in await host.call("git_log", repo_path=repo)
+    assert "calls 12, hits 4" in host.errors
 
 
 async def test_the_clock_of_the_time_server_does_not_stand_still():

@@ -48,9 +48,9 @@ async def test_a_question_as_a_result_is_not_stored_nor_is_the_answer_to_it(rule
         assert await host.call("get_value", key="a") == "blue (2)"
 
 
-async def test_a_question_as_a_result_replays(rules, tmp_path):
-    async def run(host):
-        host.meta = ENVELOPE
+async def test_a_run_of_protocol_2026_replays_with_its_questions(rules, tape):
+    async def run(host, name, token):
+        host.meta = {**ENVELOPE, "io.modelcontextprotocol/clientInfo": {"name": name, "version": "1"}}
         found = []
         for tool in ("read_by_question", "write_by_question"):
             params = {"name": tool, "arguments": {"key": "a"}}
@@ -58,22 +58,11 @@ async def test_a_question_as_a_result_replays(rules, tmp_path):
             answers = {"q": {"action": "accept", "content": {"color": "red"}}}
             more = {"inputResponses": answers, "requestState": found[-1]["requestState"]}
             found.append(await host.request("tools/call", {**params, **more}))
-        return found
+        host.meta |= {"io.modelcontextprotocol/clientCapabilities": {}}
+        return [*found, await host.start("server/discover"), *await run_of(host, token=token)]
 
-    tape = tmp_path / "run.jsonl"
     async with relayed("--config", rules, "--record", tape, greets=False) as host:
-        recorded = await run(host)
+        recorded = await run(host, "one", 1)
     async with started((*RELAY, "--config", rules, "--replay", tape, "--strict"), greets=False) as host:
-        assert await run(host) == recorded
-        assert await host.end() == 0
-
-
-async def test_a_run_of_protocol_2026_replays_too(rules, tape):
-    without_questions = {**ENVELOPE, "io.modelcontextprotocol/clientCapabilities": {}}
-    async with relayed("--config", rules, "--record", tape, greets=False) as host:
-        host.meta = without_questions
-        recorded = [await host.start("server/discover"), *await run_of(host)]
-    async with started((*RELAY, "--config", rules, "--replay", tape, "--strict"), greets=False) as host:
-        host.meta = {**without_questions, "io.modelcontextprotocol/clientInfo": {"name": "another", "version": "2"}}
-        assert [await host.start("server/discover"), *await run_of(host, token=2)] == recorded
+        assert await run(host, "another", 2) == recorded
         assert await host.end() == 0

@@ -122,13 +122,18 @@ async def explained(*options, server):
     return forks().run(*RELAY[1:], "--explain", *options, "--", *server, imports=["agent_cache.cli.mcp_relay"])
 
 
-async def test_explain_escapes_what_a_terminal_would_interpret_of_the_names_of_tools(tmp_path):
+def saying(lists: str, calls: str = "'result': {}"):
+    """The command of a server that answers to `tools/list` and to everything else with these members."""
+    script = "import sys, json\nfor line in sys.stdin:\n    m = json.loads(line)\n"
+    script += f"    r = {{{lists}}} if m['method'] == 'tools/list' else {{{calls}}}\n"
+    script += "    'id' in m and print(json.dumps({'jsonrpc': '2.0', 'id': m['id'], **r}), flush=True)\n"
+    return sys.executable, "-c", script
+
+
+async def test_explain_escapes_what_a_terminal_would_interpret_of_the_names_of_tools():
     names = ['evil"]\n[x]\n\x1b[31m', "c1\x9b31m\u202e", "half\ud83d", "gr\u00f6\u00dfe"]
     tools = [{"name": name, "inputSchema": {}, "annotations": {"readOnlyHint": True}} for name in names]
-    script = "import sys, json\nfor line in sys.stdin:\n    m = json.loads(line)\n"
-    script += f"    r = {{'tools': {tools!a}}} if m['method'] == 'tools/list' else {{'serverInfo': {{}}}}\n"
-    script += "    'id' in m and print(json.dumps({'jsonrpc': '2.0', 'id': m['id'], 'result': r}), flush=True)\n"
-    found = await explained(server=(sys.executable, "-c", script))
+    found = await explained(server=saying(f"'result': {{'tools': {tools!a}}}"))
     assert found.returncode == 0, found.stderr
     assert all(character.isprintable() or character == "\n" for character in found.stdout)
     assert '# evil"]\\n[x]\\n\\x1b[31m' in found.stdout
@@ -136,20 +141,14 @@ async def test_explain_escapes_what_a_terminal_would_interpret_of_the_names_of_t
 
 
 async def test_explain_escapes_what_a_server_refuses_with():
-    script = "import sys, json\nfor line in sys.stdin:\n    m = json.loads(line)\n"
-    script += "    e = {'code': -32601, 'message': 'no\\x1b[31m'}\n"
-    script += "    'id' in m and print(json.dumps({'jsonrpc': '2.0', 'id': m['id'], 'error': e}), flush=True)\n"
-    found = await explained(server=(sys.executable, "-c", script))
+    found = await explained(server=saying("'error': {'code': -32601, 'message': 'no\\x1b[31m'}"))
     assert found.returncode == 2
     assert "\x1b" not in found.stderr
     assert "no\\x1b[31m" in found.stderr
 
 
 async def test_a_server_that_lists_no_tools_is_no_mistake():
-    script = "import sys, json\nfor line in sys.stdin:\n    m = json.loads(line)\n"
-    script += "    e = {'code': -32601, 'message': 'no'}\n"
-    script += "    r = {'result': {'content': []}} if m.get('method') == 'tools/call' else {'error': e}\n"
-    script += "    'id' in m and print(json.dumps({'jsonrpc': '2.0', 'id': m['id'], **r}), flush=True)\n"
-    async with started((*RELAY, "--", sys.executable, "-c", script), greets=False) as host:
+    server = saying("'error': {'code': -32601, 'message': 'no'}", "'result': {'content': []}")
+    async with started((*RELAY, "--", *server), greets=False) as host:
         assert text_of(await host.request("tools/call", {"name": "x", "arguments": {}})) == ""
         assert "not known" in host.errors

@@ -103,9 +103,6 @@ async def test_a_user_without_a_session_has_one_for_all_arguments(application, r
     assert sum(b'"tools/list"' in message for message in application.server.seen) == 2
 
 
-# Relays of one tier
-
-
 def shared(rules, tmp_path):
     rules.write_text(f'remote = "sqlite:///{tmp_path}/answers.db"\n{RULES}')
     return rules
@@ -168,9 +165,6 @@ async def test_relays_that_listen_share_the_answers_of_one_user_and_of_one_addre
     assert b"bob.r" not in kept
 
 
-# Recordings
-
-
 async def test_a_recording_tells_users_apart(application, rules, tape):
     async with relaying(application.url, rules, record_to=tape) as relay:
         for user in ("ada", "bob"):
@@ -195,9 +189,6 @@ async def test_a_recording_is_replayed_without_the_credentials_and_the_address_o
             assert (await answer(relay.url, "get", **sent), await answer(relay.url, "raw", **sent)) == recorded
     async with started((*RELAY, "--config", rules, "--replay", tape), greets=False) as host:
         assert await host.call("get", key="a") == recorded[0]
-
-
-# Messages that nobody can judge, or read
 
 
 async def test_a_call_in_a_form_that_nobody_can_judge_is_refused_and_reaches_no_server(application, rules):

@@ -36,37 +36,30 @@ def runs() -> None:
 
 
 async def by_context(ctx: Context) -> str:
-    """Tickets of the current user."""
     return str(next(RUNS))
 
 
 async def by_current_context(ctx: Context = CurrentContext()) -> str:
-    """Tickets of the current user."""
     return str(next(RUNS))
 
 
 async def by_token() -> str:
-    """Tickets of the current user."""
     return f"{next(RUNS)}{str(get_access_token())[:0]}"
 
 
 async def by_headers() -> str:
-    """Tickets of the current user."""
     return f"{next(RUNS)}{str(get_http_headers())[:0]}"
 
 
 async def by_request() -> str:
-    """Tickets of the current user."""
     return f"{next(RUNS)}{str(get_http_request())[:0]}"
 
 
 async def by_injected_headers(headers: dict[str, str] = CurrentHeaders()) -> str:
-    """Tickets of the current user."""
     return str(next(RUNS))
 
 
 async def by_request_of_the_context(ctx: Context) -> str:
-    """Tickets of the current user."""
     assert ctx.request_context is not None
     return f"{next(RUNS)}{str(ctx.request_context.request)[:0]}"
 
@@ -76,17 +69,14 @@ def who() -> str:
 
 
 async def by_helper() -> str:
-    """Tickets of the current user."""
     return f"{next(RUNS)}{who()[:0]}"
 
 
 async def by_dependency(user: str = Depends(who)) -> str:
-    """Tickets of the current user."""
     return str(next(RUNS))
 
 
 async def of_all(progress: Progress = Progress(), server: FastMCP[Any] = CurrentFastMCP()) -> str:
-    """Tickets of everybody."""
     return str(next(RUNS))
 
 

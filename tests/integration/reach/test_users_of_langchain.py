@@ -40,33 +40,27 @@ def runs() -> None:
 
 
 def my_tickets(runtime: ToolRuntime[Any, Any]) -> str:
-    """Tickets of the current user."""
     return str(next(RUNS))
 
 
 def by_config(config: RunnableConfig) -> str:
-    """Tickets of the current user."""
     return str(next(RUNS))
 
 
 def by_get_config() -> str:
-    """Tickets of the current user."""
     get_config()
     return str(next(RUNS))
 
 
 def by_state(state: Annotated[dict[str, Any], InjectedState]) -> str:
-    """Tickets of the current user."""
     return str(next(RUNS))
 
 
 def by_field_of_state(who: Annotated[str, InjectedState("nick")]) -> str:
-    """Tickets of the current user."""
     return str(next(RUNS))
 
 
 def of_all() -> str:
-    """Tickets of everybody."""
     return str(next(RUNS))
 
 
@@ -74,7 +68,11 @@ def agent_of(function: Any, *, decorated: bool = False) -> Any:
     """An agent with this one tool, which its model calls once in each run."""
     box = Toolbox({"my_*": Read("ticket")}, namespace="desk")
     inner = AgentCache("ticket")(function) if decorated else function
-    made = inner if isinstance(inner, BaseTool) else StructuredTool.from_function(inner, name="my_tickets")
+    made = (
+        inner
+        if isinstance(inner, BaseTool)
+        else StructuredTool.from_function(inner, name="my_tickets", description="Tickets.")
+    )
     middleware = [] if decorated else [AgentCacheMiddleware(box)]
     return create_agent(
         langchain_model([("my_tickets", {})]),
