@@ -48,6 +48,7 @@ class Run:
     """A run of one row.
 
     Attributes:
+        seconds: that it lasts; 0 is until all operations are done.
         struck: how often a fault was played.
         notes: what else is to be said of it.
     """
@@ -56,6 +57,7 @@ class Run:
     processes: int
     operations: int
     template: Job
+    seconds: float = 0.0
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     struck: int = 0
     notes: list[str] = field(default_factory=list)
@@ -65,6 +67,7 @@ class Run:
         self.database = self.folder / "cache"
         self.workers: dict[int, Any] = {}
         self.due: list[tuple[float, list[tuple[int, int]]]] = []
+        self.begun = time.monotonic()
 
     # Processes
 
@@ -88,6 +91,8 @@ class Run:
         self.due.append((time.monotonic() + LEASE + MARGIN, self.shared.written_by(process)))
 
     def is_over(self) -> bool:
+        if self.seconds:
+            return time.monotonic() > self.begun + self.seconds
         done = sum(self.shared.counted(process, Count.OPERATIONS) for process in range(self.processes))
         return done >= self.processes * self.template.operations
 
@@ -125,7 +130,7 @@ class Run:
                 shown = time.monotonic()
                 done = self.shared.total(Count.OPERATIONS)
                 print(f"\r  {done:>9,} operations, {self.struck} faults  ", end="", file=sys.stderr, flush=True)
-            if time.monotonic() > begun + 900:
+            if time.monotonic() > begun + 900 + self.seconds:
                 self.notes.append("ended after 900 s")
                 break
         del acting
@@ -148,10 +153,13 @@ def calm(run: Run) -> Iterator[None]:
     yield
 
 
-def kills(run: Run) -> Iterator[None]:
-    while not run.is_over():
-        run.kill(run.rng.randrange(run.processes))
-        yield from run.pause(0.08)
+def kills(seconds: float) -> Callable[[Run], Iterator[None]]:
+    def fault(run: Run) -> Iterator[None]:
+        while not run.is_over():
+            run.kill(run.rng.randrange(run.processes))
+            yield from run.pause(seconds)
+
+    return fault
 
 
 def kills_at_every_step(run: Run) -> Iterator[None]:
@@ -265,7 +273,8 @@ def bounded(run: Run) -> Iterator[None]:
 
 FAULTS: Final[dict[str, tuple[Callable[[Run], Iterator[None]], dict[str, Any]]]] = {
     "calm": (calm, {}),
-    "killed at random": (kills, {}),
+    "killed at random": (kills(0.08), {}),
+    "killed every 300 ms": (kills(0.3), {}),
     "killed at every step of a write": (kills_at_every_step, {}),
     "stopped for two leases": (stops, {}),
     "locked for three timeouts": (locks, {}),
@@ -282,12 +291,13 @@ FAULTS: Final[dict[str, tuple[Callable[[Run], Iterator[None]], dict[str, Any]]]]
 }
 
 
-def play(name: str, *, processes: int, operations: int) -> tuple[tuple[str, ...], bool]:
+def play(name: str, *, processes: int, operations: int, seconds: float = 0.0) -> tuple[tuple[str, ...], bool]:
     """Play a row. Returns its cells, and whether the promises were kept."""
     fault, options = FAULTS[name]
     with tempfile.TemporaryDirectory(prefix="onemachine-") as folder:
-        template = Job(Path(folder), 0, operations // processes, 1, lease=LEASE, timeout=TIMEOUT, **options)
-        run = Run(Path(folder), processes, operations, template)
+        each = 1 << 60 if seconds else operations // processes
+        template = Job(Path(folder), 0, each, 1, lease=LEASE, timeout=TIMEOUT, **options)
+        run = Run(Path(folder), processes, operations, template, seconds)
         run.play(fault)
         shared = run.shared
         complaints = run.folder / "complaints"
@@ -311,12 +321,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS), metavar="NAME")
     parser.add_argument("--processes", type=int, default=8, metavar="N")
     parser.add_argument("--operations", type=int, default=100_000, metavar="N", help="of all processes, a row")
+    help_text = "that a row lasts, in place of a number of operations"
+    parser.add_argument("--seconds", type=float, default=0.0, help=help_text)
     parser.add_argument("-v", action="store_true", help="abort a process that does not end, for its stack")
     options = parser.parse_args(arguments)
     lines, kept = [], True
     for number, name in enumerate(options.faults, 1):
         print(f"{name} ({number} of {len(options.faults)})", file=sys.stderr, flush=True)
-        cells, is_kept = play(name, processes=options.processes, operations=options.operations)
+        cells, is_kept = play(name, processes=options.processes, operations=options.operations, seconds=options.seconds)
         lines.append(cells)
         kept = kept and is_kept
         print("  " + " | ".join(cells), file=sys.stderr, flush=True)

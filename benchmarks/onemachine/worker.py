@@ -164,7 +164,8 @@ class Worker:
 
     def is_left(self) -> bool:
         self.shared.count(self.process, Count.OPERATIONS)
-        return self.shared.counted(self.process, Count.OPERATIONS) <= self.job.operations
+        is_over = self.shared.flags[Flag.IS_OVER]  # of a run that lasts for a time
+        return not is_over and self.shared.counted(self.process, Count.OPERATIONS) <= self.job.operations
 
     async def work(self) -> None:
         thread = threading.Thread(target=self.work_in_thread, daemon=True)
