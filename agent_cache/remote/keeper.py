@@ -41,30 +41,23 @@ class Keeper:
         with self._lock:
             if self.is_alive():
                 return
-            ready = threading.Event()
-            arguments = weakref.ref(tier), ready
-            self._thread = threading.Thread(target=self._run, args=arguments, name=self.name, daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(weakref.ref(tier),), name=self.name, daemon=True)
             try:
                 self._thread.start()
             except RuntimeError as error:  # the next call tries again
                 self._thread = None
                 tier.log.once(_NOT_STARTED, error)
-            else:
-                ready.wait()
 
-    def _run(self, reference: weakref.ref[Any], ready: threading.Event) -> None:
+    def _run(self, reference: weakref.ref[Any]) -> None:
         try:
             with suppress(asyncio.CancelledError), asyncio.Runner() as runner:
-                runner.run(self._keep(reference, ready))
+                runner.run(self._keep(reference))
         except OSError as error:  # there is no file descriptor left for an event loop; the next call tries again
-            if not ready.is_set() and (tier := reference()) is not None:
+            if (tier := reference()) is not None:
                 tier.log.once(_NOT_STARTED, error)
-        finally:
-            ready.set()
 
-    async def _keep(self, reference: weakref.ref[Any], ready: threading.Event) -> None:
+    async def _keep(self, reference: weakref.ref[Any]) -> None:
         self.loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        ready.set()
         while (tier := reference()) is not None and not tier.is_closed:
             try:
                 pause: Awaitable[object] = await tier.look_after()

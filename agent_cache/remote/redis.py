@@ -35,7 +35,7 @@ import asyncio
 import re
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 from datetime import timedelta
@@ -238,7 +238,7 @@ class _Loop:
         self.is_closed = False
 
     async def _end(self) -> Any:
-        """Closes the client when the event loop shuts its generators down."""
+        """Closes the client when the event loop shuts its generators down, or nobody has it any more."""
         try:
             yield
         finally:
@@ -253,22 +253,6 @@ class _Loop:
             await close_client(self.client)
             for _ in range(3):  # a transport that was given up closes its socket in a later step of the loop
                 await asyncio.sleep(0)
-
-    def close_soon(self) -> None:
-        """Called in its event loop."""
-        self.tasks.add(asyncio.get_running_loop().create_task(self.ending.aclose(), context=Context()))
-
-
-_Loops = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop]
-
-
-def _close_soon(loops: Mapping[asyncio.AbstractEventLoop, _Loop], keeper: Keeper) -> None:
-    """Close what a tier has open that nobody has any more."""
-    for loop, own in list(loops.items()):
-        with suppress(RuntimeError):  # it has ended
-            if loop is not keeper.loop:  # else it closes with its loop
-                loop.call_soon_threadsafe(own.close_soon)
-    keeper.stop()
 
 
 class _Rejected(Refused):
@@ -297,7 +281,7 @@ class RedisBackend:
         self.failure: str | None = None
         self.shift = 0.0
         self.batches = 0
-        self.loops: _Loops = weakref.WeakKeyDictionary()
+        self.loops = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop]()
         self._timeout = timeout
         self._cell_ttl = int(cell_ttl * 1000)
         self._keys = f"{self.prefix}none", f"{self.prefix}n"
@@ -401,10 +385,9 @@ class RedisBackend:
         loop, connection = self._spare
         if loop is asyncio.get_running_loop() or not connection.is_connected:
             return
-        text, sha = scripts_of(self._cell_ttl, self.shift)["commit"]
-        script = ("EVALSHA", sha) if self._handed_over else ("EVAL", text)
+        text, _ = scripts_of(self._cell_ttl, self.shift)["commit"]
         self._handed_over.add(writer)
-        sending = connection.send_command(*script, 2, *self._keys, writer, *values, check_health=False)
+        sending = connection.send_command("EVAL", text, 2, *self._keys, writer, *values, check_health=False)
         try:
             sent = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sending, loop))
         except RuntimeError:  # that loop has ended
@@ -488,8 +471,7 @@ class RedisBackend:
         return News(store.decode(), newest, messages if is_whole else None)
 
     async def wait_for_news(self, since: int, patience: float) -> None:
-        """Return when there is a step after a number, or after some seconds. Called by the process's own thread."""
-        await self.keep_spare()
+        """Return when there is a step after a number, or after some seconds."""
         block, streams = max(1, int(patience * 1000)), {f"{self.prefix}f": f"{since}-0"}
         await self._guarded(lambda client: client.xread(streams, count=1, block=block), patience=patience)
 
@@ -614,7 +596,6 @@ class RedisTier(VersionedTier):
             max_staleness=staleness,
         )  # fmt: skip
         self.keeper = Keeper("agent_cache follows a server")
-        weakref.finalize(self, _close_soon, backend.loops, self.keeper).atexit = False
 
     @classmethod
     def from_url(cls, url: str, *, cluster: bool = False, **options: Any) -> Self:
@@ -650,9 +631,11 @@ class RedisTier(VersionedTier):
     async def catch_up(self) -> None:
         """See `VersionedTier`. Only the thread asks a server that has not answered, if there is one."""
         failure, keeper = self.backend.failure, self.keeper
-        is_its_own = not keeper.is_alive() or keeper.loop is asyncio.get_running_loop()
-        if failure is not None and not is_its_own and not self.is_closed:
+        is_thread = keeper.is_alive() and keeper.loop is asyncio.get_running_loop()
+        if failure is not None and keeper.is_alive() and not is_thread and not self.is_closed:
             raise Refused(failure)
+        if is_thread:
+            await self.backend.keep_spare()  # before copies are served
         await super().catch_up()
         term = self.trust.term
         if term is not None and self.feed.listeners and not (term.is_running() or self.is_closed):
