@@ -10,8 +10,6 @@ import asyncio
 import os
 import re
 import sqlite3
-import statistics
-import time
 from collections.abc import AsyncIterator
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
@@ -22,7 +20,6 @@ from agent_cache.remote.backend import checked_namespace
 
 __all__ = ["examine"]
 
-_TRIPS: Final = 100
 _COMMANDS: Final = (
     "PING", "INFO replication", "TIME", "SET KEY x PX 5000", "GET KEY", "DEL KEY", "INCR KEY", "PEXPIRE KEY 5000",
     "DEL KEY", "HSET KEY x 1", "HGET KEY x", "HMGET KEY x", "HVALS KEY", "HGETALL KEY", "HEXISTS KEY x", "HDEL KEY x",
@@ -30,7 +27,6 @@ _COMMANDS: Final = (
     "XRANGE KEY - +", "XREAD COUNT 1 STREAMS KEY 0", "DEL KEY", "EVAL return(1) 1 KEY", f"EVALSHA {'0' * 40} 1 KEY",
 )  # fmt: skip
 """What a tier sends, itself or in a script."""
-_LITTLE_SPACE: Final = 1 << 26
 _STYLES: Final = {"fine": "green", "finding": "red"}
 
 
@@ -101,7 +97,6 @@ async def _of_server(options: argparse.Namespace, namespace: str) -> AsyncIterat
         yield _replication(info, is_cluster=is_cluster)
         try:
             yield await _rights(client, namespace, key)
-            yield await _latency(client, options.tier_timeout)
         finally:
             with suppress(RedisError):  # what may not be deleted expires
                 await client.delete(key)
@@ -162,17 +157,6 @@ async def _rights(client: Any, namespace: str, key: str) -> _Result:
     return _result("rights", refused, says, do)
 
 
-async def _latency(client: Any, patience: float) -> _Result:
-    times = []
-    for _ in range(_TRIPS):
-        before = time.perf_counter()
-        await client.ping()
-        times.append(time.perf_counter() - before)
-    median = statistics.median(times)
-    do = f"a hit takes one such trip, and the tier gives up after timeout={patience:g} s: move the server closer"
-    return _result("latency", median > patience / 5, f"a round trip takes {median * 1000:.2f} ms", do)
-
-
 # A file
 
 
@@ -193,8 +177,3 @@ async def _of_file(path: str, options: argparse.Namespace) -> AsyncIterator[_Res
     yield _result("permissions", exposed, says, "chmod 600 them: values are in there, and invalidations")
     do = "see which program holds it (lsof); a damaged one is set aside by the next process that uses it"
     yield _result("integrity", damages, damages or "quick_check finds nothing", do)
-    space = os.statvfs(place.parent)
-    free = space.f_bavail * space.f_frsize
-    do = "free some: on a full disk nobody uses the file until it can be written"
-    says = f"{size_text(free)} free; {size_text(sum(one.stat().st_size for one in files))} in the files"
-    yield _result("space", free < _LITTLE_SPACE, says, do)

@@ -62,10 +62,7 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
     help_text = "for the server or the file to answer (default: 5)"
     parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help=help_text)
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
-    if command == "doctor":
-        help_text = "the timeout of the fleet's RedisTier (default: 0.25)"
-        parser.add_argument("--tier-timeout", type=float, default=0.25, metavar="SECONDS", help=help_text)
-    elif command == "keys":
+    if command == "keys":
         help_text = "only entries that `clear` with the same tags would drop"
         parser.add_argument("--tag", action="append", default=[], dest="tags", metavar="TAG", help=help_text)
         parser.add_argument("--limit", type=int, default=100, metavar="N", help="entries to list (default: 100)")
