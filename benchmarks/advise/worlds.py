@@ -112,59 +112,6 @@ def _get(table: dict[Any, Any], key: Any) -> Any:
         raise RefusedError(f"{key!r} not found") from None
 
 
-class Files(World):
-    """A file system: directories depend on the paths below them; a move touches two."""
-
-    reads = ("read_file", "list_directory", "file_info", "search_files")
-    writes = ("write_file", "append_to_file", "delete_file", "move_file")
-    share_of_writes = 0.2
-    draws: ClassVar[Draws] = {
-        "path": lambda world, chance: world.path(chance),
-        "source": lambda world, chance: world.path(chance),
-        "destination": lambda world, chance: world.path(chance),
-        "pattern": lambda _, chance: chance.choice(("v0", "src", "v1", "docs a")),
-        "content": lambda _, chance: f"{chance.choice('abc')} v{chance.randint(0, 9)}",
-        "list_directory": lambda _, chance: {"path": f"/{chance.choice(('src', 'docs', 'täst'))}"},
-    }
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.files = {f"/{d}/{n}.txt": f"{d} {n} v0" for d in ("src", "docs", "täst") for n in "abcdef"}
-
-    def read_file(self, path: str) -> str:
-        return str(_get(self.files, path))
-
-    def list_directory(self, path: str) -> list[str]:
-        return sorted(one.rpartition("/")[2] for one in self.files if one.rpartition("/")[0] == path)
-
-    def file_info(self, path: str) -> dict[str, Any]:
-        return {"path": path, "size": len(_get(self.files, path)), "is_file": True, "mode": 644}
-
-    def search_files(self, pattern: str) -> list[str]:
-        return sorted(one for one, text in self.files.items() if pattern in text)
-
-    def write_file(self, path: str, content: str) -> str:
-        self.files[path] = content
-        return "ok"
-
-    def append_to_file(self, path: str, content: str) -> dict[str, Any]:
-        self.files[path] = _get(self.files, path) + content
-        return {"path": path, "written": len(content)}
-
-    def delete_file(self, path: str) -> bool:
-        _get(self.files, path)
-        del self.files[path]
-        return True
-
-    def move_file(self, source: str, destination: str) -> str:
-        self.files[destination] = _get(self.files, source)
-        del self.files[source]
-        return f"moved {source} to {destination}"
-
-    def path(self, chance: random.Random) -> str:
-        return f"/{chance.choice(('src', 'docs', 'täst'))}/{chance.choice('abcdefgh')}.txt"
-
-
 class Repositories(World):
     """Composite keys: the same number is another issue in another repository."""
 
@@ -803,5 +750,5 @@ class Projects(World):
 
 
 WORLDS: tuple[type[World], ...] = (
-    Files, Repositories, Git, Database, Mail, Inventory, Airline, Bank, Station, Directory, Projects,
+    Repositories, Git, Database, Mail, Inventory, Airline, Bank, Station, Directory, Projects,
 )  # fmt: skip

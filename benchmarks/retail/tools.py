@@ -35,6 +35,45 @@ async def some_turns(chance: random.Random) -> None:
         await asyncio.sleep(0)
 
 
+_ADDRESS = "address1: str, address2: str, city: str, state: str, country: str, zip: str"
+_SIGNATURES = {
+    "get_user_details": "user_id: str",
+    "get_order_details": "order_id: str",
+    "get_product_details": "product_id: str",
+    "find_user_id_by_name_zip": "first_name: str, last_name: str, zip: str",
+    "find_user_id_by_email": "email: str",
+    "list_all_product_types": "",
+    "calculate": "expression: str",
+    "think": "thought: str",
+    "transfer_to_human_agents": "summary: str",
+    "cancel_pending_order": "order_id: str, reason: str",
+    "modify_pending_order_items": (
+        "order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str"
+    ),
+    "modify_pending_order_payment": "order_id: str, payment_method_id: str",
+    "modify_pending_order_address": f"order_id: str, {_ADDRESS}",
+    "modify_user_address": f"user_id: str, {_ADDRESS}",
+    "return_delivered_order_items": "order_id: str, item_ids: list[str], payment_method_id: str",
+    "exchange_delivered_order_items": (
+        "order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str"
+    ),
+}
+"""The store's tools and their parameters."""
+
+
+def functions_with(body: str, **names: Any) -> dict[str, Callable[..., Any]]:
+    """The tools as functions with their signatures and this one line, in which ``{name}`` is that of the tool and
+    ``{arguments}`` are the items of a dict with its arguments. A common function that all call would be a cost of its
+    own.
+    """
+    scope = dict(names)
+    for name, signature in _SIGNATURES.items():
+        parameters = [one.partition(":")[0].strip() for one in signature.split(", ") if one]
+        line = body.format(name=name, arguments=", ".join(f"'{one}': {one}" for one in parameters))
+        exec(f"async def {name}({signature}): {line}", scope)
+    return {name: scope[name] for name in _SIGNATURES}
+
+
 class Backend(Protocol):
     """Runs the tools' calls: a store, or a connection to one."""
 
@@ -58,134 +97,14 @@ def make_tools(
     call, and a read has its result some time before it returns. These are the moments at which a cache goes wrong.
     """
 
-    async def ask(tool: str, **arguments: Any) -> str:
+    async def ask(tool: str, arguments: Mapping[str, Any]) -> str:
         await latency()
         text = backend.answer(tool, arguments)
         await latency()
         return text
 
-    async def get_user_details(user_id: str) -> str:
-        return await ask("get_user_details", user_id=user_id)
-
-    async def get_order_details(order_id: str) -> str:
-        return await ask("get_order_details", order_id=order_id)
-
-    async def get_product_details(product_id: str) -> str:
-        return await ask("get_product_details", product_id=product_id)
-
-    async def find_user_id_by_name_zip(first_name: str, last_name: str, zip: str) -> str:  # noqa: A002 - the tool's own name
-        return await ask("find_user_id_by_name_zip", first_name=first_name, last_name=last_name, zip=zip)
-
-    async def find_user_id_by_email(email: str) -> str:
-        return await ask("find_user_id_by_email", email=email)
-
-    async def list_all_product_types() -> str:
-        return await ask("list_all_product_types")
-
-    async def calculate(expression: str) -> str:
-        return await ask("calculate", expression=expression)
-
-    async def think(thought: str) -> str:
-        return await ask("think", thought=thought)
-
-    async def transfer_to_human_agents(summary: str) -> str:
-        return await ask("transfer_to_human_agents", summary=summary)
-
-    async def cancel_pending_order(order_id: str, reason: str) -> str:
-        return await ask("cancel_pending_order", order_id=order_id, reason=reason)
-
-    async def modify_pending_order_items(
-        order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
-    ) -> str:
-        return await ask(
-            "modify_pending_order_items",
-            order_id=order_id,
-            item_ids=item_ids,
-            new_item_ids=new_item_ids,
-            payment_method_id=payment_method_id,
-        )
-
-    async def modify_pending_order_payment(order_id: str, payment_method_id: str) -> str:
-        return await ask("modify_pending_order_payment", order_id=order_id, payment_method_id=payment_method_id)
-
-    async def modify_pending_order_address(
-        order_id: str,
-        address1: str,
-        address2: str,
-        city: str,
-        state: str,
-        country: str,
-        zip: str,  # noqa: A002 - the tool's own name
-    ) -> str:
-        return await ask(
-            "modify_pending_order_address",
-            order_id=order_id,
-            address1=address1,
-            address2=address2,
-            city=city,
-            state=state,
-            country=country,
-            zip=zip,
-        )
-
-    async def modify_user_address(
-        user_id: str,
-        address1: str,
-        address2: str,
-        city: str,
-        state: str,
-        country: str,
-        zip: str,  # noqa: A002 - the tool's own name
-    ) -> str:
-        return await ask(
-            "modify_user_address",
-            user_id=user_id,
-            address1=address1,
-            address2=address2,
-            city=city,
-            state=state,
-            country=country,
-            zip=zip,
-        )
-
-    async def return_delivered_order_items(order_id: str, item_ids: list[str], payment_method_id: str) -> str:
-        return await ask(
-            "return_delivered_order_items",
-            order_id=order_id,
-            item_ids=item_ids,
-            payment_method_id=payment_method_id,
-        )
-
-    async def exchange_delivered_order_items(
-        order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
-    ) -> str:
-        return await ask(
-            "exchange_delivered_order_items",
-            order_id=order_id,
-            item_ids=item_ids,
-            new_item_ids=new_item_ids,
-            payment_method_id=payment_method_id,
-        )
-
-    tools: list[Callable[..., Any]] = [
-        get_user_details,
-        get_order_details,
-        get_product_details,
-        find_user_id_by_name_zip,
-        find_user_id_by_email,
-        list_all_product_types,
-        calculate,
-        think,
-        transfer_to_human_agents,
-        cancel_pending_order,
-        modify_pending_order_items,
-        modify_pending_order_payment,
-        modify_pending_order_address,
-        modify_user_address,
-        return_delivered_order_items,
-        exchange_delivered_order_items,
-    ]
-    return {tool.__name__: _decorated(change(tool), policy, remote or RemotePolicy()) for tool in tools}
+    tools = functions_with("return await ask('{name}', {{{arguments}}})", ask=ask)
+    return {name: _decorated(change(tool), policy, remote or RemotePolicy()) for name, tool in tools.items()}
 
 
 def _decorated(tool: Callable[..., Any], policy: Policy, remote: RemotePolicy) -> Tool:

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 from benchmarks.recorded_runs import load_retail_runs
 from benchmarks.retail.store import READ_TOOLS, WRITE_TOOLS
+from benchmarks.retail.tools import functions_with
 
 Tool: TypeAlias = Callable[..., Awaitable[Any]]
 Tools: TypeAlias = dict[str, Tool]
@@ -82,99 +83,6 @@ ANSWER: ContextVar[Answer] = ContextVar("answer")
 
 
 def make_tools() -> Tools:
-    """New undecorated tools by name, with the signatures of the store's own. The bodies are alike on purpose: a common
-    function that they await would be a cost of the bare tools, of which hits spare a part.
-    """
-
-    async def find_user_id_by_name_zip(
-        first_name: str,
-        last_name: str,
-        zip: str,  # noqa: A002 - the tool's own name
-    ) -> Any:
-        await asyncio.sleep(0)
-        return ANSWER.get().result
-
-    async def find_user_id_by_email(email: str) -> Any:
-        await asyncio.sleep(0)
-        return ANSWER.get().result
-
-    async def get_user_details(user_id: str) -> Any:
-        await asyncio.sleep(0)
-        return ANSWER.get().result
-
-    async def get_order_details(order_id: str) -> Any:
-        await asyncio.sleep(0)
-        return ANSWER.get().result
-
-    async def get_product_details(product_id: str) -> Any:
-        await asyncio.sleep(0)
-        return ANSWER.get().result
-
-    async def list_all_product_types() -> Any:
-        await asyncio.sleep(0)
-        return ANSWER.get().result
-
-    async def cancel_pending_order(order_id: str, reason: str) -> Any:
-        await asyncio.sleep(0)
-        return ANSWER.get().result
-
-    async def modify_pending_order_items(
-        order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
-    ) -> Any:
-        await asyncio.sleep(0)
-        return ANSWER.get().result
-
-    async def modify_pending_order_payment(order_id: str, payment_method_id: str) -> Any:
-        await asyncio.sleep(0)
-        return ANSWER.get().result
-
-    async def modify_pending_order_address(
-        order_id: str,
-        address1: str,
-        address2: str,
-        city: str,
-        state: str,
-        country: str,
-        zip: str,  # noqa: A002 - the tool's own name
-    ) -> Any:
-        await asyncio.sleep(0)
-        return ANSWER.get().result
-
-    async def modify_user_address(
-        user_id: str,
-        address1: str,
-        address2: str,
-        city: str,
-        state: str,
-        country: str,
-        zip: str,  # noqa: A002 - the tool's own name
-    ) -> Any:
-        await asyncio.sleep(0)
-        return ANSWER.get().result
-
-    async def return_delivered_order_items(order_id: str, item_ids: list[str], payment_method_id: str) -> Any:
-        await asyncio.sleep(0)
-        return ANSWER.get().result
-
-    async def exchange_delivered_order_items(
-        order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
-    ) -> Any:
-        await asyncio.sleep(0)
-        return ANSWER.get().result
-
-    tools: list[Any] = [
-        find_user_id_by_name_zip,
-        find_user_id_by_email,
-        get_user_details,
-        get_order_details,
-        get_product_details,
-        list_all_product_types,
-        cancel_pending_order,
-        modify_pending_order_items,
-        modify_pending_order_payment,
-        modify_pending_order_address,
-        modify_user_address,
-        return_delivered_order_items,
-        exchange_delivered_order_items,
-    ]
-    return {tool.__name__: tool for tool in tools}
+    """New undecorated tools by name, with the signatures of the store's own."""
+    made = functions_with("await sleep(0); return answer.get().result", sleep=asyncio.sleep, answer=ANSWER)
+    return {name: made[name] for name in (*READS, *WRITES)}
