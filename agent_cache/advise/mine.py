@@ -372,11 +372,9 @@ class _Chooser:
         changes: Counter[frozenset[Pair]] = Counter()
         self.equal: dict[str, list[Interval]] = defaultdict(list)
         self.counts: dict[Pair, list[int]] = defaultdict(lambda: [0, 0])
-        self.signatures: dict[str, set[Signature]] = defaultdict(set)
         for interval in evidence.intervals[read]:
             pairs = set[Pair]()
             for _, writer, met in interval.writes:
-                self.signatures[writer].add(met)
                 for one in (self.roots[writer], *met):
                     pairs.add(one)
                     self.counts[one][not interval.is_change] += 1
@@ -397,13 +395,13 @@ class _Chooser:
             if roots := [link for link in own if link.pair.is_root]:
                 chosen = others + roots
                 continue
-            kept = _without_implied([*own, *self._by_entity(writer, own, covering, keyed=True)])
+            kept = [*own, *self._by_entity(writer, own, covering, keyed=True)]
             is_harmless = self._is_harmless(writer, kept, covering)
             is_known = bool(kept) and is_harmless
             if not is_known or not any(link.pair.is_key for link in kept):
                 # Nothing says that it is about the entity of the read, or too little what it does to others, or that it
                 # is about no other entity: then ids in the answer count, too.
-                kept = _without_implied([*kept, *self._by_entity(writer, kept, covering, keyed=False)])
+                kept = [*kept, *self._by_entity(writer, kept, covering, keyed=False)]
                 is_harmless = is_known or self._is_harmless(writer, kept, covering)
             chosen = others + (kept if is_harmless else [self._link(root, "whole root")])
         return chosen
@@ -435,10 +433,6 @@ class _Chooser:
             picked.append(best)
             left -= covers[best]
         self.suspected_servers = {server_of(pair.write)[0] for pair in picked}
-        for pair in sorted(picked, key=quality.__getitem__):
-            better = [covers[one] for one in picked if one != pair and quality[one] >= quality[pair]]
-            if covers[pair] <= set().union(*better):
-                picked.remove(pair)
         return [self._link(one, "whole root" if one.is_root else "evidence", number(covers[one])) for one in picked]
 
     def _pairs_of(self, writer: str) -> Iterable[Pair]:
@@ -469,9 +463,6 @@ class _Chooser:
             is_from_result = pair.write_path.startswith("result")
             if not keyed and is_from_result:
                 continue
-            seen = [signature for signature in self.signatures[writer] if pair in signature]
-            if seen and all(not signature.isdisjoint(has) for signature in seen):
-                continue  # implied
             enough = ENOUGH if keyed and not (is_from_result and "[]" in pair.write_path) else _OF_OTHERS
             if pair.is_key and not any(pair.parts <= one.parts for one in has):
                 enough = _OF_LISTS  # or a part of a key that explains changes
@@ -528,12 +519,6 @@ class _Chooser:
         arguments = {pair.write_path for pair in self._pairs_of(writer) if pair.is_argument}
         alike = {path for path in arguments if ":" not in path and not path.startswith("result")}
         return bool(linked) and alike | self.tools[writer].ids <= linked  # another argument may be an id, too
-
-
-def _without_implied(links: list[Link]) -> list[Link]:
-    """Those that no other one covers: a link through two values is part of one through either."""
-    parts = [link.pair.parts for link in links]
-    return [link for link, own in zip(links, parts, strict=True) if not any(other < own for other in parts)]
 
 
 # All of it

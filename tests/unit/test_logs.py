@@ -3,6 +3,8 @@
 import gzip
 import io
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +107,20 @@ def test_calls_and_files_that_are_there_twice_are_counted_once(write, read):
     assert len(read([span(1), span(2), span(1)])[0]) == 2
 
 
+def test_the_examples_of_the_page_are_read_as_calls(read):
+    page = (Path(__file__).parents[2] / "docs/reference/log-forms.md").read_text("utf-8")
+    logs = [read(example) for example in re.findall(r"```(?:json|text)\n(.*?)```", page, re.DOTALL)]
+    assert not any(problems for *_, problems in logs)
+    rows, of_runs, messages = [[(one.tool, one.arguments["order_id"], one.result, one.error) for one in calls]
+                               for calls, *_ in logs]  # fmt: skip
+    assert rows == [
+        ("get_order", "W1", {"status": "late"}, None),
+        ("refund", "W1", "refunded", None),
+        ("get_order", "W9", UNKNOWN, "LookupError: no such order"),
+    ]
+    assert of_runs == messages == [("get_order", "W1", "late", None)]
+
+
 # Times
 
 
@@ -163,20 +179,20 @@ def test_what_a_log_does_not_have_is_said(read):
     assert "no call has arguments: which calls are the same is not known" in notes
 
 
-def test_redacted_arguments_make_a_call_equal_to_no_other(read):
-    calls, *_ = read([
-        {"tool": "get", "args": {"id": "7", "email": "[redacted]"}, "result": {"mail": "[REDACTED]", "n": 1}},
-        {"tool": "get", "args": {"card": "****2478"}, "result": "token is <redacted>."},
-        {"tool": "get", "args": {"q": "x"}, "result": {"a": ["__REDACTED__"]}},
-        {"tool": "get", "args": {"q": "the **bold** word"}, "result": "**** four stars"},
-    ])  # fmt: skip
-    assert [(call.arguments, call.is_keyed) for call in calls] == [
-        ({"id": "7", "email": None}, False), ({"card": None}, False), ({"q": "x"}, True),
-        ({"q": "the **bold** word"}, True),
-    ]  # fmt: skip
-    assert [(call.result, call.is_whole) for call in calls] == [
-        ({"mail": None, "n": 1}, False), (UNKNOWN, True), ({"a": [None]}, False), ("**** four stars", True),
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "arguments", "is_keyed", "result", "is_whole"),
+    [
+        ({"args": {"id": "7", "email": "[redacted]"}, "result": {"mail": "[REDACTED]", "n": 1}},
+         {"id": "7", "email": None}, False, {"mail": None, "n": 1}, False),
+        ({"args": {"card": "****2478"}, "result": "token is <redacted>."}, {"card": None}, False, UNKNOWN, True),
+        ({"args": {"q": "x"}, "result": {"a": ["__REDACTED__"]}}, {"q": "x"}, True, {"a": [None]}, False),
+        ({"args": {"q": "the **bold** word"}, "result": "**** four stars"},
+         {"q": "the **bold** word"}, True, "**** four stars", True),
+    ],
+)  # fmt: skip
+def test_what_is_redacted_is_neither_equal_nor_complete(read, fields, arguments, is_keyed, result, is_whole):
+    [call] = read([{"tool": "get"} | fields])[0]
+    assert (call.arguments, call.is_keyed, call.result, call.is_whole) == (arguments, is_keyed, result, is_whole)
 
 
 # Answers, arguments, kinds
@@ -219,13 +235,13 @@ def test_arguments_are_read_from_what_there_is(read, given, arguments):
 
 
 def test_kinds_hints_and_parsed_texts(read):
-    calls, *_ = read([
-        {**GET, "kind": "read"}, {**GET, "kind": "write"}, {**GET, "kind": "tool"},
-        {**GET, "hints": {"readOnlyHint": True, "other": 1}}, {**GET, "result": '{"n": 1}'},
-    ])  # fmt: skip
-    assert [call.kind for call in calls] == ["read", "write", None, None, None]
-    assert dict(calls[3].hints) == {"readOnlyHint": True}
-    assert [call.is_parsed for call in calls[3:]] == [False, True]
+    more = [{"kind": "read"}, {"kind": "write"}, {"kind": "tool"}, {"hints": {"readOnlyHint": True, "other": 1}},
+            {"result": '{"n": 1}'}]  # fmt: skip
+    calls, *_ = read([GET | one for one in more])
+    assert [(call.kind, dict(call.hints), call.is_parsed) for call in calls] == [
+        ("read", {}, False), ("write", {}, False), (None, {}, False), (None, {"readOnlyHint": True}, False),
+        (None, {}, True),
+    ]  # fmt: skip
 
 
 # Messages
@@ -242,20 +258,19 @@ def chat(call_id, number):
 def test_a_call_that_was_never_answered_and_an_answer_without_a_call(read):
     calls, _, problems = read([chat("c1", 1)[0], chat("other", 2)[1]])
     assert [(call.tool, call.result) for call in calls] == [("get", UNKNOWN)]
-    assert [one.partition(":")[0] for one in problems] == [
-        "answers without a call were left out", "calls without an answer",
-    ]  # fmt: skip
+    said = [one.partition(":")[0] for one in problems]
+    assert said == ["answers without a call were left out", "calls without an answer"]
+
+
+UNIQUE = [chat(f"call_Zk3n9Qe81bXw0tRm5uP{n}x{n}", n) for n in range(4)]
 
 
 @pytest.mark.parametrize(
     ("records", "results", "runs"),
     [
         pytest.param([chat("call_0", n) for n in (1, 2, 1)], ["1", "2", "1"], 3, id="ids that each run counts"),
-        pytest.param(
-            [[*chat(f"call_Zk3n9Qe81bXw0tRm5uP{n}x{n}", n), *chat(f"call_Zk3n9Qe81bXw0tRm5uP{n + 1}x{n + 1}", n + 1)]
-             for n in range(3)],
-            ["0", "1", "2", "3"], 1, id="a history that each request repeats, also without its beginning",
-        ),
+        pytest.param([UNIQUE[n] + UNIQUE[n + 1] for n in range(3)], ["0", "1", "2", "3"], 1,
+                     id="a history that each request repeats, also without its beginning"),
     ],
 )  # fmt: skip
 def test_a_call_is_counted_once(read, records, results, runs):
@@ -280,27 +295,31 @@ def span(number=1, **more):
     } | more  # fmt: skip
 
 
-def test_spans_without_content_or_with_a_part_of_it_are_evidence_of_nothing(read):
-    calls, *_ = read([
-        span(1, attributes={"gen_ai.tool.call.arguments": None, "gen_ai.tool.call.result": None}),
-        span(2, attributes={"gen_ai.tool.call.arguments": '{"id": "lo', "gen_ai.tool.call.result": '{"n": ['}),
-    ])  # fmt: skip
-    assert [(call.arguments, call.is_keyed, call.result) for call in calls] == [({}, False, UNKNOWN)] * 2
-    results = ['"as JSON"', '"{\\"n\\": 1}"', '"cut' + "x" * 300, "y" * 1024, "z" * 1023]
-    calls, *_ = read([span(n, attributes={"gen_ai.tool.call.result": one}) for n, one in enumerate(results)])
-    assert [(call.result, call.is_whole) for call in calls] == [
-        ("as JSON", True), ({"n": 1}, True), (UNKNOWN, True), ("y" * 1024, False), ("z" * 1023, True),
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "result", "is_whole"),
+    [
+        (None, UNKNOWN, True), ('{"n": [', UNKNOWN, True), ('"as JSON"', "as JSON", True),
+        ('"{\\"n\\": 1}"', {"n": 1}, True), ('"cut' + "x" * 300, UNKNOWN, True), ("y" * 1024, "y" * 1024, False),
+        ("z" * 1023, "z" * 1023, True),
+    ],
+    ids=["none", "cut JSON", "a text as JSON", "JSON in it", "a cut text", "a limit of exporters", "shorter"],
+)  # fmt: skip
+def test_what_the_content_of_a_span_shows(read, content, result, is_whole):
+    asked = None if content is None else '{"id": "lo' if "[" in content else '{"id": 1}'
+    content_of = {"gen_ai.tool.call.arguments": asked, "gen_ai.tool.call.result": content}
+    [call] = read([span(attributes=content_of)])[0]
+    assert (call.result, call.is_whole) == (result, is_whole)
+    assert (call.arguments, call.is_keyed) == (({"id": 1}, True) if asked == '{"id": 1}' else ({}, False))
 
 
 def test_answers_that_came_from_a_cache_show_nothing(read):
-    calls, _, problems = read([
-        span(1, attributes={"agent_cache.source": "miss"}), span(2, attributes={"agent_cache.source": "hit"}),
-        span(3, attributes={"agent_cache.source": "write"}), span(4, attributes={"agent_cache.source": "blocked"}),
-        span(5, attributes={"gen_ai.tool.cache.hit": True}), {**GET, "source": "hit", "time": 1.8e9},
-    ])  # fmt: skip
-    assert [(call.kind, call.result) for call in calls] == [
-        ("read", {"n": 1}), ("read", UNKNOWN), ("write", {"n": 1}), (None, UNKNOWN), (None, UNKNOWN),
+    sources = [
+        span(n, attributes={"agent_cache.source": one}) for n, one in enumerate(("miss", "hit", "write", "blocked"))
+    ]
+    hit = span(5, attributes={"gen_ai.tool.cache.hit": True})
+    calls, _, problems = read([*sources, hit, {**GET, "source": "hit", "time": 1.8e9}])
+    assert [(call.kind, call.result, call.is_from_cache) for call in calls] == [
+        ("read", {"n": 1}, False), ("read", UNKNOWN, True), ("write", {"n": 1}, False), (None, UNKNOWN, True),
+        (None, UNKNOWN, True),
     ]  # fmt: skip
-    assert [call.is_from_cache for call in calls] == [False, True, False, True, True]
     assert "answers that came from a cache: they show nothing of the world: 3 (first: log, line 2)" in problems
