@@ -293,9 +293,8 @@ class TextRules:
                 return text if cleaned == data else msgspec.json.encode(cleaned).decode()
             except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
                 pass
-        if "\x1b[" in text:  # a secret is found between the colours of a terminal, and takes them with it
-            plain = RE.colour.sub("", text)
-            cleaned = self._inside(plain, depth)
+        if "\x1b[" in text and (plain := RE.colour.sub("", text)) != text:
+            cleaned = self._inside(plain, depth)  # a secret takes the colours of a terminal with it
             return text if cleaned == plain else cleaned
         for pattern in self._own_patterns:
             text = pattern.sub(self.replacement, text)

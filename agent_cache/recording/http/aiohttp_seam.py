@@ -28,10 +28,7 @@ _UNPACKED = frozenset({"gzip", "deflate", "br", "zstd"})
 
 def patches(library: Any) -> list[Patch]:
     """The methods to replace."""
-    session = library.ClientSession
-    if "middlewares" not in inspect.signature(session._request).parameters:
-        raise LookupError("it has no client middlewares; upgrade to aiohttp 3.12 or newer")
-    return [(session, "_request", functools.partial(_request, library))]
+    return [(library.ClientSession, "_request", functools.partial(_request, library))]
 
 
 def _request(library: Any, original: Any) -> Any:

@@ -353,10 +353,6 @@ class ResponseShape(msgspec.Struct):
     status: int
     reason: str = ""
     headers: dict[str, str | list[str]] = {}
-    json: Any = None
-    spelling: str = "compact"
-    text: str | None = None
-    bytes: str | None = None
     events: list[dict[str, Any]] | None = None
     frames: list[dict[str, Any]] | None = None
     lines: list[dict[str, Any]] | None = None

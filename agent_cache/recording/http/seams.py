@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import socket
 import sys
 import threading
@@ -25,8 +24,6 @@ from agent_cache.recording.http import aiohttp_seam, http_client_seams, httpx_se
 from agent_cache.recording.http.exchange import IS_CONNECTING, Patch, running_call
 from agent_cache.recording.tape import Tape
 
-_LOG = logging.getLogger("agent_cache")
-
 _SEAMS: dict[str, Callable[[Any], list[Patch]]] = {
     "httpx": httpx_seam.patches,
     "httpx2": httpx_seam.patches,
@@ -34,7 +31,7 @@ _SEAMS: dict[str, Callable[[Any], list[Patch]]] = {
     "urllib3": http_client_seams.urllib3_patches,
     "urllib.request": http_client_seams.urllib_patches,
 }
-"""By the name of the library. Its function raises `LookupError`, with the reason, for a version that has no place."""
+"""By the name of the library."""
 
 
 class Seams:
@@ -76,8 +73,6 @@ def _places() -> list[Patch]:
             found += patches(importlib.import_module(name))
         except ImportError:
             continue
-        except LookupError as error:
-            _LOG.warning("recording: requests of %s are not recorded: %s", name, error)
     return found
 
 

@@ -61,16 +61,7 @@ def test_the_plugin_is_light(tmp_path: Path):
     assert not {"asyncio", "sqlite3", "msgspec", "ssl"} & loaded
 
 
-def test_what_was_recorded_once_is_replayed_without_running(suite):
-    suite.write("test_order.py", order())
-    suite.run("--agent-record-mode=once", apart=True, passed=1)
-    assert (suite.cassettes, suite.live) == ([CASSETTE], ["get_order", "cancel_order", "get_order"])
-    suite.environment.setenv("ANSWER", "changed")
-    suite.run(passed=1)
-    assert suite.live == []
-
-
-def test_without_a_recording_nothing_runs_and_the_error_says_how_to_record(suite):
+def test_without_a_recording_nothing_runs_and_what_was_recorded_once_is_replayed(suite):
     suite.write("test_order.py", order())
     result = suite.run(errors=1)
     result.stdout.fnmatch_lines(
@@ -81,6 +72,11 @@ def test_without_a_recording_nothing_runs_and_the_error_says_how_to_record(suite
     )
     assert "pytest_plugin" not in result.stdout.str()  # no frames of ours in between
     assert (suite.live, suite.cassettes) == ([], [])
+    suite.run("--agent-record-mode=once", apart=True, passed=1)
+    assert (suite.cassettes, suite.live) == ([CASSETTE], ["get_order", "cancel_order", "get_order"])
+    suite.environment.setenv("ANSWER", "changed")
+    suite.run(passed=1)
+    assert suite.live == []
 
 
 CATCHES = """

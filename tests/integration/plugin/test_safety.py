@@ -27,21 +27,14 @@ TEST = """
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("call", slow_but(["a tool that reads", "a stream", "a thread"], CALLS))
-def test_what_would_run_live_outside_of_a_recording_fails(suite, call):
+@pytest.mark.parametrize("call", slow_but(["a tool that writes", "a thread"], CALLS))
+def test_what_would_run_live_fails_outside_of_a_recording_which_decides_inside(suite, call):
     suite.write("test_live.py", TEST.format(mark="", call=call))
-    suite.run(passed=1)
-    assert len(suite.live) == 1
     result = suite.run("--agent-block-live", failed=1)
     result.stdout.fnmatch_lines(
         ["*CassetteError: shop:* was called outside of a recording. --agent-block-live forbids*"]
     )
     assert suite.live == []
-
-
-@pytest.mark.parametrize("call", slow_but(["a tool that writes", "a thread"], CALLS))
-def test_inside_of_a_recording_the_recording_decides(suite, call):
     suite.write("test_live.py", TEST.format(mark="@pytest.mark.agent_cassette", call=call))
     suite.twice("--agent-block-live", calls=1)
 
@@ -61,15 +54,12 @@ def test_a_block_of_record_in_a_test_may_run_live_and_what_follows_may_not(suite
     assert suite.live == ["get_order", "ask"]
 
 
-def test_a_swallowed_refusal_fails_the_test(suite):
+def test_a_swallowed_refusal_fails_a_test_that_does_not_say_that_it_runs_live(suite):
     call = 'try:\n            await get_order("W1")\n        except Exception:\n            pass'
     suite.write("test_live.py", TEST.format(mark="", call=call))
     result = suite.run("--agent-block-live", failed=1)
     result.stdout.fnmatch_lines(["This was raised at *test_live.py:*, in test_it, and something has caught it."])
-
-
-def test_a_test_may_say_that_it_runs_live(suite):
-    suite.write("test_live.py", TEST.format(mark='@pytest.mark.agent_live("smoke test")', call='await get_order("W1")'))
+    suite.write("test_live.py", TEST.format(mark='@pytest.mark.agent_live("smoke test")', call=call))
     suite.run("--agent-block-live", passed=1)
     assert suite.live == ["get_order"]
 

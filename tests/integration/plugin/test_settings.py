@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from agent_cache.recording import Cassette
@@ -24,20 +26,17 @@ FIXTURE = """
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mark", "path"),
-    [
-        ("@pytest.mark.agent_cassette", "cassettes/test_ask/test_it.jsonl"),
-        ('@pytest.mark.agent_cassette("deep/named.jsonl")', "cassettes/test_ask/deep/named.jsonl"),
-        ('@pytest.mark.agent_cassette(path="fixtures/x.jsonl")', "fixtures/x.jsonl"),
-        ('@pytest.mark.replay("fixtures/x.jsonl")', "fixtures/x.jsonl"),
-    ],
-)
-def test_the_path_of_a_cassette(suite, mark, path):
-    suite.write("test_ask.py", ASK.format(mark=mark))
-    suite.twice(calls=1)
-    assert suite.cassettes == [path]
+def test_the_path_of_a_cassette(suite):
+    marks = (
+        "agent_cassette('a/named.jsonl')",
+        "agent_cassette(path='fixtures/x.jsonl')",
+        "replay('fixtures/y.jsonl')",
+    )
+    for number, mark in enumerate(marks):
+        text = ASK.format(mark=f"@pytest.mark.{mark}").replace("test_it", f"test_{number}")
+        suite.write("test_ask.py", (suite.path / "test_ask.py").read_text() + textwrap.dedent(text) if number else text)
+    suite.twice(calls=3, passed=3)
+    assert suite.cassettes == ["cassettes/test_ask/a/named.jsonl", "fixtures/x.jsonl", "fixtures/y.jsonl"]
 
 
 def test_classes_and_parameters_are_in_the_name_and_no_two_names_become_one(suite):

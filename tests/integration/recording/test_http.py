@@ -30,7 +30,6 @@ from agent_cache.recording import (
     record,
     replay,
 )
-from agent_cache.recording.http import aiohttp_seam
 from tests.harness.http_server import COOKIE, KEY, HttpServer
 from tests.harness.slow import slow
 
@@ -527,14 +526,3 @@ async def test_connections_of_clients_and_recorded_calls_pass_the_guard(fetch: F
     assert [call.kind for call in Cassette.load(path)] == ["http", "call", "call"]
     with record(path, http=Http(guard=True, ignore=["127.0.0.1"]), strict=True):
         connect(address)
-
-
-def test_an_aiohttp_without_middlewares_is_left_alone():
-    class Session:
-        async def _request(self, method: str, url: str) -> None: ...
-
-    class Library:
-        ClientSession = Session
-
-    with pytest.raises(LookupError, match=r"aiohttp 3\.12"):
-        aiohttp_seam.patches(Library)

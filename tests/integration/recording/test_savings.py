@@ -130,13 +130,6 @@ def test_a_call_without_tokens_has_no_price_unless_the_server_has_refused_it():
     assert savings_of([refused], DAY) == Savings(calls=1)
 
 
-@pytest.mark.usefixtures("unpriced")
-def test_without_the_extra_tokens_are_shown_and_what_to_install():
-    found = savings_of([model_call(), model_call()], DAY)
-    assert found == Savings(2, 2000, 100, None, 2, 0.0)
-    assert str(found) == '2 model calls, 2000+100 tokens, pip install "agent-cache[prices]" to see money'
-
-
 @pytest.mark.parametrize(
     ("savings", "text"),
     [

@@ -245,7 +245,7 @@ def test_a_code_that_a_message_has_is_a_secret(text: str, path: Path) -> None:
 OTHERS: list[Any] = [
     {"element": "Search field", "text": "shoes1"}, {"id": "call_1", "value": "x1"}, {"label": "Quantity", "value": "12a"}, {"sensitive": False, "value": "x1"}, {"columns": ["user", "page"], "rows": [["bob1", "p2"]]},
     [["key", "page"], ["name", "a1"]], {"d": "x1y2z3x1y2z3", "k": "x1y2z3x1y2z3"}, {"primary_key": "a1b2c3d4", "cache_key": "0f9e8d7c6b", "partition_key": "user#12", "public_key": "x1y2z3a4", "sort_key": "date#2024"},
-    "user, password, page\nsome prose comes here, x1", "def f(user, password, x1):\n    return g(user, password1, x2)", "| token | str |\n|---|---|\n| password | string |", "\x1b[32mok\x1b[0m 12 passed", "key -> value1",
+    "user, password, page\nsome prose comes here, x1", "def f(user, password, x1):\n    return g(user, password1, x2)", "| token | str |\n|---|---|\n| password | string |", "\x1b[32mok\x1b[0m 12 passed", "\x1b[2J of a screen", "\x1b[ x", "key -> value1",
     '<input type="password" name="pw">', '<input name="page" value="12a">', '<meta name="viewport" content="width=1024">', "the exit code is 1234, see error code: 5012", "Status code: 404", "items[0]=x1y2", "{User:bob Age:12a}", "error: invalid token: x1",
     "page.fill('#name', 'bob1')", "echo done1 | sudo tee /etc/motd", "zip -r a1.zip b", "{code: E1234}",
 ]  # fmt: skip

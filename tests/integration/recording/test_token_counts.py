@@ -275,17 +275,6 @@ def test_the_cache_key_alone_is_the_identity(path):
         ask("other")
 
 
-def test_outside_of_a_recording_it_just_runs():
-    runs = []
-
-    @cached_llm_call()
-    def ask(prompt: str) -> str:
-        runs.append(prompt)
-        return prompt
-
-    assert [ask("a"), ask("a")] == runs == ["a", "a"]
-
-
 @pytest.mark.parametrize("option", ["extract_model", "extract_tokens", "cache_key"])
 @pytest.mark.parametrize("given", [3, "x"])
 def test_what_is_no_function_is_refused_at_once(option, given):
