@@ -18,6 +18,7 @@ the token of its database, and the others are marks: "an invalidation of mine is
 
 from __future__ import annotations
 
+import fcntl
 import json
 import mmap
 import os
@@ -37,11 +38,6 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import ARMED, HELD, IDLE, Reading, Refused, State, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.feed import LOST, Log, News
-
-try:
-    import fcntl
-except ImportError as error:
-    raise ImportError("FileTier needs the file locks of Linux or macOS; on Windows use RedisTier") from error
 
 __all__ = ["PASSING", "SqliteBackend", "beside", "require_ours", "wall_time"]
 

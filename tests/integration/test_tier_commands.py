@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -346,7 +347,7 @@ def test_what_cannot_be_used_is_said_and_no_password_with_it(command, run, monke
     assert "there is no file" in err
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "other.db").touch()
-    with sqlite3.connect(tmp_path / "other.db") as other:
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
         other.execute("create table a (b)")
     code, out, err = run(command, "--url", f"{tmp_path}/other.db")
     assert (code, out) == (2, "")

@@ -113,7 +113,6 @@ def test_a_framework_reads_the_tools_own_interface(decorate: Callable[[Any], Any
     assert typing.get_type_hints(decorated) == typing.get_type_hints(tool)
     assert decorated.__annotations__ == tool.__annotations__
     assert inspect.iscoroutinefunction(decorated)
-    assert asyncio.iscoroutinefunction(decorated)
     assert inspect.isfunction(decorated)
     assert not inspect.isasyncgenfunction(decorated)
     assert decorated.__doc__ == tool.__doc__

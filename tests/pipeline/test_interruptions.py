@@ -6,6 +6,7 @@ Wherever it is, the next caller is served, and stores what it has read.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
@@ -60,7 +61,13 @@ def read_stream(item: int) -> list[Any]:
 
 
 # What is interrupted may be a coroutine before its first step.
-pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.skipif(
+        sys.version_info[:2] == (3, 14),
+        reason="in CPython 3.14 an interrupt between the two steps of `with lock:` leaves any lock taken",
+    ),
+]
 
 ASYNCIO = str(Path(asyncio.__file__).parent)
 

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -223,9 +224,12 @@ def checked_path(path: Any) -> Path:
         raise ConfigurationError("FileTier: Windows has no locks of single bytes; share the cache by a RedisTier")
     if not isinstance(path, str | os.PathLike) or not os.fspath(path) or path == ":memory:":
         raise ConfigurationError(f"FileTier: path must be the path of a file, got {path!r}")
+    is_wrong = False
     try:
         place = Path(os.path.realpath(Path(path).expanduser()))
-        mode, is_wrong = place.parent.stat().st_mode, place.exists() and not place.is_file()
+        mode = place.parent.stat().st_mode
+        with suppress(FileNotFoundError, NotADirectoryError):
+            is_wrong = not stat.S_ISREG(place.stat().st_mode)
     except (OSError, ValueError, RuntimeError, TypeError) as error:  # a missing directory, or one that is not readable
         raise ConfigurationError(f"FileTier: {path!r} cannot be the path of a file: {error}") from error
     kind = filesystem_of(place.parent)
