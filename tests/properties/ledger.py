@@ -104,6 +104,7 @@ class Read(Terse):
     fresh: bool = False
     open: bool = False  # Whether its loads stand at no gate.
     started: int = 0
+    ended: int = 0
     clock: float = 0.0
     loads: list[Load] = field(default_factory=list)
     cancelled: bool = False
@@ -348,6 +349,7 @@ class Ledger:
         )
         if problem:
             self.broken.append(f"{read} got {load}: {problem}")
+        read.ended = self.now
 
     def failed(self, read: Read, error: Broken) -> None:
         """Judge what a read raised: errors are shared, and never kept."""
@@ -369,6 +371,10 @@ class Ledger:
             return f"it was {load.value} and became {value}"
         if read.fresh and load.started < read.started:
             return "a refresh must run the tool"
+        for other in self.reads:
+            is_over = other.fresh and 0 < other.ended < read.started and other.identity == read.identity
+            if is_over and not self.is_tiered and load.started < other.started:
+                return f"it is older than what a refresh has got, {other}"
         return ""
 
     def check_given(self, load: Load) -> str:

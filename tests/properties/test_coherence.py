@@ -6,6 +6,7 @@ runs all, and searches longer. The oracle is `ledger`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -16,10 +17,11 @@ from agent_cache import ToolCall, configure, invalidate
 from agent_cache.core import versions
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
+from tests.harness.slow import slow_rows
 from tests.properties import toolbox
 from tests.properties.ledger import Broken, Key, Reader, Rejected, Write, arguments
 from tests.properties.machine import Machine, searches
-from tests.properties.stage import Place, Stage
+from tests.properties.stage import Place, Stage, Writer
 from tests.properties.toolbox import TOOLBOX
 
 RENEWING = ("renewing",)  # It reads by `fresh`, which a tool that is known by name has not.
@@ -92,6 +94,8 @@ class Coherence(Machine):
             yield "cancel_a_read"
         if self.writers and len(stage.writes) < MANY_WRITES:
             yield from ["start_a_write"] * 2
+            if stage.loads:
+                yield from ["write_and_read_again"] * 2
         if stage.writes:
             yield from ["let_a_write_go_on"] * 3
         if stage.doubtful():
@@ -138,6 +142,18 @@ class Coherence(Machine):
         if place.chain or not writer.inner_only:
             key, at_once = self.choose("key", toolbox.IDS), self.choose("at once", (False, True))
             self.stage.write(writer, key, place, at_once=at_once)
+        self.choose_turns()
+
+    def write_and_read_again(self) -> None:
+        """A whole write while a tool runs, then the call of that tool: it must not join."""
+        loads = [load for load in self.stage.loads if any(part.load for part in load.parts)]
+        load, writer = self.choose("load", loads or self.stage.loads), self.choose("writer", self.writers)
+        read = load.read
+        if read.here.chain or not writer.inner_only:
+            key = read.key if read.key in toolbox.IDS else self.choose("key", toolbox.IDS)
+            self.stage.write(writer, key, read.here, at_once=True)
+            self.stage.scheduler.drain()
+        self.stage.read(read.reader, read.key, read.here)
         self.choose_turns()
 
     def let_a_write_go_on(self) -> None:
@@ -325,7 +341,8 @@ class Composing(Invalidating):
     def let_a_load_go_on(self) -> None:
         standing = [load for load in self.stage.loads if load.gate is not None and not load.gate.done()]
         load = self.choose("load", standing or self.stage.loads)
-        how = self.choose("how", ("goes on", "goes on", "ends", "ends", "fails"))
+        makes_reads = load.parts or load.read.reader.name in toolbox.OUTER
+        how = self.choose("how", ("goes on",) * 4 + ("ends", "fails") if makes_reads else self.load_endings)
         self.stage.release(load, Broken(load.number) if how == "fails" else None, to_its_end=how == "ends")
         self.choose_turns()
 
@@ -409,7 +426,7 @@ class Tenants(Nesting, Invalidating):
 class WritesOfEntries(Composing):
     """Writes that name the entries that they touch, and reads of these entries."""
 
-    reader_names = ("entity", "page", "page", "bounded")
+    reader_names = ("page", "entity")
     writer_names = ("keyed", "keyed", "entity")
 
 
@@ -477,7 +494,59 @@ BY_NAME = (TagsFromTheResult, SeveralTags, ExpiredAnswers, OneCallManyCallers, S
 """The machines that run over a toolbox each time: one for each option that a rule passes on. `-m slow` runs all."""
 
 
-FEW, MANY = 40, 1_000
+@pytest.mark.parametrize(
+    ("how", "warm"), [("returned", False), ("lost", True), *slow_rows(("returned", True), ("lost", False))]
+)
+def test_a_whole_write_at_each_gate_of_a_read(how: str, warm: bool) -> None:
+    """Reads that make reads are stopped at each gate of these; after the write the same call is made again."""
+    readers, writers = toolbox.readers(DECORATORS), toolbox.writers(DECORATORS)
+    every = [readers[name] for name in ("lookup", *toolbox.OUTER)]
+    for reader, writer in itertools.product(every, ("entity", "told", "root", "keyed", "inner")):
+        for gates in itertools.count(1):
+            machine = Coherence()
+            try:
+                if not _write_at(machine.stage, reader, writers[writer], gates, how, warm=warm):
+                    break
+            except AssertionError as error:
+                pytest.fail(f"{writer} at gate {gates} of {reader}: {error}")
+            finally:
+                machine.close()
+
+
+def _write_at(stage: Stage, reader: Reader, writer: Writer, gates: int, how: str, *, warm: bool) -> bool:
+    """Whether the read came to so many gates."""
+    key, place = reader.keys[0], stage.enter(stage.everywhere)
+    if warm:
+        made = toolbox.readers(DECORATORS)
+        for name in ("entity", "lookup", "brief", "own_entity", "own_lookup", "page", "card"):
+            stage.read(made[name], made[name].keys[0], place, at_once=True)
+    stage.scheduler.drain()
+    stage.read(reader, key, place)
+    for gate in range(gates):
+        stage.scheduler.drain()
+        if not stage.loads:
+            return False
+        if gate < gates - 1:
+            stage.release(stage.loads[-1])
+    write = stage.write(writer, key if key in toolbox.IDS else "1", place)
+    stage.scheduler.drain()
+    stage.release(write, TimeoutError() if how == "lost" else None, to_its_end=True)
+    stage.scheduler.drain()
+    for moment in range(3):
+        stage.read(reader, key, place, at_once=moment > 0)
+        stage.scheduler.drain()
+        for load in list(stage.loads):
+            stage.release(load, to_its_end=True)
+        stage.scheduler.drain()
+        if moment == 0 and stage.doubtful():
+            stage.ledger.land(write)
+        else:
+            stage.advance(SECONDS[-1])
+    stage.finish([reader])
+    return True
+
+
+FEW, MANY = 30, 1_000
 for machine in MACHINES:
     globals().update(searches(machine, FEW, MANY))
     if machine not in (GivenResults, WritesOfEntries):  # tools that are known by name have no `set` and no keys

@@ -155,7 +155,7 @@ def test_a_hit_may_be_stopped_by_a_write(read, write, files):
 
 
 @pytest.mark.usefixtures("_generations")
-@pytest.mark.parametrize(("read", "write"), BESIDE[:4])
+@pytest.mark.parametrize(("read", "write"), [*BESIDE[:3], *pairs((by_id, later_by_result), (changes_result,))])
 def test_a_write_may_be_stopped_by_a_hit(read, write, files):
     for where in stopped_everywhere(lambda: write("7"), lambda: read("7"), lambda: run(read("7")), files):
         check(read, where)

@@ -23,6 +23,10 @@ MANY = tuple(f"x{number}" for number in range(1_500))
 MOST = tuple(f"y{number}" for number in range(2_001))  # So many count as the whole root.
 SETTLE = 3.0
 TTL = 4.0
+OUTER = (
+    "page", "card", "book", "front", "forgiving", "hasty", "renewing", "bounded", "own_page", "own_book", "leaking",
+)  # fmt: skip
+"""The tools that make reads, but for `digest`, which makes many."""
 READ = tuple(f"z{number}" for number in range(600))  # What an answer may be made from, beside the sales.
 AFTER = 6.0  # For how long an expired result may be served.
 LIVES = (0.0, 2.0, TTL)
