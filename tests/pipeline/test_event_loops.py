@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
-import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator
-from tests.harness.gates import Gate, cancelled, idle, started
-from tests.harness.slow import slow
+from tests.harness.gates import Gate, cancelled, started
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -40,15 +37,6 @@ def in_threads(*mains: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
         if isinstance(outcome, BaseException):
             raise outcome
     return outcomes
-
-
-@pytest.fixture
-def busy_switches() -> Iterator[None]:
-    """Let threads take turns a thousand times as often as usual."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(5e-6)
-    yield
-    sys.setswitchinterval(interval)
 
 
 def test_a_tool_may_be_run_in_one_event_loop_after_another():
@@ -134,34 +122,6 @@ def test_two_loops_load_side_by_side():
     assert in_threads(crowd("a"), crowd("b")) == [["a"] * 5, ["b"] * 5]
 
 
-def test_a_write_in_one_thread_bars_a_load_in_another():
-    """The load looked before the write and returns after it: its caller gets it, nobody else does."""
-    looked, written = threading.Event(), threading.Event()
-    version = 0
-
-    @AgentCache("order")
-    async def get() -> int:
-        seen = version
-        looked.set()
-        await asyncio.to_thread(written.wait, PATIENCE)
-        return seen
-
-    @AgentCacheInvalidator("order")
-    async def change() -> None:
-        nonlocal version
-        version += 1
-
-    async def read() -> tuple[int, int]:
-        return await get(), await get()
-
-    async def write() -> None:
-        await asyncio.to_thread(looked.wait, PATIENCE)
-        await change()
-        written.set()
-
-    assert in_threads(read, write)[0] == (0, 1)
-
-
 def test_a_leader_is_replaced_within_its_own_loop():
     """Cancelled in one thread while another thread loads the same: the waiter of its own loop takes over."""
     all_wait = threading.Barrier(2, timeout=PATIENCE)
@@ -184,100 +144,6 @@ def test_a_leader_is_replaced_within_its_own_loop():
         return main
 
     assert in_threads(crowd("a"), crowd("b")) == [["a"] * 2, ["b"] * 2]
-
-
-class Store:
-    """A lock-protected truth: what the versions are, and which of them a read that starts now must know."""
-
-    def __init__(self, ids: range) -> None:
-        self.lock = threading.Lock()
-        self.versions = dict.fromkeys(ids, 0)
-        self.known = dict.fromkeys(ids, 0)
-
-    def change(self, id: int) -> int:
-        with self.lock:
-            self.versions[id] += 1
-            return self.versions[id]
-
-    def ended(self, id: int, version: int) -> None:
-        with self.lock:
-            self.known[id] = max(self.known[id], version)
-
-
-@pytest.mark.parametrize("seed", [0, *slow(1, 2)])
-@pytest.mark.usefixtures("busy_switches")
-def test_readers_and_writers_in_several_threads_see_nothing_old(seed):
-    """P1 under load: four threads with a loop each, 4 x 4 tasks, 6,400 calls; some are cancelled, some fail."""
-    ids = range(3)
-    store = Store(ids)
-    stale: list[str] = []
-
-    @AgentCache("order:{id}")
-    async def get(id: int) -> int:
-        seen = store.versions[id]
-        if seen % 3:
-            await asyncio.sleep(0)
-        return seen
-
-    @AgentCache("order")
-    async def get_all() -> tuple[int, ...]:
-        seen = tuple(store.versions.values())
-        await asyncio.sleep(0)
-        return seen
-
-    @AgentCache("order:{result[0]}")
-    async def find(name: str) -> tuple[int, int]:
-        id = int(name)
-        seen = store.versions[id]
-        await asyncio.sleep(0)
-        return id, seen
-
-    @AgentCacheInvalidator("order:{id}")
-    async def change(id: int, fails: bool) -> int:
-        await asyncio.sleep(0)
-        version = store.change(id)
-        if version % 2:
-            await asyncio.sleep(0)
-        if fails:
-            raise KeyError(version)
-        return version
-
-    async def read(id: int) -> None:
-        known = dict(store.known)
-        found = {id: await get(id)}, dict(enumerate(await get_all())), dict([await find(str(id))])
-        for answer in found:
-            stale.extend(f"{seen} < {known[key]}" for key, seen in answer.items() if seen < known[key])
-
-    async def write(id: int, fails: bool) -> None:
-        try:
-            version = await change(id, fails)
-        except KeyError as error:
-            version = error.args[0]
-        store.ended(id, version)
-
-    async def work(chance: random.Random) -> None:
-        for _ in range(100):
-            id = chance.choice(ids)
-            if chance.random() < 0.2:
-                await write(id, chance.random() < 0.3)
-                continue
-            reader = asyncio.ensure_future(read(id))
-            if chance.random() < 0.1:
-                await asyncio.sleep(0)
-                reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
-            if not reader.cancelled():
-                reader.result()
-
-    def main(number: int) -> Callable[[], Coroutine[Any, Any, None]]:
-        async def crowd() -> None:
-            await asyncio.gather(*(work(random.Random(100 * seed + 10 * number + task)) for task in range(4)))
-            await idle()
-
-        return crowd
-
-    in_threads(*map(main, range(4)))
-    assert stale == []
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

@@ -11,7 +11,6 @@ import pytest
 
 from agent_cache import (
     AgentCache,
-    AgentCacheInvalidator,
     ConfigurationError,
     get_metrics,
     invalidate,
@@ -182,54 +181,6 @@ async def test_a_reload_that_fails_is_counted_logged_once_and_tried_again(clock,
     assert warnings(caplog) == ["refreshing an entry within its grace period failed"]
 
 
-async def drop(how: str, get_order: Any, over: asyncio.Event) -> None:
-    """End what is stored of order 1; a write ends when it may."""
-
-    @AgentCacheInvalidator("order:{order_id}")
-    async def change(order_id: int) -> None:
-        await over.wait()
-
-    match how:
-        case "write":
-            await change(1)
-        case "tag":
-            await invalidate("order")
-        case "call":
-            await get_order.invalidate(1)
-        case "clear":
-            get_order.clear()
-
-
-HOW = pytest.mark.parametrize("how", ["write", "tag", "call", "clear"])
-
-
-@HOW
-@pytest.mark.parametrize("when", ["before", "during", "around"])
-async def test_what_a_write_has_dropped_has_no_grace(clock, gate, get_order, how, when):
-    """Whenever it ends: before the call, or during the reload, which then stores nothing either."""
-    await loaded(gate, get_order(1), "old")
-    clock.advance(10)
-    over = asyncio.Event()
-    if when != "before":
-        assert await get_order(1) == "old"
-        await idle()
-        assert len(gate.calls) == 2
-    write = await started(drop(how, get_order, over))
-    over.set()
-    await write
-    if when == "around":
-        gate.last.returns("old, too")
-        await idle()
-    read = await started(get_order(1))
-    assert not read.done()
-    gate.last.returns("new")
-    assert await read == "new"
-    if when == "during":
-        gate.calls[1].returns("old, too")
-        await idle()
-    assert await get_order(1) == "new"
-
-
 async def test_a_reload_outlives_its_caller(clock, gate, get_order):
     await loaded(gate, get_order(1), "old")
     clock.advance(10)
@@ -258,30 +209,6 @@ async def test_a_failed_load_is_replaced_by_what_expired_a_short_while_ago(clock
     metrics = get_metrics()
     assert (metrics["misses"], metrics["errors"], metrics["stale"], metrics["hits"]) == (4, 3, 2, 0)
     assert warnings(caplog) == ["a load failed, so an expired result was returned"]
-
-
-@HOW
-@pytest.mark.parametrize("when", ["before", "during", "around the failure"])
-async def test_what_a_write_has_dropped_replaces_no_failure(clock, when, how):
-    gate, over = Gate(), asyncio.Event()
-
-    @AgentCache("order:{order_id}", ttl=10, stale_if_error=30)
-    async def get_order(order_id: int) -> Any:
-        return await gate()
-
-    await loaded(gate, get_order(1), "old")
-    clock.advance(10)
-    read = None if when == "before" else await started(get_order(1))
-    write = await started(drop(how, get_order, over))
-    if when != "around the failure":
-        over.set()
-        await write
-    read = read or await started(get_order(1))
-    gate.last.raises(Broken())
-    with pytest.raises(Broken):
-        await read
-    over.set()
-    await write
 
 
 # With a tier

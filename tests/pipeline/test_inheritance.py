@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import sys
 from typing import Any
 
@@ -18,12 +17,11 @@ from agent_cache import (
     configure,
     invalidate,
     tags_from,
-    writing,
 )
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.contract.workbench import writing as written_by
 from tests.harness import library
-from tests.harness.gates import Gate, cancelled, started
+from tests.harness.gates import Gate
 from tests.harness.slow import crossed
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -95,56 +93,6 @@ async def test_in_sessions_too():
         assert await shop.report("2") == "cancelled"
 
 
-async def test_through_any_number_of_reads():
-    shop = Shop()
-
-    @AgentCache("summary")
-    async def summary(id: str) -> str:
-        return f"<{await shop.report(id)}>"
-
-    for _ in range(2):
-        assert await summary("1") == "<open>"
-    await shop.cancel("1")
-    assert await summary("1") == "<cancelled>"
-    assert await summary("1") == "<cancelled>"
-
-
-async def test_what_another_caller_loads():
-    shop = Shop()
-    shop.is_held = True
-    alone = await started(shop.get_order("1"))
-    whole = await started(shop.report("1"))
-    shop.gate.last.returns(None)
-    assert (await alone, await whole) == ("open", "open")
-    shop.is_held = False
-    assert shop.runs == ["1", "report"]
-    assert await shop.runs_of("1") == []
-    await shop.cancel("1")
-    assert await shop.report("1") == "cancelled"
-
-
-async def test_tags_that_only_the_result_tells():
-    @AgentCache("user:{result[id]}")
-    async def find(name: str) -> dict[str, str]:
-        return {"id": name[0]}
-
-    runs = []
-
-    @AgentCache("page")
-    async def page(name: str) -> str:
-        runs.append(name)
-        return (await find(name))["id"]
-
-    for _ in range(2):
-        await page("ann")
-        await page("bob")
-    assert runs == ["ann", "bob"]
-    await invalidate("user:a")
-    await page("ann")
-    await page("bob")
-    assert runs == ["ann", "bob", "ann"]
-
-
 async def test_reads_made_in_child_tasks_and_threads():
     shop = Shop()
 
@@ -158,71 +106,6 @@ async def test_reads_made_in_child_tasks_and_threads():
         assert await everything() == ["open", "open"]
     await shop.cancel("2")
     assert await everything() == ["open", "cancelled"]
-
-
-async def test_a_single_entry_that_is_invalidated_takes_with_it_what_has_read_it():
-    shop = Shop()
-
-    @AgentCacheInvalidator("none", clear_all=False, key_fn=lambda args, kwargs: shop.get_order.cache_key(args[0]))
-    async def touch(id: str) -> None:
-        pass
-
-    @AgentCache("summary")
-    async def summary(id: str) -> str:
-        return await shop.report(id)
-
-    for read in (shop.report, summary):
-        for warm in (False, True):
-            for drop in (shop.get_order.invalidate, touch):
-                await invalidate("order", "report", "summary")
-                if warm:
-                    await shop.get_order("1")
-                    await shop.get_order("2")
-                await read("1")
-                await read("2")
-                shop.orders["1"] += "!"
-                await drop("1")
-                shop.runs.clear()
-                assert (await read("2"), await read("1")) == ("open", shop.orders["1"])
-                assert "2" not in shop.runs
-
-
-async def test_a_tool_that_is_cleared_takes_with_it_what_has_read_it():
-    shop = Shop()
-
-    @AgentCache("summary")
-    async def summary(id: str) -> str:
-        return await shop.report(id)
-
-    for read in (shop.report, summary):
-        for warm in (False, True):
-            await invalidate("order", "report", "summary")
-            if warm:
-                await shop.get_order("1")
-            await read("1")
-            shop.orders["1"] += "!"
-            assert shop.get_order.clear() == 1
-            assert await read("1") == shop.orders["1"]
-
-
-async def test_nobody_joins_a_load_that_has_read_a_tool_that_is_cleared():
-    gate = Gate()
-    shop = Shop()
-
-    @AgentCache("page")
-    async def page() -> str:
-        found = await shop.get_order("1")
-        await gate()
-        return found
-
-    first = await started(page())
-    shop.orders["1"] = "cancelled"
-    shop.get_order.clear()
-    second = await started(page())
-    for held in gate.running:
-        held.returns(None)
-    assert (await first, await second) == ("open", "cancelled")
-    assert await page() == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -277,30 +160,6 @@ async def test_an_inner_read_of_which_no_entry_is_kept_apart(inner: str, drop: s
     assert runs == ["page", "page"]
     if tier is None:
         assert await page() == "new"
-
-
-async def test_nobody_joins_a_load_that_has_seen_a_read_fail_that_is_invalidated():
-    gate = Gate()
-    state = "old"
-
-    @AgentCache("item:{id}")
-    async def item(id: int) -> str:
-        raise LookupError(state)
-
-    @AgentCache("page")
-    async def page() -> str:
-        with pytest.raises(LookupError) as caught:
-            await item(7)
-        await gate()
-        return str(caught.value)
-
-    first = await started(page())
-    state = "new"
-    await item.invalidate(7)
-    second = await started(page())
-    for held in gate.running:
-        held.returns(None)
-    assert (await first, await second) == ("old", "new")
 
 
 async def test_more_tags_than_are_kept_apart_count_as_their_roots():
@@ -390,107 +249,7 @@ async def test_reads_made_by_a_write_inside_a_load_are_made_by_the_load():
 # -- Ends of lives ---------------------------------------------------------------------------------------------------
 
 
-async def test_the_outer_answer_lives_no_longer_than_the_inner_one(clock: library.Clock):
-    shop = Shop(ttl=10)
-    await shop.get_order("1")
-    clock.advance(4)
-    await shop.report("1", "2")
-    clock.advance(5.5)
-    assert await shop.runs_of("1", "2") == []
-    clock.advance(1)
-    assert await shop.runs_of("1", "2") == ["report", "1"]
-
-
-async def test_a_shorter_life_of_its_own_stays(clock: library.Clock):
-    shop = Shop(outer={"ttl": 3}, ttl=10)
-    await shop.report("1")
-    clock.advance(3.5)
-    assert await shop.runs_of("1") == ["report"]
-
-
 # -- Doubts --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("outer", [{}, {"ttl": 60}], ids=["no ttl", "a ttl"])
-async def test_an_inner_load_that_a_write_overlaps_makes_the_outer_answer_unstorable(outer: dict[str, Any]):
-    shop = Shop(outer)
-    shop.is_held = True
-    whole = await started(shop.report("1"))
-    await shop.cancel("1")
-    shop.gate.last.returns(None)
-    assert await whole == "open", "it began before the write had ended"
-    shop.is_held = False
-    assert await shop.runs_of("1") == ["report", "1"]
-    assert await shop.report("1") == "cancelled"
-    assert await shop.runs_of("1") == []
-
-
-async def test_a_write_between_the_inner_read_and_the_end_of_the_outer_one():
-    gate = Gate()
-    shop = Shop()
-
-    @AgentCache("page")
-    async def page() -> str:
-        found = await shop.get_order("1")
-        await gate()
-        return found
-
-    whole = await started(page())
-    await shop.cancel("1")
-    later = await started(page())
-    assert len(gate.running) == 2, "a reader that starts after the write joins no load from before it"
-    for held in gate.running:
-        held.returns(None)
-    assert (await whole, await later) == ("open", "cancelled")
-    assert await page() == "cancelled"
-
-
-async def test_nobody_joins_the_outer_load_while_an_inner_one_may_be_overlapped():
-    """Only the result of the inner load will say whether the write concerns it."""
-    gate = Gate()
-    users = {"ann": "1"}
-
-    @AgentCache("user:{result[id]}")
-    async def find(name: str) -> dict[str, str]:
-        found = users[name]
-        await gate(name)
-        return {"id": found}
-
-    @AgentCache("page")
-    async def page(name: str) -> str:
-        return (await find(name))["id"]
-
-    first = await started(page("ann"))
-    users["ann"] = "2"
-    await invalidate("user:1")
-    second = await started(page("ann"))
-    assert len(gate.running) == 2
-    for held in gate.running:
-        held.returns(None)
-    assert (await first, await second) == ("1", "2")
-    assert await page("ann") == "2"
-
-
-@pytest.mark.parametrize("outer", [{}, {"ttl": 60}], ids=["no ttl", "a ttl"])
-async def test_an_inner_read_in_doubt(outer: dict[str, Any], clock: library.Clock):
-    shop = Shop(outer)
-    with pytest.raises(TimeoutError):
-        async with writing("order:1"):
-            raise TimeoutError
-    await shop.report("1")
-    assert await shop.runs_of("1") == ["report", "1"], "not stored while the write may still take effect"
-    clock.advance(6)
-    await shop.report("1")
-    assert await shop.runs_of("1") == []
-
-
-async def test_an_inner_read_during_a_write():
-    shop = Shop()
-    async with writing("order:1"):
-        await shop.report("1")
-        assert await shop.runs_of("1") == ["report", "1"]
-    await shop.report("1")
-    assert await shop.runs_of("1") == []
 
 
 @pytest.mark.parametrize(
@@ -520,120 +279,7 @@ async def test_an_inner_read_that_was_merely_not_cached(inner: dict[str, Any], a
     assert await with_ttl() == "cancelled", "it depends on the tags all the same"
 
 
-async def test_an_inner_read_that_failed():
-    broken = True
-    runs = []
-
-    @AgentCache("order:{id}")
-    async def get_order(id: str) -> str:
-        if broken:
-            raise LookupError(id)
-        return "open"
-
-    async def page() -> str:
-        runs.append("page")
-        try:
-            return await get_order("1")
-        except LookupError:
-            return "none"
-
-    without, with_ttl = AgentCache("page", name="without")(page), AgentCache("page", ttl=60, name="with")(page)
-    for _ in range(2):
-        assert (await without(), await with_ttl()) == ("none", "none")
-    assert len(runs) == 3
-    broken = False
-    await invalidate("order:1")
-    assert (await without(), await with_ttl()) == ("open", "open")
-
-
-async def test_an_inner_read_that_was_given_up():
-    gate = Gate()
-    runs = []
-
-    @AgentCache("order:{id}")
-    async def get_order(id: str) -> str:
-        await gate(id)
-        return "open"
-
-    @AgentCache("page")
-    async def page() -> str:
-        runs.append("page")
-        task = asyncio.create_task(get_order("1"))
-        await asyncio.sleep(0)
-        await cancelled(task)
-        return "timeout"
-
-    assert [await page(), await page()] == ["timeout", "timeout"]
-    assert runs == ["page", "page"], "an answer without the read is not kept for ever"
-
-
-async def test_a_leader_that_is_cancelled_hands_over_and_the_outer_load_inherits_from_its_successor():
-    shop = Shop()
-    shop.is_held = True
-    alone = await started(shop.get_order("1"))
-    whole = await started(shop.report("1"))
-    await cancelled(alone)
-    await asyncio.sleep(0)
-    shop.gate.running[-1].returns(None)
-    assert await whole == "open"
-    shop.is_held = False
-    assert await shop.runs_of("1") == []
-    await shop.cancel("1")
-    assert await shop.report("1") == "cancelled"
-
-
 # -- Whose it is ----------------------------------------------------------------------------------------------------
-
-
-async def test_an_answer_of_a_session_does_not_leave_it_through_another_read():
-    runs = []
-
-    @AgentCache("cart", "session")
-    async def cart() -> str:
-        return "mine"
-
-    @AgentCache("page", ttl=60)
-    async def page() -> str:
-        runs.append("page")
-        return await cart()
-
-    @AgentCache("own", "session")
-    async def own_page() -> str:
-        runs.append("own")
-        return await cart()
-
-    @AgentCache("front", ttl=60)
-    async def front() -> str:
-        runs.append("front")
-        return await page()
-
-    async with AgentCacheSession():
-        for _ in range(2):
-            await page()
-            await own_page()
-            await front()
-    assert runs == ["page", "own", "front", "page", "page", "front", "page"]
-
-
-async def test_a_failure_in_a_session_does_not_leave_it_through_another_read():
-    carts: dict[str, str] = {}
-
-    @AgentCache("cart", "session")
-    async def cart(owner: str) -> str:
-        return carts[owner]
-
-    @AgentCache("page", ttl=60)
-    async def page(owner: str) -> str:
-        try:
-            return await cart(owner)
-        except LookupError:
-            return "empty"
-
-    async with AgentCacheSession():
-        assert await page("ann") == "empty"
-    carts["ann"] = "a pen"
-    async with AgentCacheSession():
-        assert await page("ann") == "a pen"
 
 
 async def test_a_failed_read_ends_the_outer_answer_with_what_it_had_read(clock: library.Clock):
@@ -658,40 +304,6 @@ async def test_a_failed_read_ends_the_outer_answer_with_what_it_had_read(clock: 
     broken = False
     clock.advance(11)
     assert await page() == "1.0", "the rate has expired that the price has failed for"
-
-
-@pytest.mark.parametrize("how", ["a hit", "a miss", "under way", "no key"])
-async def test_nobody_joins_a_load_from_another_session_that_has_read_an_answer_of_its_own(how: str):
-    inner, outer = Gate(), Gate()
-
-    @AgentCache("cart", "session")
-    async def cart(owner: object) -> str:
-        if how == "under way":
-            await inner()
-        return whose.get()
-
-    whose = contextvars.ContextVar[str]("whose")
-
-    @AgentCache("page")
-    async def page() -> str:
-        found = await cart(object() if how == "no key" else "me")
-        await outer()
-        return found
-
-    async def visit(name: str) -> str:
-        whose.set(name)
-        async with AgentCacheSession():
-            if how == "a hit":
-                await cart("me")
-            return await page()
-
-    visits = [await started(visit(name)) for name in ("ann", "bob")]
-    for gate in (inner, outer):
-        for held in gate.running:
-            held.returns(None)
-        for _ in range(5):
-            await asyncio.sleep(0)
-    assert await asyncio.gather(*visits) == ["ann", "bob"]
 
 
 async def test_an_answer_of_a_session_without_a_key_does_not_leave_it_through_another_read():
@@ -751,33 +363,6 @@ async def test_what_a_tenant_could_not_keep_is_kept_for_no_other(argument: objec
     await front()
     await front()
     assert runs == ["front", "front"]
-
-
-async def test_a_caller_that_waits_does_not_get_what_was_made_for_the_session_of_another():
-    gate = Gate()
-    carts = []
-
-    @AgentCache("cart", "session")
-    async def cart() -> int:
-        carts.append("cart")
-        return len(carts)
-
-    @AgentCache("page")
-    async def page() -> int:
-        await gate()
-        return await cart()
-
-    async def run() -> int:
-        async with AgentCacheSession():
-            return await page()
-
-    first, second = await started(run()), await started(run())
-    assert len(gate.running) == 1, "it joined before anything of a session was read"
-    gate.last.returns(None)
-    assert await first == 1
-    await asyncio.sleep(0)
-    gate.last.returns(None)
-    assert await second == 2
 
 
 async def test_an_answer_of_a_tenant_is_kept_for_that_tenant():

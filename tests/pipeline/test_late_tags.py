@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, tags_from
-from tests.harness.gates import Gate, cancelled, started
+from tests.harness.gates import Gate, started
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -67,22 +67,6 @@ class Users:
         else:
             self.gate.last.returns(outcome)
             await writer
-
-
-async def test_success_drops_the_one_entity_and_what_depends_on_all():
-    """Bob stays; Ann, the list, and the answer that named nobody are asked for again."""
-    users = Users()
-    await users.warm()
-    await users.end({"id": "1"})
-    assert await users.dropped() == ["ann", "nobody", "all"]
-
-
-async def test_failure_drops_the_whole_root():
-    """Nobody knows whom it would have named."""
-    users = Users()
-    await users.warm()
-    await users.end(Rejected())
-    assert await users.dropped() == ["ann", "bob", "nobody", "all"]
 
 
 async def test_a_failure_that_says_nothing_was_changed_drops_nothing():
@@ -148,52 +132,6 @@ async def test_a_result_that_tags_cannot_be_made_of_drops_the_root(resource):
     assert await users.dropped() == ["ann", "bob", "nobody", "all"]
 
 
-async def test_while_it_runs_what_is_kept_is_served_and_what_is_loaded_is_kept_until_it_ends():
-    """It may name anything under its root, but nothing is known to be old yet. What it names is older than its end."""
-    users = Users()
-    await users.find("ann")
-    writer = await started(users.change())
-    await users.find("ann")
-    assert users.loads == ["ann"]
-    await users.find("bob")
-    await users.find("bob")
-    assert users.loads == ["ann", "bob"]
-    users.gate.last.returns({"id": "2"})
-    await writer
-    assert await users.dropped() == ["bob", "nobody", "all"]
-    assert await users.dropped() == []
-
-
-async def test_a_load_that_it_overlaps_is_not_kept_if_it_turns_out_to_name_it():
-    """Begun before it, or while it runs; ended before it, or after it."""
-    gate, change = Gate(), Gate()
-
-    @AgentCache("user:{result}")
-    async def find(name: str, id: str) -> str:
-        await gate()
-        return id
-
-    @AgentCacheInvalidator("user:{result}")
-    async def write() -> str:
-        return await change()
-
-    loads = [await started(find("before it", id)) for id in "12"]
-    writer = await started(write())
-    for name in ("in it", "beyond it"):
-        loads += [await started(find(name, id)) for id in "12"]
-    for load, call in list(zip(loads, gate.calls, strict=True))[:4]:
-        call.returns(None)
-        await load
-    change.last.returns("1")
-    await writer
-    for load, call in list(zip(loads, gate.calls, strict=True))[4:]:
-        call.returns(None)
-        await load
-    names = ("before it", "in it", "beyond it")
-    assert [find.contains(name, "1") for name in names] == [False] * 3
-    assert [find.contains(name, "2") for name in names] == [True] * 3
-
-
 @pytest.mark.parametrize("changed", ["1", "2"])
 async def test_a_load_under_way_is_kept_if_its_result_is_not_what_was_written(changed):
     """The paths written during a load are compared with its tags when these are known."""
@@ -222,31 +160,6 @@ async def test_a_load_under_way_is_kept_if_its_result_is_not_what_was_written(ch
     else:
         await find("ann")
     assert loads == (2 if changed == "1" else 1)
-
-
-async def test_a_load_during_which_too_much_was_written_to_remember_is_not_kept(monkeypatch: pytest.MonkeyPatch):
-    """What is known of writes is bounded; what is older than that counts as outdated, not as clean."""
-    monkeypatch.setattr("agent_cache.core.versions.GENERATION", 100)
-    gate = Gate()
-
-    @AgentCache("user:{result}")
-    async def find(name: str) -> str:
-        await gate()
-        return "1"
-
-    @AgentCacheInvalidator("user:{id}")
-    async def change(id: str) -> None:
-        pass
-
-    reader = await started(find("ann"))
-    for number in range(2, 300):
-        await change(str(number))
-    gate.last.returns(None)
-    await reader
-    again = await started(find("ann"))
-    assert len(gate.calls) == 2
-    gate.last.returns(None)
-    await again
 
 
 async def test_a_read_whose_tags_cannot_be_made_is_answered_and_not_kept():
@@ -284,27 +197,3 @@ async def test_a_parameter_that_is_called_result_wins():
     await change("1")
     await find("1")
     assert loads == 2
-
-
-async def test_a_write_that_is_lost_in_a_late_tag_spoils_loads_under_way():
-    """Its cancellation drops the root: a load that overlaps it is not kept, whatever it returns."""
-    users = Users()
-    gate = Gate()
-
-    @AgentCache("user:{result}")
-    async def slow(name: str) -> str:
-        await gate()
-        return "2"
-
-    writer = await started(users.change())
-    reader = await started(slow("bob"))
-    await cancelled(writer)
-    late = await started(slow("bob"))
-    assert len(gate.calls) == 2
-    for held in gate.calls:
-        held.returns(None)
-    assert (await reader, await late) == ("2", "2")
-    again = await started(slow("bob"))
-    assert len(gate.calls) == 3
-    gate.last.returns(None)
-    await again

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
-from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -111,26 +109,6 @@ async def test_an_id_with_a_colon_in_it_is_one_segment(counted):
     assert await counted.rerun(*reads) == [False, False, True]
 
 
-async def test_a_read_of_several_tags_goes_with_any_of_them(counted):
-    """A cart of a user: the user, the cart, or all carts."""
-    cart = counted.tool("cart", ["user:{id}", "cart"])
-    for tag in ("user:7", "cart", "user", "cart:anything"):
-        await cart("7")
-        await invalidate(tag)
-        assert await counted.rerun(lambda: cart("7")) == [True], tag
-    await invalidate("user:8")
-    assert await counted.rerun(lambda: cart("7")) == [False]
-
-
-async def test_a_write_of_several_tags_drops_under_each(counted):
-    """Cancelling an order touches the order and the cart."""
-    order, cart, bill = (counted.tool(name, name + ":{id}") for name in ("order", "cart", "bill"))
-    reads = [lambda: order("7"), lambda: cart("7"), lambda: bill("7")]
-    await counted.rerun(*reads)
-    await writer(["order:{id}", "cart"])("7")
-    assert await counted.rerun(*reads) == [True, True, False]
-
-
 async def test_a_read_without_an_id_depends_on_the_whole_root(counted):
     """None from a template, or no id from a function: any write below the root drops it."""
     template = counted.tool("template", "order:{id}")
@@ -163,43 +141,6 @@ async def test_entries_stay_within_reach_when_others_are_evicted(counted):
     assert await counted.rerun(lambda: order("3"), lambda: order("2")) == [False, True]
 
 
-async def test_two_tools_of_one_root_are_both_reached(counted):
-    """Each keeps its own entries, with its own size; a write reaches all."""
-    small, large = counted.tool("small", "order:{id}", maxsize=1), counted.tool("large", "order:{id}", maxsize=100)
-    reads = [lambda: small("7"), lambda: large("7"), lambda: large("8")]
-    await counted.rerun(*reads)
-    await writer("order:{id}")("7")
-    assert await counted.rerun(*reads) == [True, True, False]
-
-
-async def test_single_entries_can_be_named_by_their_key(counted):
-    """`clear_all=False, key_fn=...` drops just these calls, and spoils loads of them that are under way."""
-    gate = Gate()
-    order, other = counted.tool("order", "order"), counted.tool("other", "order")
-
-    @AgentCache("order")
-    async def slow(id: str) -> str:
-        return await gate()
-
-    write = writer(
-        "order",
-        clear_all=False,
-        key_fn=lambda args, kwargs: [order.cache_key(args[0]), other.cache_key(id=args[0]), slow.cache_key(args[0])],
-    )
-    reads = [lambda tool=tool, id=id: tool(id) for tool in (order, other) for id in ("7", "8")]
-    await counted.rerun(*reads)
-    loads = [await started(slow(id)) for id in ("7", "8")]
-    await write("7")
-    assert await counted.rerun(*reads) == [True, False, True, False]
-    for held in gate.calls:
-        held.returns("old")
-    await asyncio.gather(*loads)
-    again = [await started(slow(id)) for id in ("7", "8")]
-    assert len(gate.calls) == 3
-    gate.last.returns("new")
-    assert await asyncio.gather(*again) == ["new", "old"]
-
-
 async def test_a_call_or_a_tool_can_be_forgotten_by_hand(counted):
     """`invalidate` of a call says whether there was an answer, `clear` of a tool how many there were."""
     order, other = counted.tool("order", "order"), counted.tool("other", "order")
@@ -230,142 +171,7 @@ async def test_single_entries_that_a_lost_write_named_are_in_doubt(counted, cloc
     assert await counted.rerun(*reads) == [False, False]
 
 
-@pytest.mark.parametrize("how", ["invalidate", "clear"])
-async def test_what_is_forgotten_while_it_is_loaded_is_not_kept(how):
-    """A load under way belongs to what was forgotten: nobody joins it, nobody is given it later."""
-    gate = Gate()
-
-    @AgentCache("order")
-    async def order(id: str) -> str:
-        return await gate()
-
-    early = await started(order("7"))
-    assert not (await order.invalidate("7") if how == "invalidate" else order.clear())
-    late = await started(order("7"))
-    assert len(gate.calls) == 2
-    gate.calls[1].returns("new")
-    assert await late == "new"
-    gate.calls[0].returns("old")
-    assert await early == "old"
-    assert await order("7") == "new"
-
-
-async def test_a_refresh_runs_the_tool_and_replaces_what_was_kept(counted):
-    """Whatever is cached, and whatever is being loaded: who asks later gets what was loaded last."""
-    order = counted.tool("order", "order")
-    assert (await order("7"), await order.refresh("7"), await order.fresh("7"), await order("7")) == (1, 2, 3, 3)
-
-
-async def test_a_load_from_before_a_refresh_does_not_replace_it():
-    """The older answer arrives later, is returned to its caller, and is not kept."""
-    gate = Gate()
-
-    @AgentCache("order")
-    async def order(id: str) -> str:
-        return await gate()
-
-    early, fresh = await started(order("7")), await started(order.refresh("7"))
-    gate.calls[1].returns("new")
-    assert await fresh == "new"
-    gate.calls[0].returns("old")
-    assert await early == "old"
-    assert await order("7") == "new"
-
-
 # Sessions
-
-
-async def test_a_global_write_reaches_every_session_and_tenant(counted):
-    """Wherever it runs: in no session, in one of them, or in that of another tenant."""
-    mine, all_ours = counted.tool("mine", "order:{id}", scope="session"), counted.tool("ours", "order:{id}")
-    write = writer("order:{id}")
-    reads = [lambda: mine("7"), lambda: all_ours("7"), lambda: mine("8")]
-    outside = copy_context()
-    async with AgentCacheSession(loop_detection=False, tenant="a"):
-        for elsewhere in (None, "b"):
-            await counted.rerun(*reads)
-            async with AgentCacheSession(loop_detection=False, tenant=elsewhere):
-                await write("7")
-            assert await counted.rerun(*reads) == [True, True, False]
-        await counted.rerun(*reads)
-        await asyncio.get_running_loop().create_task(write("7"), context=outside)
-        assert await counted.rerun(*reads) == [True, True, False]
-
-
-async def test_tenants_do_not_see_each_others_answers(counted):
-    """One entry a tenant, and none for those without."""
-    ours = counted.tool("ours", "order")
-    for tenant, answer in (("a", 1), ("b", 2), (None, 3), ("a", 1), ("b", 2), (None, 3)):
-        async with AgentCacheSession(loop_detection=False, tenant=tenant):
-            assert await ours("7") == answer
-
-
-async def test_a_session_scoped_write_reaches_the_whole_chain_of_sessions_around_it(counted):
-    """From the innermost of three: all three lose their answer."""
-    mine = counted.tool("mine", "order:{id}", scope="session")
-    write = writer("order:{id}", scope="session")
-
-    async def ran() -> bool:
-        return (await counted.rerun(lambda: mine("7")))[0]
-
-    async with AgentCacheSession(loop_detection=False):
-        assert await ran()
-        async with AgentCacheSession(loop_detection=False):
-            assert await ran()
-            async with AgentCacheSession(loop_detection=False):
-                assert await ran()
-                await write("7")
-                assert await ran()
-            assert await ran()
-        assert await ran()
-        assert not await ran()
-
-
-async def test_a_session_scoped_write_reaches_no_other_session_and_nothing_global(counted):
-    """Not the session beside it, not what is shared by all."""
-    mine, ours = counted.tool("mine", "order", scope="session"), counted.tool("ours", "order")
-    write = writer("order", scope="session")
-    go_on = asyncio.Event()
-
-    async def beside() -> list[bool]:
-        async with AgentCacheSession(loop_detection=False):
-            await mine()
-            await go_on.wait()
-            return await counted.rerun(mine)
-
-    neighbour = await started(beside())
-    await ours()
-    async with AgentCacheSession(loop_detection=False):
-        await mine()
-        await write()
-        assert await counted.rerun(mine, ours) == [True, False]
-    go_on.set()
-    assert await neighbour == [False]
-
-
-async def test_a_session_scoped_write_spoils_the_loads_of_its_chain_and_no_other():
-    """A load under way in the outer session is not kept; the global one is."""
-    gates = {"mine": Gate(), "ours": Gate()}
-
-    @AgentCache("order", scope="session")
-    async def mine() -> str:
-        return await gates["mine"]()
-
-    @AgentCache("order")
-    async def ours() -> str:
-        return await gates["ours"]()
-
-    write = writer("order", scope="session")
-    async with AgentCacheSession(loop_detection=False):
-        loads = [await started(mine()), await started(ours())]
-        async with AgentCacheSession(loop_detection=False):
-            await write()
-        for gate in gates.values():
-            gate.last.returns("old")
-        await asyncio.gather(*loads)
-        again = await started(mine())
-        gates["mine"].last.returns("new")
-        assert (await again, await ours()) == ("new", "old")
 
 
 async def test_a_session_scoped_write_outside_of_a_session_just_runs(counted):

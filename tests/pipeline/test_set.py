@@ -11,7 +11,6 @@ from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     get_metrics,
-    invalidate,
     writing,
 )
 from agent_cache.testing import FaultyTier, MemoryServer, MemoryTier
@@ -61,17 +60,6 @@ class Shop:
 # Inside a write
 
 
-async def test_a_write_fills_the_read_when_it_commits():
-    shop = Shop()
-    write = await shop.write("new")
-    assert shop.taken == [True]
-    assert await shop.get(1) == "loaded 1", "not before"
-    await shop.commit(write)
-    assert await shop.get(1) == "new"
-    assert await shop.get(2) == "loaded 2"
-    assert (shop.loads, get_metrics()["hits"]) == (2, 1)
-
-
 @pytest.mark.parametrize("how", ["raises", "cancelled", "not ok"])
 async def test_a_write_that_does_not_succeed_fills_nothing(how, clock):
     shop = Shop(write={"resource": "order:{order_id}", "ok": lambda answer: answer == "ok"})
@@ -84,54 +72,6 @@ async def test_a_write_that_does_not_succeed_fills_nothing(how, clock):
         case "not ok":
             shop.gate.last.returns("refused")
     await asyncio.gather(write, return_exceptions=True)
-    assert await shop.get(1) == "loaded 1"
-
-
-@pytest.mark.parametrize("first", [0, 1])
-async def test_of_two_writes_that_overlap_neither_fills(first):
-    shop = Shop()
-    writes = [await shop.write(f"of {index}") for index in range(2)]
-    for index in (first, 1 - first):
-        await shop.commit(writes[index], index)
-    assert await shop.get(1) == "loaded 1"
-
-
-@pytest.mark.parametrize("how", ["tag", "call", "set"])
-@pytest.mark.parametrize("when", ["before the result is given", "after it"])
-async def test_an_invalidation_during_the_write_prevents_it(how, when):
-    """It may be of a newer change than the one that this write has made."""
-    shop = Shop()
-    ready, go = asyncio.Event(), asyncio.Event()
-
-    async def write() -> None:
-        async with writing("order:1"):
-            if when == "after it":
-                await shop.get.set("new", 1)
-            ready.set()
-            await go.wait()
-            if when != "after it":
-                await shop.get.set("new", 1)
-
-    task = await started(write())
-    await ready.wait()
-    match how:
-        case "tag":
-            await invalidate("order:1")
-        case "call":
-            await shop.get.invalidate(1)
-        case "set":
-            assert not await shop.get.set("other", 1), "a write of it is in flight"
-    go.set()
-    await task
-    assert await shop.get(1) == "loaded 1"
-
-
-async def test_a_write_that_is_in_doubt_prevents_it(clock):
-    shop = Shop()
-    doubtful = await shop.write("lost")
-    doubtful.cancel()
-    await idle()
-    await shop.commit(await shop.write("new"))
     assert await shop.get(1) == "loaded 1"
 
 

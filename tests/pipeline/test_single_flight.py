@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -16,7 +15,7 @@ import pytest
 from agent_cache import AgentCache, AgentCacheSession
 from agent_cache.core.store import Store
 from agent_cache.engine.flight import Flight
-from tests.harness.gates import Gate, cancelled, expire, idle, started, until
+from tests.harness.gates import Gate, cancelled, expire, idle, started
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -49,73 +48,6 @@ async def test_callers_of_one_call_share_one_run(gate, get_order):
     assert len(gate.calls) == 1
 
 
-async def test_two_calls_with_different_arguments_do_not_wait_for_each_other(gate, get_order):
-    """The second call ends while the first still runs."""
-    first, second = await started(get_order(1)), await started(get_order(2))
-    gate.calls[1].returns("two")
-    assert await second == "two"
-    assert not first.done()
-    gate.calls[0].returns("one")
-    assert await first == "one"
-
-
-async def test_a_waiter_takes_over_when_the_leader_is_cancelled(gate, get_order):
-    """The tool runs twice, its first run is cancelled, and every waiter gets the second one's answer."""
-    leader, *waiters = [await started(get_order(1)) for _ in range(4)]
-    await cancelled(leader)
-    assert leader.cancelled()
-    assert [held.cancelled for held in gate.calls] == [1, 0]
-    gate.last.returns("second run")
-    assert await asyncio.gather(*waiters) == ["second run"] * 3
-    assert await get_order(1) == "second run"
-    assert len(gate.calls) == 2
-
-
-async def test_leaders_may_be_cancelled_one_after_the_other(gate, get_order):
-    """The same flight is handed on as often as it must be."""
-    callers = [await started(get_order(1)) for _ in range(5)]
-    for caller in callers[:-1]:
-        await cancelled(caller)
-    assert [held.cancelled for held in gate.calls] == [1, 1, 1, 1, 0]
-    gate.last.returns("last")
-    assert await callers[-1] == "last"
-
-
-async def test_a_reader_joins_a_flight_that_was_handed_over(gate, get_order):
-    """Who comes after the takeover waits for the second run and does not start a third."""
-    leader, waiter = await started(get_order(1)), await started(get_order(1))
-    await cancelled(leader)
-    late = await started(get_order(1))
-    assert len(gate.calls) == 2
-    gate.last.returns("shared")
-    assert await asyncio.gather(waiter, late) == ["shared", "shared"]
-
-
-async def test_a_reader_joins_in_the_midst_of_a_takeover(gate, get_order):
-    """Who comes when the leader is gone and its successor has not woken up starts no run beside it."""
-    leader, waiter = await started(get_order(1)), await started(get_order(1))
-    leader.cancel()
-    for _ in range(4):
-        await asyncio.sleep(0)
-        asyncio.ensure_future(get_order(1))
-    await idle()
-    assert len(gate.running) == 1
-    gate.last.returns("shared")
-    assert await waiter == "shared"
-    await idle()
-
-
-async def test_a_cancelled_waiter_concerns_nobody_else(gate, get_order):
-    """Leader and the other waiters get their answer; the tool is not cancelled."""
-    leader, gone, waiter = [await started(get_order(1)) for _ in range(3)]
-    await cancelled(gone)
-    assert gone.cancelled()
-    assert gate.last.cancelled == 0
-    gate.last.returns("one")
-    assert await asyncio.gather(leader, waiter) == ["one", "one"]
-    assert len(gate.calls) == 1
-
-
 @pytest.mark.parametrize("first", ["the leader", "the waiters"])
 async def test_when_all_are_cancelled_at_once_the_tool_is_cancelled_once(first, gate, get_order):
     """Nobody is left to take over, so nothing runs again; the next reader starts afresh."""
@@ -138,34 +70,6 @@ async def test_when_the_last_caller_is_cancelled_the_tool_is_cancelled(gate, get
     assert gate.last.cancelled == 0
     await cancelled(leader)
     assert [held.cancelled for held in gate.calls] == [1]
-
-
-@pytest.mark.parametrize("turns", range(5))
-async def test_a_waiter_that_is_cancelled_before_it_wakes_passes_the_flight_on(turns, gate, get_order):
-    """However many turns lie between the two cancellations, the third caller gets an answer and one run is left."""
-    leader, promoted, third = [await started(get_order(1)) for _ in range(3)]
-    leader.cancel()
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    promoted.cancel()
-    await idle()
-    assert promoted.cancelled()
-    assert len(gate.running) == 1
-    gate.last.returns("third")
-    assert await third == "third"
-    assert await get_order(1) == "third"
-
-
-async def test_a_waiter_that_is_cancelled_as_the_answer_arrives_concerns_nobody(gate, get_order):
-    """The answer stands, is kept, and reaches the others."""
-    leader, gone, waiter = [await started(get_order(1)) for _ in range(3)]
-    gate.last.returns("one")
-    gone.cancel()
-    assert await asyncio.gather(leader, waiter) == ["one", "one"]
-    await idle()
-    assert gone.cancelled()
-    assert await get_order(1) == "one"
-    assert len(gate.calls) == 1
 
 
 async def test_a_timeout_around_the_leader_is_its_own_alone(gate, get_order):
@@ -368,77 +272,6 @@ async def test_the_flight_that_was_handed_over_runs_in_its_new_leaders_context(g
     gate.last.returns("second run")
     await waiter
     assert seen == [leader, waiter]
-
-
-async def test_a_session_scoped_call_has_one_flight_in_each_session(gate):
-    """Ten callers in two sessions: two runs; and a leader that is cancelled hands over inside its session."""
-
-    @AgentCache("order:{order_id}", scope="session")
-    async def get_order(order_id: int) -> str:
-        return await gate(order_id)
-
-    async def run() -> list[str]:
-        async with AgentCacheSession(loop_detection=False):
-            callers = [await started(get_order(1)) for _ in range(5)]
-            await cancelled(callers[0])
-            return await asyncio.gather(*callers[1:])
-
-    sessions = [await started(run()) for _ in range(2)]
-    await until(lambda: len(gate.calls) == 4)
-    assert [held.cancelled for held in gate.calls].count(0) == 2
-    for held in gate.running:
-        held.returns("own")
-    assert await asyncio.gather(*sessions) == [["own"] * 4] * 2
-    assert len(gate.calls) == 4
-
-
-async def test_a_session_scoped_tool_outside_of_a_session_runs_uncached(gate):
-    """Every call runs the tool, the concurrent ones too, and none is kept."""
-
-    @AgentCache("order", scope="session")
-    async def list_orders() -> str:
-        return await gate()
-
-    callers = [await started(list_orders()) for _ in range(3)]
-    assert len(gate.calls) == 3
-    for number, held in enumerate(gate.calls):
-        held.returns(number)
-    assert await asyncio.gather(*callers) == [0, 1, 2]
-
-
-async def test_hundreds_of_random_cancellations_hang_nobody():
-    """In 300 rounds callers come and go at random turns: each gets an answer, an error or its own cancellation."""
-    chance = random.Random(20)
-    running = most = 0
-
-    @AgentCache("order:{order_id}", maxsize=None)
-    async def get_order(order_id: int) -> int:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        try:
-            for _ in range(chance.randrange(6)):
-                await asyncio.sleep(0)
-            if chance.random() < 0.2:
-                raise Broken
-            return order_id
-        finally:
-            running -= 1
-
-    for number in range(300):
-        callers = [asyncio.ensure_future(get_order(number)) for _ in range(chance.randint(1, 8))]
-        victims = chance.sample(callers, chance.randint(0, len(callers)))
-        for victim in victims:
-            for _ in range(chance.randrange(4)):
-                await asyncio.sleep(0)
-            victim.cancel()
-        async with asyncio.timeout(30):
-            outcomes = await asyncio.gather(*callers, return_exceptions=True)
-        for caller, outcome in zip(callers, outcomes, strict=True):
-            cancelled_by_us = isinstance(outcome, asyncio.CancelledError) and caller in victims
-            assert outcome == number or isinstance(outcome, Broken) or cancelled_by_us
-    assert most == 1
-    assert running == 0
 
 
 @pytest.mark.parametrize("order", ["last first", "first first", "the leader each time"])

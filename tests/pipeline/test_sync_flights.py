@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, invalidate, invalidate_sync, tags_from
+from agent_cache import AgentCache, AgentCacheSession, invalidate_sync, tags_from
 from agent_cache.engine import blocking
 from agent_cache.engine.scope import PLACE
 from tests.harness.threads import PATIENCE, Call, Held, followers_of, interrupting, until
@@ -55,19 +55,6 @@ def test_each_follower_gets_a_copy_of_its_own(held, get_order):
     answers[1].append("cake")
     assert answers[2:] == [["tea"], ["tea"]]
     assert get_order(1) == ["tea"]
-
-
-def test_the_error_of_the_leader_is_that_of_all_its_followers(held, get_order):
-    """One run, one error, which is not stored."""
-    calls = [Call(get_order, 1) for _ in range(8)]
-    held.has_begun()
-    until(lambda: followers_of(get_order) == 7)
-    held.ends(LookupError("no such order"))
-    for call in calls:
-        with pytest.raises(LookupError, match="no such order"):
-            call.result()
-    assert len(held.runs) == 1
-    assert not get_order.contains(1)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
@@ -119,72 +106,6 @@ def test_a_signal_interrupts_the_main_thread_where_it_waits(held, get_order):
     assert leader.result() == "one"
     assert get_order(1) == "one"
     assert len(held.runs) == 1
-
-
-def test_a_write_lets_no_later_reader_join_an_earlier_load(held, get_order):
-    """The reader after the write runs the tool, although the load from before it still runs in another thread."""
-
-    @AgentCacheInvalidator("order:{order_id}")
-    def cancel(order_id: int) -> None: ...
-
-    early = Call(get_order, 1)
-    held.has_begun()
-    cancel(1)
-    late = Call(get_order, 1)
-    held.has_begun(2)
-    held.ends("new", 1)
-    assert late.result() == "new"
-    held.ends("old", 0)
-    assert early.result() == "old"
-    assert get_order(1) == "new"
-    assert len(held.runs) == 2
-
-
-async def test_an_asynchronous_write_detaches_the_loads_of_threads_and_the_other_way_round(held, get_order):
-    """The two kinds of tools depend on the same tags."""
-    gates = [asyncio.Event(), asyncio.Event()]
-    runs: list[int] = []
-
-    @AgentCache("order:{order_id}")
-    async def read(order_id: int) -> int:
-        runs.append(order_id)
-        await gates[len(runs) - 1].wait()
-        return len(runs)
-
-    @AgentCacheInvalidator("order:{order_id}")
-    async def write(order_id: int) -> None: ...
-
-    @AgentCacheInvalidator("order:{order_id}")
-    def write_at_once(order_id: int) -> None: ...
-
-    early = Call(get_order, 1)
-    held.has_begun()
-    await write(1)
-    held.ends("old")
-    assert await asyncio.to_thread(early.result) == "old"
-    assert not get_order.contains(1)
-
-    load = asyncio.create_task(read(1))
-    await asyncio.sleep(0)
-    await asyncio.to_thread(write_at_once, 1)
-    gates[0].set()
-    await load
-    assert not read.contains(1)
-    gates[1].set()
-    await read(1)
-    assert read.contains(1)
-    write_at_once(1)
-    assert not read.contains(1)
-
-
-@pytest.mark.parametrize("drop", [lambda: invalidate_sync("order:1"), lambda: asyncio.run(invalidate("order:1"))])
-def test_a_load_that_an_invalidation_overlaps_is_returned_and_not_stored(held, get_order, drop):
-    call = Call(get_order, 1)
-    held.has_begun()
-    drop()
-    held.ends("old")
-    assert call.result() == "old"
-    assert not get_order.contains(1)
 
 
 # Who would wait for itself

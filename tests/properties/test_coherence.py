@@ -495,7 +495,8 @@ BY_NAME = (TagsFromTheResult, SeveralTags, ExpiredAnswers, OneCallManyCallers, S
 
 
 @pytest.mark.parametrize(
-    ("how", "warm"), [("returned", False), ("lost", True), *slow_rows(("returned", True), ("lost", False))]
+    ("how", "warm"),
+    [("returned", False), ("lost", True), ("reads fail", False), *slow_rows(("returned", True), ("lost", False))],
 )
 def test_a_whole_write_at_each_gate_of_a_read(how: str, warm: bool) -> None:
     """Reads that make reads are stopped at each gate of these; after the write the same call is made again."""
@@ -514,7 +515,7 @@ def test_a_whole_write_at_each_gate_of_a_read(how: str, warm: bool) -> None:
 
 
 def _write_at(stage: Stage, reader: Reader, writer: Writer, gates: int, how: str, *, warm: bool) -> bool:
-    """Whether the read came to so many gates."""
+    """Write when the read has come to so many gates, or to its end. Returns whether it had not ended."""
     key, place = reader.keys[0], stage.enter(stage.everywhere)
     if warm:
         made = toolbox.readers(DECORATORS)
@@ -524,10 +525,10 @@ def _write_at(stage: Stage, reader: Reader, writer: Writer, gates: int, how: str
     stage.read(reader, key, place)
     for gate in range(gates):
         stage.scheduler.drain()
-        if not stage.loads:
-            return False
-        if gate < gates - 1:
-            stage.release(stage.loads[-1])
+        if stage.loads and gate < gates - 1:
+            load = stage.loads[-1]
+            stage.release(load, Broken(load.number) if how == "reads fail" and len(stage.loads) > 1 else None)
+    is_over = not stage.loads
     write = stage.write(writer, key if key in toolbox.IDS else "1", place)
     stage.scheduler.drain()
     stage.release(write, TimeoutError() if how == "lost" else None, to_its_end=True)
@@ -543,7 +544,7 @@ def _write_at(stage: Stage, reader: Reader, writer: Writer, gates: int, how: str
         else:
             stage.advance(SECONDS[-1])
     stage.finish([reader])
-    return True
+    return not is_over
 
 
 FEW, MANY = 30, 1_000

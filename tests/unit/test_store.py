@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from agent_cache.core.store import NEVER, Entry, Sizes, Store
 from agent_cache.core.tags import meet
-from agent_cache.core.versions import VERSIONS, Hold, Versions, paths_of
+from agent_cache.core.versions import Versions
 
 KEYS = st.sampled_from([None, 0, "0", (1, b"T")])
 TAGS = st.sampled_from(["a", "a:1", "a:2", "a:1:x", "a:1:y", "b:1:x"])
@@ -186,38 +186,6 @@ def test_without_a_bound_what_is_dead_goes_while_others_come():
     for number in range(400, 800):
         insert(store, number, made(number), 10.0)
     assert store.keys() == list(range(100, 800))
-
-
-def test_an_entry_is_asked_for_writes_once_until_the_next_one():
-    store = store_for(None)
-    insert(store, "k", entry := made("value", "a:1"))
-    store.versions.write(["b"])
-    assert entry.checked < store.versions.now
-    assert store.find("k") is entry
-    assert entry.checked == store.versions.now
-    store.versions.write(["a"])
-    assert store.peek("k") is entry, "a write touches nothing but its own names"
-    assert store.find("k") is store.peek("k") is None
-
-
-def test_a_session_asks_for_what_was_written_in_it_too():
-    class Session:
-        session_id = "s"
-
-    session = Session()
-    store = Store(None, SimpleNamespace(number=TOOL, is_named=False), session)
-    insert(store, "k", made("value", "note"))
-    hold = Hold(["note"], scopes=[VERSIONS.of_session(Session())])
-    VERSIONS.begin(hold)
-    assert store.find("k") is not None
-    VERSIONS.end(hold, ["note"])
-    hold = Hold(["note"], scopes=[VERSIONS.of_session(session)])
-    VERSIONS.begin(hold)
-    assert store.find("k") is None
-    assert store.is_held("k", paths_of(("note",)))
-    assert not store.is_held("k", paths_of(("note",)), beside=hold)
-    VERSIONS.end(hold, ["note"])
-    assert not store.is_held("k", paths_of(("note",)))
 
 
 def test_a_store_that_is_switched_off_can_still_be_emptied_and_stays_off():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -63,16 +62,6 @@ def test_entries_have_tags_below_that_of_their_tool(read: Any, written: Any):
 # Versions
 
 
-def test_a_write_concerns_what_is_older(versions: Versions):
-    before = versions.now
-    version = versions.write(["order:7", "cart"])
-    assert before < version == versions.now
-    assert versions.touches(paths_of(["user", "order:7"]), before)
-    assert not versions.touches(paths_of(["user", "order:8"]), before)
-    assert not versions.touches(paths_of(["order:7"]), version)
-    assert [versions.touches(paths_of([tag]), before) for tag in ("order", "cart:1", "user")] == [True, True, False]
-
-
 def watching(versions: Versions, then: Callable[[Any], None]) -> None:
     """Call this with each path as soon as it has a version."""
 
@@ -84,14 +73,6 @@ def watching(versions: Versions, then: Callable[[Any], None]) -> None:
     versions.known = (Paths(), {}, 0)
 
 
-def test_who_sees_a_new_version_sees_all_that_it_was_given_to(versions: Versions):
-    before, seen = versions.now, []
-    watching(versions, lambda path: seen.append((path, versions.now)))
-    versions.end(begun(versions, ["a:1", "b"]), ["c"], ["d"])
-    assert {path for path, _ in seen} == {"a:1", "a:*", "b", "c", "d:*"}
-    assert [now for _, now in seen] == [before] * 3 + [before + 1] * 5
-
-
 def test_a_write_in_the_middle_of_another_is_one_of_its_own(versions: Versions):
     """A finalizer ends a write wherever the garbage collector starts."""
     before, inner = versions.now, []
@@ -101,30 +82,6 @@ def test_a_write_in_the_middle_of_another_is_one_of_its_own(versions: Versions):
     assert versions.touches(paths_of(["a:1"]), inner[0])
     assert versions.touches(paths_of(["b"]), inner[0])
     assert not versions.touches(paths_of(["c"]), inner[0])
-
-
-@given(st.lists(st.one_of(TAGS, st.integers().map("new:{}".format)), max_size=60), st.integers(1, 9))
-def test_what_is_forgotten_counts_as_written(tags: list[str], size: int):
-    versions, moments = Versions(), []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "GENERATION", size)
-        for tag in tags:
-            moments.append(versions.now)
-            versions.write([tag])
-    latest, former, floor = versions.known
-    assert len(latest) + len(former) < 2 * (size + 5), "a write adds up to five at once"
-    for number, since in enumerate(moments):
-        for read in {"a", "b:7", "unheard of", *tags}:
-            is_written = any(meets(read, tag) for tag in tags[number:])
-            assert versions.touches(paths_of([read]), since) is (is_written or since < floor) or "*" in read
-    assert not versions.touches(paths_of(["a", *tags]), versions.now)
-
-
-def test_what_was_written_counts_while_a_new_generation_is_empty(versions: Versions):
-    before = versions.now
-    versions.write(["order:7"])
-    versions.rotate(versions.now + 1)
-    assert versions.touches(paths_of(["order:7"]), before)
 
 
 def test_a_generation_that_is_dropped_is_freed_outside_of_the_lock(monkeypatch: pytest.MonkeyPatch):
@@ -143,36 +100,6 @@ def test_a_generation_that_is_dropped_is_freed_outside_of_the_lock(monkeypatch: 
 
 
 # Holds
-
-
-def test_a_write_holds_what_it_names_until_it_ends(versions: Versions):
-    hold = begun(versions, ["order:7"], ["cart"])
-    assert versions.holds(paths_of(["user", "order"]))
-    assert versions.holds(paths_of(["cart"]))
-    assert not versions.holds(paths_of(["order:8", "cart:1"]))
-    since = versions.now
-    other = begun(versions, ["order:7"])
-    versions.end(hold, ["order:7", "user"], ["cart"])
-    assert versions.touches(paths_of(["user"]), since)
-    assert versions.holds(paths_of(["order"]))
-    versions.end(other, ["order:7"])
-    assert not versions.held
-    assert not versions.running
-
-
-def test_what_may_still_take_effect_is_held_until_its_time_is_over(versions: Versions):
-    versions.end(begun(versions, ["order:7"]), ["order:7", "user:1"], until=5.0)
-    versions.end(begun(versions, ["order:8"]), ["order:8"], until=9.0)
-    since = versions.now
-    versions.expire(4.9)
-    assert versions.holds(paths_of(["user:1"]))
-    assert versions.now == since
-    versions.expire(5.0)
-    assert not versions.holds(paths_of(["order:7", "user"]))
-    assert versions.touches(paths_of(["user:1"]), since)
-    assert versions.holds(paths_of(["order:8"]))
-    versions.expire(100.0)
-    assert not versions.held
 
 
 def test_what_is_held_for_a_time_is_held_on_when_the_write_ends_again(versions: Versions):
@@ -229,31 +156,6 @@ def test_an_end_that_was_interrupted_anywhere_is_repeated(until: float | None):
 
 class Session:
     """Something that writes are limited to."""
-
-
-def test_a_write_that_is_limited_to_sessions_concerns_them_alone(versions: Versions):
-    session, since = Session(), versions.now
-    scopes = [versions.of_session(session)]
-    own: Written = versions.of_session(session)
-    hold = begun(versions, ["note"], scopes=scopes)
-    assert versions.now > since
-    assert own.touches(paths_of(["note"]), since)
-    assert own.holds(paths_of(["note"]))
-    assert not versions.touches(paths_of(["note"]), since)
-    assert not versions.held
-    assert not own.holds(paths_of(["note"]), hold)
-    other = begun(versions, ["note"], scopes=scopes)
-    assert own.holds(paths_of(["note"]), hold)
-    versions.end(hold, ["note", "draft"], until=5.0)
-    since = versions.now
-    versions.expire(5.0)
-    assert own.touches(paths_of(["draft"]), since)
-    versions.end(other, ["note"])
-    assert not own.held
-    reference = weakref.ref(own)
-    del own, session, scopes, hold, other
-    gc.collect()
-    assert reference() is None, "it goes with its session"
 
 
 @pytest.mark.parametrize("limited", [False, True])
