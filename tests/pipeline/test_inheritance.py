@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
 import pytest
@@ -78,19 +77,6 @@ async def test_a_write_to_what_a_read_has_read_drops_it(warm: bool):
     assert await shop.runs_of("1", "2") == [], "a write to something else drops nothing"
     await invalidate("order")
     assert await shop.runs_of("1", "2") == ["report", "1", "2"]
-
-
-async def test_in_sessions_too():
-    shop = Shop()
-    async with AgentCacheSession():
-        await shop.report("1")
-        assert await shop.runs_of("1") == []
-        await shop.cancel("1")
-        assert await shop.report("1") == "cancelled"
-        await shop.get_order("2")
-        await shop.report("2")
-        await shop.cancel("2")
-        assert await shop.report("2") == "cancelled"
 
 
 async def test_reads_made_in_child_tasks_and_threads():
@@ -518,34 +504,3 @@ async def test_a_computed_tag_that_fails_counts_as_its_root():
     await invalidate("user:1")
     await page()
     assert runs == ["page", "page"]
-
-
-async def test_another_hit_of_the_same_entry_costs_next_to_nothing():
-    lines = 0
-
-    @AgentCache("item:{id}")
-    async def item(id: int) -> int:
-        return id
-
-    @AgentCache("page")
-    async def page(count: int) -> list[int]:
-        nonlocal lines
-        await item(1)
-
-        def trace(frame: Any, event: str, _: object) -> Any:
-            nonlocal lines
-            lines += event == "line"
-            return trace if "agent_cache" in frame.f_code.co_filename else None
-
-        former = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            return [await item(1) for _ in range(count)]
-        finally:
-            sys.settrace(former)
-
-    await item(1)
-    await page(1)
-    once, lines = lines, 0
-    await page(101)
-    assert lines < once + 100 * 75

@@ -5,16 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
 
 import pytest
 
 from agent_cache import AgentCache, AgentCacheSession
-from agent_cache.core.store import Store
-from agent_cache.engine.flight import Flight
 from tests.harness.gates import Gate, cancelled, expire, idle, started
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -62,16 +57,6 @@ async def test_when_all_are_cancelled_at_once_the_tool_is_cancelled_once(first, 
     assert await afresh == "afresh"
 
 
-async def test_when_the_last_caller_is_cancelled_the_tool_is_cancelled(gate, get_order):
-    """Waiters first, the leader last: it alone carried the run."""
-    leader, *waiters = [await started(get_order(1)) for _ in range(3)]
-    for waiter in waiters:
-        await cancelled(waiter)
-    assert gate.last.cancelled == 0
-    await cancelled(leader)
-    assert [held.cancelled for held in gate.calls] == [1]
-
-
 async def test_a_timeout_around_the_leader_is_its_own_alone(gate, get_order):
     """It gets a TimeoutError, the waiter the answer of a second run."""
     timeout = asyncio.timeout(None)
@@ -87,23 +72,6 @@ async def test_a_timeout_around_the_leader_is_its_own_alone(gate, get_order):
     gate.last.returns("second run")
     assert await waiter == "second run"
     assert [held.cancelled for held in gate.calls] == [1, 0]
-
-
-async def test_a_timeout_around_a_waiter_is_its_own_alone(gate, get_order):
-    """It gets a TimeoutError, the leader runs on undisturbed."""
-    timeout = asyncio.timeout(None)
-
-    async def impatient() -> str:
-        async with timeout:
-            return await get_order(1)
-
-    leader, waiter = await started(get_order(1)), await started(impatient())
-    await expire(timeout)
-    with pytest.raises(TimeoutError):
-        await waiter
-    gate.last.returns("one")
-    assert await leader == "one"
-    assert [held.cancelled for held in gate.calls] == [0]
 
 
 async def test_a_timeout_inside_the_tool_reaches_every_caller(gate):
@@ -207,45 +175,6 @@ async def test_a_tool_that_cancels_itself_hangs_nobody(gate):
     assert len(gate.calls) == 3
 
 
-async def test_a_task_group_that_fails_takes_only_its_own_callers_along(gate, get_order):
-    """The leader in the group is cancelled; the waiter outside takes over."""
-
-    async def fail() -> None:
-        await idle()
-        raise Broken
-
-    async def group() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(get_order(1))
-            tasks.create_task(get_order(1))
-            tasks.create_task(fail())
-
-    grouped = asyncio.ensure_future(group())
-    await asyncio.sleep(0)
-    waiter = await started(get_order(1))
-    with pytest.raises(ExceptionGroup):
-        await grouped
-    await idle()
-    assert [held.cancelled for held in gate.calls] == [1, 0]
-    gate.last.returns("second run")
-    assert await waiter == "second run"
-
-
-async def test_an_error_in_a_task_group_is_the_tools_own(gate, get_order):
-    """Two callers of one call in a group: the group shows the tool's error, once for each that it hit."""
-
-    async def group() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(get_order(1))
-            tasks.create_task(get_order(1))
-
-    grouped = await started(group())
-    gate.last.raises(Broken())
-    with pytest.raises(ExceptionGroup) as raised:
-        await grouped
-    assert {type(error) for error in raised.value.exceptions} == {Broken}
-
-
 async def test_a_leader_whose_coroutine_is_closed_hands_over(gate, get_order):
     """Closing is how an abandoned call ends; whoever waits for it takes over."""
     leader = get_order(1)
@@ -272,41 +201,3 @@ async def test_the_flight_that_was_handed_over_runs_in_its_new_leaders_context(g
     gate.last.returns("second run")
     await waiter
     assert seen == [leader, waiter]
-
-
-@pytest.mark.parametrize("order", ["last first", "first first", "the leader each time"])
-async def test_a_waiter_that_leaves_is_found_without_a_search(order):
-    """2,000 waiters of one flight go one by one, and none of them is compared with another."""
-    comparisons = 0
-
-    class Waiter(asyncio.Future[Any]):
-        """A future that counts what it is compared with."""
-
-        __hash__ = asyncio.Future.__hash__
-
-        def __eq__(self, other: object) -> bool:
-            nonlocal comparisons
-            comparisons += 1
-            return self is other
-
-    loop = asyncio.get_running_loop()
-    flight = Flight(Store(None, None), ("key", loop), (), ())
-    with futures_of_class(loop, Waiter):
-        waiters = [flight.join() for _ in range(2_000)]
-    for waiter in reversed(waiters) if order == "last first" else waiters:
-        if order == "the leader each time":
-            flight.hand_over()
-        else:
-            waiter.cancel()
-        flight.leave(waiter)
-    assert comparisons == 0
-    assert not flight.waiters
-    flight.land(None)
-
-
-@contextmanager
-def futures_of_class(loop: asyncio.AbstractEventLoop, kind: type[asyncio.Future[Any]]) -> Iterator[None]:
-    """Let `create_future` of a loop make futures of this class."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "create_future", lambda: kind(loop=loop))
-        yield

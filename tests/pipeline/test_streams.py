@@ -360,28 +360,6 @@ async def test_no_more_of_a_long_stream_is_kept_than_its_readers_have_to_take():
 # -- Writes --------------------------------------------------------------------------------------------------
 
 
-@AgentCacheInvalidator("doc:{id}", name="streams:change")
-async def change(id: int) -> None:
-    pass
-
-
-@pytest.mark.parametrize("taken", [0, 1])
-async def test_a_stream_that_a_write_overlaps_is_not_stored_and_no_later_reader_joins(taken: int, source: Source):
-    before = await listening(source.words(1))
-    await source.last.yields(*"ab"[:taken])
-    await change(1)
-    after = await listening(source.words(1))
-    assert len(source.runs) == 2
-    await source.runs[0].yields(*"ab"[taken:])
-    await source.runs[0].ends()
-    assert await before.task == ["a", "b"]
-    assert not source.words.contains(1)
-    await source.runs[1].yields("new")
-    await source.runs[1].ends()
-    assert await after.task == ["new"]
-    assert await collected(source.words(1)) == ["new"]
-
-
 class Writer:
     """A write that streams, and a read of the same thing."""
 

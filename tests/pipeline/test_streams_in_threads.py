@@ -11,7 +11,6 @@ import pytest
 
 from agent_cache import (
     AgentCache,
-    AgentCacheInvalidator,
     get_metrics,
 )
 from tests.harness import library
@@ -125,37 +124,3 @@ def test_what_a_run_raises_reaches_its_caller_after_its_chunks(error: BaseExcept
 
 
 # -- Threads -------------------------------------------------------------------------------------------------
-
-
-def test_threads_never_read_what_a_write_has_replaced():
-    """Whoever begins after a write has ended reads nothing from before it, and no stream has two versions."""
-    version = 0
-
-    @AgentCache("versions")
-    def versions() -> Iterator[int]:
-        seen = version
-        for _ in range(5):
-            yield seen
-
-    @AgentCacheInvalidator("versions")
-    def change() -> Iterator[int]:
-        nonlocal version
-        yield version
-        version += 1
-        yield version
-
-    def read() -> None:
-        for _ in range(200):
-            before = version_written[0]
-            found = list(versions())
-            assert len(set(found)) == 1
-            assert found[0] >= before
-
-    def write() -> None:
-        for _ in range(200):
-            version_written[0] = list(change())[-1]
-
-    version_written = [0]
-    with ThreadPoolExecutor(5) as pool:
-        for call in [*(pool.submit(read) for _ in range(4)), pool.submit(write)]:
-            call.result(PATIENCE)

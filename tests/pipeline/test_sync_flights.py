@@ -57,23 +57,6 @@ def test_each_follower_gets_a_copy_of_its_own(held, get_order):
     assert get_order(1) == ["tea"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_a_follower_takes_over_when_the_leader_dies(held, get_order, error):
-    """The tool runs twice: in the leader that died, and in one follower, whose answer all others get."""
-    leader = Call(get_order, 1)
-    held.has_begun()
-    followers = [Call(get_order, 1) for _ in range(5)]
-    until(lambda: followers_of(get_order) == 5)
-    held.ends(error())
-    with pytest.raises(error):
-        leader.result()
-    held.has_begun(2)
-    held.ends("second run")
-    assert [call.result() for call in followers] == ["second run"] * 5
-    assert len(held.runs) == 2
-    assert get_order(1) == "second run"
-
-
 def test_a_follower_that_is_interrupted_leaves_the_others_alone(held, get_order, monkeypatch):
     """A KeyboardInterrupt where it waits is raised in it, and the flight goes on."""
 
