@@ -12,7 +12,7 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, configure
 from agent_cache.errors import CheckpointError, ConfigurationError, DivergenceError, InDoubtError, JournalError
-from agent_cache.recording import cached_llm_call, intercept, replay
+from agent_cache.recording import Redaction, cached_llm_call, intercept, replay
 from agent_cache.resume import AutoReplayManager, Journal, JournalEnded, NotDone, idempotency_key
 from agent_cache.resume.journal import read_journal
 from agent_cache.testing import MemoryTier, reset
@@ -269,6 +269,18 @@ def test_a_write_in_doubt_that_is_not_made_again_is_said(world, directory, caplo
     assert "has not come to writes that it had made: resumed:pay" in caplog.text
 
 
+def test_what_a_write_encloses_is_settled_with_it(world, directory, caplog):
+    @AgentCacheInvalidator("order:{order}", name="resumed:settle")
+    async def settle(order: str) -> str:
+        return f"settled, {await pay(order)}"
+
+    in_doubt(directory, lambda: settle("1"))
+    assert len(read_journal(directory / "run.jsonl").in_doubt) == 2
+    assert journaled(Journal(directory, on_doubt={settle: lambda *_: "found"}), lambda: settle("1")) == "found"
+    assert read_journal(directory / "run.jsonl").is_sealed
+    assert not caplog.messages
+
+
 def test_caches_drop_what_a_write_in_doubt_may_have_changed(world, directory):
     with configure(remote=MemoryTier()):
         in_doubt(directory)
@@ -406,6 +418,10 @@ def test_a_run_that_needs_what_redaction_has_removed_is_not_resumed(world, direc
 def test_secrets_among_the_arguments_are_no_part_of_the_outcome_and_what_cannot_be_written_is_read_again(
     world, directory
 ):
+    @AgentCacheInvalidator("password:{user}", name="resumed:set_password")
+    async def set_password(user: str) -> str:  # its tag reads like a secret
+        return "set"
+
     @intercept(name="resumed:log_in")
     async def log_in(password: str) -> str:
         WORLD.call("log_in")
@@ -418,11 +434,12 @@ def test_secrets_among_the_arguments_are_no_part_of_the_outcome_and_what_cannot_
 
     async def program():
         welcome, lock = await log_in("correct horse"), await connect()
-        return welcome, lock.locked(), await pay("1")
+        return welcome, lock.locked(), await set_password("ann7"), await pay("1")
 
-    dies(Journal(directory), program, "pay 1")
+    rules = Redaction(patterns=["password:[a-z0-9]+"])
+    dies(Journal(directory, redact=rules), program, "pay 1")
     assert "horse" not in (directory / "run.jsonl").read_text()
-    assert journaled(Journal(directory, on_doubt="rerun"), program) == ("welcome", False, "paid 1")
+    assert journaled(Journal(directory, redact=rules, on_doubt="rerun"), program) == ("welcome", False, "set", "paid 1")
     assert world.calls == {"log_in": 1, "connect": 2, "pay 1": 1}
 
 
