@@ -151,6 +151,12 @@ async def test_calls_that_enclose_the_fork_run_and_those_before_it_inside_of_the
     assert shop.made == ["think W2 is pending", "cancel W2"]
     assert branch.saved.calls == 2, "the first step, and the read in the second one"
     assert diff_cassettes(path, to).identical
+    to.unlink()
+    shop.reset()
+    with fork(path, at=5, to=to, world="as_is", edits={1: "refused"}):
+        assert await run() == ["refused", "cancelled W2"]
+    names = [call.name for call in Cassette.load(to)]
+    assert names == ["step", "step", "get_order", "think", "cancel"], "what an edited call has enclosed was not made"
 
 
 async def test_a_branch_is_complete_says_what_it_has_left_and_can_be_replayed(shop, original, to):

@@ -328,6 +328,19 @@ def test_whatever_authorize_does_but_allow_refuses(store, killed, authorize, sta
     assert ("Retry-After" in answer.headers) == (status == 429)
 
 
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_session_that_authorize_refuses_by_an_error_looks_as_if_it_were_not_there(store, killed, status):
+    def refuse(request, action, session_id):
+        if session_id is not None:
+            raise HTTPException(status, "this one is secret")
+        return True
+
+    with running(restore_app(store, authorize=refuse)) as url, Client(url) as client:
+        assert ids(client) == []
+        hidden, absent = (client.get(f"/checkpoints/{one}") for one in (killed.checkpoint(), "0" * 32))
+        assert (hidden.status_code, hidden.content) == (404, absent.content)
+
+
 def test_there_is_no_service_without_authorize(store):
     with pytest.raises(ConfigurationError, match="authorize"):
         restore_app(store, authorize=None)
