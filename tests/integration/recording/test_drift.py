@@ -192,6 +192,31 @@ def test_a_text_that_is_json_is_compared_as_what_it_says() -> None:
     assert (drift.path, drift.original_value, drift.restored_value) == ("result.b[*]", 2, 3)
 
 
+def steps(*calls: tuple[str, Any], lanes: str = "") -> Cassette:
+    """Calls of a write or of reads with what they return, each made by the task of its lane."""
+    return Cassette([
+        RecordedCall(id=number, kind="write" if name == "write" else "tool", name=name, digest=name.encode().hex(),
+                     lane=int(lanes[number - 1 :][:1] or 0), started_ms=number, outcome={"value": value})
+        for number, (name, value) in enumerate(calls, 1)
+    ])  # fmt: skip
+
+
+def test_a_call_is_known_by_its_place_in_its_task_also_if_its_result_has_changed() -> None:
+    baseline = Baseline(steps(("read", 1), ("write", 0), ("read", 2)))
+    drifts = baseline.compare(steps(("write", 0), ("read", 3)))
+    assert [(one.kind, one.original_value) for one in drifts] == [("result", 2), ("missing", {})]
+
+
+def test_a_call_that_another_task_makes_is_the_same_call() -> None:
+    calls = ("read", 1), ("write", 0), ("look", 2)
+    assert Baseline(steps(*calls)).compare(steps(*calls, lanes="010")) == []
+
+
+def test_tasks_are_known_by_their_calls_and_not_by_which_began_first() -> None:
+    one, other = (("read", 1), ("write", 0)), (("write", 0), ("read", 1))
+    assert Baseline(steps(*one, *other, lanes="1122")).compare(steps(*other, *one, lanes="1122")) == []
+
+
 async def test_recorded_times_and_random_values_do_not_count(runs: Runs) -> None:
     async def make(shop: Shop) -> None:
         now()

@@ -335,7 +335,7 @@ def test_a_session_that_authorize_refuses_by_an_error_looks_as_if_it_were_not_th
             raise HTTPException(status, "this one is secret")
         return True
 
-    with running(restore_app(store, authorize=refuse)) as url, Client(url) as client:
+    with running(restore_app(store, authorize=refuse)) as url, httpx.Client(base_url=url) as client:
         assert ids(client) == []
         hidden, absent = (client.get(f"/checkpoints/{one}") for one in (killed.checkpoint(), "0" * 32))
         assert (hidden.status_code, hidden.content) == (404, absent.content)
