@@ -7,6 +7,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache.core.options import LoopHints, checked_choice
@@ -22,7 +23,7 @@ _RELAY: Final = ("on_loop", "new_turn_after", "max_tool_repeats", "on")
 _OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "read": (
         "tags", "parse", "scope", "ttl", "maxsize", "jitter", "grace", "stale_if_error", "copy", "inherit", "shared",
-        "version", "loop",
+        "version", "validate", "validate_after", "loop",
     ),
     "write": ("tags", "parse", "scope", "settle", "doubt", "shared", "loop"),
     "watch": ("loop",),
@@ -120,12 +121,24 @@ def _rule_of(said: Any, of_reads: Mapping[str, Any], of_writes: Mapping[str, Any
         loop = _table(given["loop"], "loop")
         _refuse_unknown(loop, _LOOP)
         given["loop"] = LoopHints(**loop)
+    if "validate" in given:
+        given["validate"] = _function_at(given["validate"])
     if kind in ("watch", "pass"):
         return Watch(**given) if kind == "watch" else Pass()
     tags = given.pop("tags", None)
     if not isinstance(tags, list) or not tags:
         raise ConfigurationError(f'tags must be a list, for example tags = ["order:{{order_id}}"]; got {tags!r}')
     return Read(tags, **given, **of_reads) if kind == "read" else Write(tags, **given, **of_writes)
+
+
+def _function_at(name: Any) -> Any:
+    """The function of a module that can be imported here."""
+    try:
+        return resolve_name(name)
+    except (TypeError, ValueError, ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f'validate must name a function, for example "shop.checks:is_unchanged"; {name!r}: {error}'
+        ) from error
 
 
 def _vary_of(names: Any) -> Any:

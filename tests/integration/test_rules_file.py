@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import ConfigurationError, Toolbox, configure
+from agent_cache import ConfigurationError, Toolbox, configure, testing
 from agent_cache.relay.relay_settings import load
 from agent_cache.remote.memory import MemoryTier
 from agent_cache.toolbox import Read, Watch, Write
@@ -78,6 +78,30 @@ async def test_the_variables_named_by_vary_keep_entries_apart(tmp_path: Path, mo
     assert all(len(one) == 64 for one in hashes)
 
 
+async def test_a_file_names_the_function_that_says_whether_an_answer_still_holds(tmp_path: Path, monkeypatch):
+    module = (
+        "asked = []\ndef holds(answer, **arguments):\n    asked.append((answer, arguments))\n    return len(asked) != 2"
+    )
+    (tmp_path / "rules_checks.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    rule = 'namespace = "v"\n[tools.get]\nkind = "read"\ntags = ["t"]\nttl = 60\nvalidate = "rules_checks:holds"'
+    box, runs = Toolbox.from_file(written(tmp_path, rule)), []
+
+    async def get() -> int:
+        runs.append(1)
+        return len(runs)
+
+    with testing.FakeClock() as clock:
+        answers = []
+        for _ in range(4):
+            answers.append(await box.call("get", {"page": 7}, get))
+            clock.advance(61)
+    import rules_checks  # type: ignore[import-not-found]
+
+    assert answers == [1, 1, 2, 2]
+    assert rules_checks.asked == [(1, {"page": 7}), (1, {"page": 7}), (2, {"page": 7})]
+
+
 async def test_closing_a_toolbox_closes_the_tier_of_its_file_and_no_other(tmp_path: Path):
     pytest.importorskip("redis")
     rules = 'namespace = "r"\nremote = "redis://127.0.0.1:1/0"\n[tools.get]\nkind = "read"\ntags = ["t"]'
@@ -129,6 +153,10 @@ X = f"{A}[tools.x]\n"
         (X + "kind = 'read'\ntags = ['a:']", r"tools\.x: .*empty parts"),
         (X + "kind = 'read'\ntags = ['a']\nttl = 'x'", r"tools\.x: .*ttl must be seconds"),
         (X + "kind = 'read'\ntags = ['a']\ntl = 5", r"tools\.x: 'tl' is not known here; is 'ttl'"),
+        (X + "kind = 'read'\ntags = ['a']\nvalidate = 7", r"tools\.x: validate must name a function, .*; 7: "),
+        (X + "kind = 'read'\ntags = ['a']\nvalidate = 'os:nothing'", r"tools\.x: validate must name a function"),
+        (X + "kind = 'read'\ntags = ['a']\nvalidate = 'no.such:thing'", r"tools\.x: validate must name a function"),
+        (X + "kind = 'read'\ntags = ['a']\nvalidate = 'os'", r"tools\.x: .*validate"),
         (X + "kind = 'write'\ntags = ['a']\nttl = 5", r"tools\.x: 'ttl' is not known here"),
         (X + "kind = 'watch'\nloop = true", r"tools\.x: loop must be a table"),
         (X + "kind = 'watch'\nloop = { max_unchanged = 3 }", r"tools\.x: LoopHints: .*poll=True"),
