@@ -3,9 +3,11 @@
 import contextlib
 import decimal
 import pathlib
+import sys
 import threading
 from dataclasses import dataclass
 from datetime import date, datetime
+from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -211,6 +213,16 @@ def test_a_parameter_of_a_later_version_that_is_not_given_changes_no_call(path):
         intercept(lambda text: 1, name="ask")("a")
     with replay(path, strict=True):
         assert intercept(lambda text, seed=None: 2, name="ask")("a") == 1
+
+
+@pytest.mark.parametrize("name", ["NotGiven", "Omit"])
+def test_what_a_client_passes_for_not_given_is_no_argument(name, monkeypatch):
+    """As clients that Stainless has generated: they pass more of them in later versions."""
+    kind = type(name, (), {"__module__": "vendor._types"})
+    monkeypatch.setitem(sys.modules, "vendor._types", SimpleNamespace(**{name: kind}))
+    assert plain_arguments({"text": "a", "seed": kind(), "options": {"n": 1, "top": kind()}})[0] == {
+        "text": "a", "options": {"n": 1}
+    }  # fmt: skip
 
 
 def test_functions_and_classes_are_known_by_their_names():

@@ -193,7 +193,7 @@ async def test_a_context_manager_is_said_while_recording_to_need_a_function_arou
         async with record(path):
             assert await run() == "Oslo"
     [warning] = [text for entry in caplog.records if (text := entry.getMessage()).startswith("recording to")]
-    assert "record a function that opens it, and returns or yields what it gives" in warning
+    assert "record a function that opens it, and returns or yields what is in it" in warning
     with pytest.raises(CassetteError, match="record a function that opens it"), replay(path):
         await run()
 

@@ -162,6 +162,19 @@ async def test_a_write_has_its_tags_without_secrets_and_a_read_has_none(path):
     assert Cassette.load(path)[0].tags == ["order:7"]
 
 
+async def test_of_a_tag_that_only_a_result_gives_a_recording_has_the_root(path):
+    """Its segments may be secrets, which are known there by the names of their fields."""
+
+    @AgentCacheInvalidator(resource=["login:{result[password]}", "user:{name}"])
+    async def log_in(name: str) -> dict[str, str]:
+        return {"password": "hunter2hunter2"}
+
+    with record(path):
+        await log_in("ann")
+    assert b"hunter2" not in path.read_bytes()
+    assert Cassette.load(path)[0].tags == ["login", "user:ann"]
+
+
 def test_a_wrapped_function_may_be_a_write_and_so_is_a_request_of_an_unsafe_method(path):
     with record(path):
         intercept(lambda: None, name="send", kind="write")()

@@ -3,9 +3,11 @@ long a call waits that was cancelled.
 """
 
 import asyncio
+import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
@@ -243,6 +245,26 @@ async def test_calls_that_did_not_overlap_are_answered_in_their_order_if_they_do
         return [await each for each in asyncio.as_completed(tasks)]
 
     assert await stage.twice(lambda: run(0, 1, 2), lambda: run(2, 1, 0)) == [0, 1, 2]
+
+
+async def test_an_answer_lets_a_call_go_first_that_begins_a_little_later_and_had_ended_before(stage):
+    """As a client may look at its settings before it sends a request."""
+
+    @intercept(name="answer")
+    async def answer(number: int, *, cycles: int) -> int:
+        stage.real()
+        return await later(cycles, number)
+
+    async def later(cycles: int, value: Any) -> Any:
+        for _ in range(cycles):
+            await asyncio.sleep(0)
+        return await value if inspect.isawaitable(value) else value
+
+    async def run() -> list[int]:
+        tasks = [asyncio.create_task(later(5, answer(1, cycles=1))), asyncio.create_task(answer(2, cycles=20))]
+        return [await each for each in asyncio.as_completed(tasks)]
+
+    assert await stage.twice(run) == [1, 2]
 
 
 async def test_a_program_that_waits_for_its_calls_in_another_way_is_not_held_up(path):
