@@ -5,6 +5,7 @@ tried with calls that are equal otherwise, and whose callers come in another ord
 """
 
 import asyncio
+import contextlib
 import contextvars
 import enum
 import json
@@ -219,6 +220,10 @@ async def test_a_replay_refuses_a_call_whose_asker_cannot_be_told(tmp_path, way,
     with pytest.raises(DivergenceError, match=r"vary=.*shared=True"), replay(path, strict=strict):
         await agent(call, ["bob"])
     assert RUNS.total() == 2
+    is_made = contextlib.nullcontext() if way in READS else pytest.raises(DivergenceError)
+    with is_made, record(path, mode="new_episodes"):
+        await agent(call, ["bob"])
+    assert RUNS.total() == (3 if way in READS else 2), "a write is not made again"
 
 
 @pytest.mark.parametrize("way", READS | WRITES)
