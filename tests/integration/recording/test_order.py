@@ -4,9 +4,7 @@ long a call waits that was cancelled.
 
 import asyncio
 import inspect
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -125,20 +123,8 @@ async def test_a_divergence_that_somebody_waits_for_takes_its_own_way(fetch, sta
 COUNT = 8
 
 
-class Gates:
-    """Lets call after call end: each when the agent has had the answer before."""
-
-    def __init__(self):
-        self.in_loop = [asyncio.Event() for _ in range(COUNT)]
-        self.in_thread = [threading.Event() for _ in range(COUNT)]
-
-    def open(self, number):
-        if 0 <= number < COUNT:
-            self.in_loop[number].set()
-            self.in_thread[number].set()
-
-
-GATES = Gates()
+GATES: list[asyncio.Event] = []
+"""Let call after call end: each when the agent has had the answer before."""
 
 
 @pytest.fixture
@@ -146,40 +132,20 @@ def empty_caches():
     reset()
 
 
-@pytest.fixture(scope="module")
-def url():
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self):
-            number = int(self.path.strip("/"))
-            GATES.in_thread[number].wait(30)
-            body = b'{"n": %d}' % number
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 64
-
-    server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
 async def work(n):
-    await GATES.in_loop[n].wait()
+    await GATES[n].wait()
     return n
+
+
+async def serve(reader, writer):
+    """Answer one request."""
+    number = int((await reader.readuntil(b"\r\n\r\n")).split()[1].strip(b"/"))
+    await GATES[number].wait()
+    body = b'{"n": %d}' % number
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n")
+    writer.write(b"content-length: %d\r\n\r\n%b" % (len(body), body))
+    await writer.drain()
+    writer.close()
 
 
 async def through_toolbox(n):
@@ -197,20 +163,21 @@ TOOLS = {
 
 async def agent(makers):
     """Start all calls at once, and take the answers as they come: the last call ends first."""
-    global GATES
-    GATES = Gates()
+    GATES[:] = [asyncio.Event() for _ in range(COUNT)]
     tasks = [asyncio.ensure_future(makers[n % len(makers)](n)) for n in range(COUNT)]
-    GATES.open(COUNT - 1)
+    GATES[-1].set()
     got = []
     for task in asyncio.as_completed(tasks):
         got.append(await task)
-        GATES.open(got[-1] - 1)
+        GATES[got[-1] - 1].set()
     return got
 
 
 @pytest.mark.parametrize("library", ["httpx", "aiohttp"])
-async def test_requests_and_tools_are_answered_in_one_order(library, url, path, empty_caches):
+async def test_requests_and_tools_are_answered_in_one_order(library, path, empty_caches):
     module = pytest.importorskip(library)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = "http://{}:{}".format(*server.sockets[0].getsockname())
 
     async def run():
         async with module.AsyncClient() if library == "httpx" else module.ClientSession() as client:
@@ -223,8 +190,9 @@ async def test_requests_and_tools_are_answered_in_one_order(library, url, path, 
 
             return await agent([ask, FUNCTION, TOOLS["tool"]])
 
-    with record(path, http=True):
-        recorded = await run()
+    async with server:
+        with record(path, http=True):
+            recorded = await run()
     with replay(path, strict=True):
         assert await run() == recorded == list(range(COUNT))[::-1]
 
