@@ -53,18 +53,15 @@ def legacy(tmp_path):
     return path
 
 
-def test_a_cassette_of_agentcassette_loads(legacy):
+@pytest.mark.parametrize("is_converted", [False, True])
+async def test_a_cassette_of_agentcassette_loads_and_is_replayed_in_any_spelling_and_order(is_converted, legacy):
     cassette = Cassette.load(legacy)
     assert (cassette.num_steps, cassette.model, cassette.recorded_at) == (3, "claude-x", LEGACY["recorded_at"])
     assert (cassette.total_input_tokens, cassette.total_output_tokens, cassette.total_tokens) == (6, 4, 10)
     assert cassette.duration_ms == 5.5
     assert [call.kind for call in cassette] == ["llm", "call", "call"]
-
-
-@pytest.mark.parametrize("is_converted", [False, True])
-async def test_a_cassette_of_agentcassette_is_replayed_in_any_spelling_and_order(is_converted, legacy):
     if is_converted:
-        Cassette.load(legacy).save(legacy)
+        cassette.save(legacy)
         assert legacy.read_bytes().startswith(b'{"agent_cache_cassette":2')
     with replay(legacy) as player:
         assert [add(b=2, a=1), add(1, 2)] == [3, 33]

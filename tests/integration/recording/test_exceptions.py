@@ -79,22 +79,16 @@ async def test_a_builtin_exception_comes_back_as_itself(error, path, caplog):
     assert not caplog.records
 
 
-def test_a_plain_tool_may_raise_stop_iteration(path):
-    """Which the coroutine of the engine that runs it cannot."""
+@pytest.mark.parametrize("decorator", [AgentCache("number"), intercept(name="take")], ids=["tool", "function"])
+def test_a_plain_function_may_raise_stop_iteration(decorator, path):
+    """Which the coroutine of the engine that runs a tool cannot."""
     made = iter([3])
-
-    @AgentCache("number", ttl=60)
-    def take(at: int) -> int:
-        return next(made)
-
-    with record(path):
-        assert take(1) == 3
-        with pytest.raises(StopIteration):
-            take(2)
-    with replay(path, strict=True):
-        assert take(1) == 3
-        with pytest.raises(StopIteration):
-            take(2)
+    take = decorator(lambda at: next(made))
+    for block in (record(path), replay(path, strict=True)):
+        with block:
+            assert take(1) == 3
+            with pytest.raises(StopIteration):
+                take(2)
     assert Cassette.load(path)[1].outcome["error"]["type"] == "builtins:StopIteration"
 
 

@@ -132,18 +132,6 @@ def test_a_call_that_is_not_recorded_names_the_nearest_and_what_differs(case, is
     assert player.divergences == [{"call_id": number, "expected": caught.value.expected, "actual": caught.value.actual}]
 
 
-def test_a_stop_iteration_of_a_plain_function_is_recorded_as_one(path):
-    follow = intercept(iter([1]).__next__, name="follow")
-    with record(path) as recorder:
-        assert follow() == 1
-        with pytest.raises(StopIteration):
-            follow()
-    assert recorder.steps[1].outcome["error"]["type"] == "builtins:StopIteration"
-    with replay(path), pytest.raises(StopIteration):
-        while follow():
-            pass
-
-
 def test_strict_refuses_what_is_left_over(path):
     with record(path):
         double(1)
