@@ -90,7 +90,7 @@ class Cassette:
         header = _read_header(path, (lines[0] if lines else last).strip().removeprefix(b"\xef\xbb\xbf"))
         if header is None:
             return cls._converted(path, text)
-        if not last or (last.startswith(_TRAILER) and not header.is_log):  # else it was killed while it wrote this
+        if not last or (last.startswith(_TRAILER) and header.log is not True):  # else it was killed while it wrote this
             lines.append(last)
         calls: list[RecordedCall] = []
         found, end, ids = cls(calls, path=path), OtherLine(), set[int]()
@@ -109,7 +109,7 @@ class Cassette:
                 ids.add(call.id)
                 calls.append(call)
         found.header, found.trailer, found.is_partial = header, end.trailer, end.trailer is None
-        if not header.is_log and len(end.times) == len(calls):
+        if header.log is not True and len(end.times) == len(calls):
             for call, (started, duration) in zip(calls, end.times, strict=True):
                 _set(call, "started_ms", started / 1000)
                 _set(call, "duration_ms", duration / 1000)
@@ -220,7 +220,7 @@ class Cassette:
             yield from map(call_line, self.steps)
             return
         outline = self.outline
-        indices: Sequence[int] = outline.order_of_lines() if self.header.is_log else range(len(self))
+        indices: Sequence[int] = outline.order_of_lines() if self.header.log is True else range(len(self))
         numbers = {index: number for number, index in enumerate(indices, 1)}
         lanes = {lane: number for number, lane in enumerate(dict.fromkeys([0, *(outline.lanes[at] for at in indices)]))}
         enclosing, times = outline.enclosing(), []

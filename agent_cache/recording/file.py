@@ -52,11 +52,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     forked_from: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     log: Literal[True] | msgspec.UnsetType = msgspec.UNSET
 
-    @property
-    def is_log(self) -> bool:
-        """Whether the lines are in the order in which the calls ended."""
-        return self.log is True
-
 
 class Trailer(msgspec.Struct, frozen=True, kw_only=True):
     """The last line. It is missing if the process was killed."""

@@ -41,19 +41,11 @@ class RecordedFunction:
     """A function whose calls are recorded."""
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        kind: str,
-        *,
-        parameters: Parameters | None = None,
-        cache_key: Callable[..., str] | None = None,
-        key: Callable[..., Any] | None = None,
-        vary: Callable[..., Any] | None = None,
-        extract_model: Callable[..., Any] | None = None,
-        extract_tokens: Callable[..., Any] | None = None,
-        skip_args: int = 0,
-    ) -> None:
+        self, function: Callable[..., Any], name: str, kind: str, *, parameters: Parameters | None = None,
+        cache_key: Callable[..., str] | None = None, key: Callable[..., Any] | None = None,
+        vary: Callable[..., Any] | None = None, extract_model: Callable[..., Any] | None = None,
+        extract_tokens: Callable[..., Any] | None = None, skip_args: int = 0,
+    ) -> None:  # fmt: skip
         self.function = function
         self.name = utf8_text(name)
         self.kind = kind
@@ -266,15 +258,9 @@ class ActiveCall:
     is_answered = is_plain_stream = is_awaited = is_sync_tool = False
 
     def __init__(
-        self,
-        owner: object,
-        function: RecordedFunction,
-        arguments: dict[str, Any],
-        key: str | None,
-        digest: bytes,
-        asker: str,
-        call: HookedCall | FunctionCall,
-    ) -> None:
+        self, owner: object, function: RecordedFunction, arguments: dict[str, Any], key: str | None, digest: bytes,
+        asker: str, call: HookedCall | FunctionCall,
+    ) -> None:  # fmt: skip
         self.owner, self.function, self.arguments, self.key = owner, function, arguments, key
         self.asker, self.digest = asker, digest
         self.matched = digest + asker.encode() if asker else digest

@@ -72,18 +72,10 @@ class Tape:
     """
 
     def __init__(
-        self,
-        path: Path | None,
-        mode: str,
-        redaction: Redaction,
-        *,
-        answers: Matcher | None = None,
-        file: CallLog | None = None,
-        policy: Mapping[str, str] | None = None,
-        strict: bool = False,
-        is_guarded: bool = False,
-        http: Any = None,
-    ) -> None:
+        self, path: Path | None, mode: str, redaction: Redaction, *, answers: Matcher | None = None,
+        file: CallLog | None = None, policy: Mapping[str, str] | None = None, strict: bool = False,
+        is_guarded: bool = False, http: Any = None,
+    ) -> None:  # fmt: skip
         self.path, self.mode, self.redaction = path, mode, redaction
         self.answers, self.file, self.http = answers, file, http
         self.is_strict = strict

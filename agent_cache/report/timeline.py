@@ -404,7 +404,7 @@ def _notes(
 
 def _journal_of(cassette: Cassette) -> list[Intent] | None:
     """The writes in doubt of a journal; None if the cassette is none."""
-    if not cassette.header.is_log or not cassette.path:
+    if cassette.header.log is not True or not cassette.path:
         return None
     try:
         return read_journal(cassette.path).in_doubt
