@@ -229,7 +229,8 @@ class CheckpointStore:
         """
         secret = key or secrets.token_hex(16)
         hashed, asked = _hash(entry.id, secret), _hash(encode(request).decode())
-        made, run = self._made_with(hashed) or self._make(entry, request, secret, hashed, asked)
+        earlier = (each for each in self._restores() if each[0].key == hashed)
+        made, run = next(earlier, None) or self._make(entry, request, secret, hashed, asked)
         if made.request != asked:
             raise Refused(422, "this key was used for another request to this checkpoint", "Idempotency-Key")
         return msgspec.structs.replace(made.response, restore_token=_hash(secret, run))
@@ -240,9 +241,6 @@ class CheckpointStore:
         for _, header, _ in self._journals.values():
             if header is not None and header.restored is not msgspec.UNSET:
                 yield msgspec.convert(header.restored, Restored), header.run
-
-    def _made_with(self, key: str) -> tuple[Restored, str] | None:
-        return next((each for each in self._restores() if each[0].key == key), None)
 
     def _make(
         self, entry: CheckpointEntry, request: RestoreRequest, secret: str, hashed: str, asked: str
@@ -257,23 +255,23 @@ class CheckpointStore:
                 label=label or f"restored from {entry.id[:8]}", key=self._key,
             )  # fmt: skip
             new = StoredJournal(source.path, b"".join(lines))
-            response = self._response(self._with_state(entry, source), source, new)
-            if request.track_drift:  # by now the two have done the same
-                response = msgspec.structs.replace(response, drift_detected=False)
             made = Restored(
                 key=hashed, request=asked, token=_hash(_hash(secret, new.run)), original_run=source.run,
-                response=response,
+                response=self._response(self._with_state(entry, source), request, source, new),
             )  # fmt: skip
             lines[0] = encode(msgspec.structs.replace(new.header, restored=msgspec.to_builtins(made))) + b"\n"
             try:
                 write_new(journal_path(self._directory, session_id), lines, source.path, self._key)
             except FileExistsError:  # another request was faster, or the session was there
-                if (found := self._made_with(hashed)) is None:
-                    raise Refused(409, "there is a session of this id already", "session_id") from None
-                return found
+                for each in self._restores():
+                    if each[0].key == hashed:
+                        return each
+                raise Refused(409, "there is a session of this id already", "session_id") from None
         return made, new.run
 
-    def _response(self, checkpoint: StoredCheckpoint, source: StoredJournal, new: StoredJournal) -> RestoreResponse:
+    def _response(
+        self, checkpoint: StoredCheckpoint, request: RestoreRequest, source: StoredJournal, new: StoredJournal
+    ) -> RestoreResponse:
         until = _checkpoint_in(source, checkpoint.id)
         copied, doubts = {call.id for call in new.calls}, {one.id: one for one in source.in_doubt}
         later = [one for one in events_after(source, until) if isinstance(one, RecordedCall)]
@@ -286,7 +284,7 @@ class CheckpointStore:
             state=checkpoint.state,
             restore_token="",
             replayed_events_count=replayed,
-            drift_detected=None,
+            drift_detected=False if request.track_drift else None,  # by now the two have done the same
             copied_call_count=len(copied) - replayed,
             in_doubt=[Write(one.id, one.name, one.arguments, one.key) for one in doubts.values()],
             later_writes=[
