@@ -192,6 +192,27 @@ def test_a_text_that_is_json_is_compared_as_what_it_says() -> None:
     assert (drift.path, drift.original_value, drift.restored_value) == ("result.b[*]", 2, 3)
 
 
+@pytest.mark.parametrize(
+    ("was", "now", "shown"),
+    [
+        (
+            "asks whether her order",
+            "asks whether her order has been",
+            "her order {+has been +}sent to the new address,",
+        ),
+        (
+            "asks\nwhether her order has been",
+            "asks\nwhether her order was",
+            "line 2: whether her order [-has been-]{+was+}",
+        ),
+    ],
+)
+def test_a_change_of_a_long_text_is_shown_with_a_little_around_it(was: str, now: str, shown: str) -> None:
+    tail = " sent to the new address, and nobody has told her until now.\nPlease answer."
+    (drift,) = Baseline(call("mail:read", value=was + tail)).compare(call("mail:read", value=now + tail))
+    assert shown in drift.description
+
+
 def steps(*calls: tuple[str, Any], lanes: str = "") -> Cassette:
     """Calls of a write or of reads with what they return, each made by the task of its lane."""
     return Cassette([
