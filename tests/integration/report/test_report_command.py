@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,20 +32,13 @@ def test_a_report_is_written(run: Path, tmp_path: Path, command: Command):
     target = tmp_path / "out.html"
     code, out, err = command("report", run, "-o", target)
     assert (code, err) == (0, "")
-    assert out.startswith(f"{target}  15 calls, 5")
-    assert out.endswith(" kB\n")
+    assert re.fullmatch(rf"{target}  15 calls, 5\d\d(\.\d)? kB\n", out)
     text = target.read_text("utf-8")
     assert text.startswith("<!doctype html>")
-    assert len(text) < 600_000
-    assert "http://" not in text.replace("http://www.w3.org", "")
-    assert "https://" not in text
+    assert not re.search("https?://", text.replace("http://www.w3.org", ""))
     assert list(tmp_path.glob(".*")) == []
-
-
-@pytest.mark.usefixtures("needs_bokeh")
-def test_two_runs_say_how_many_drifts_there_are(run: Path, tmp_path: Path, command: Command):
     later = shop_run(amount=41).save(tmp_path / "later.jsonl")
-    code, out, err = command("report", run, later, "-o", tmp_path / "out.html")
+    code, out, err = command("report", run, later, "-o", target)
     assert (code, err) == (0, "")
     assert "30 calls, 2 drifts, " in out
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
 from agent_cache.recording import Cassette, CassetteError, cached_llm_call, intercept, record
 from agent_cache.report.chrome_trace import trace_lines
-from agent_cache.report.timeline import TimedCall, Timeline, compared, read_timeline, text_limit
+from agent_cache.report.timeline import Comparison, Timeline, compared, read_timeline, text_limit
 from agent_cache.resume import Journal
 from tests.harness.searches import searched
 from tests.harness.timed_runs import TimedRun, shop_run
@@ -23,10 +21,6 @@ from tests.harness.timed_runs import TimedRun, shop_run
 
 def timeline_of(run: TimedRun, path: Path) -> Timeline:
     return read_timeline(Cassette.load(run.save(path)))
-
-
-def named(timeline: Timeline, name: str) -> list[TimedCall]:
-    return [call for call in timeline.calls if call.short_name == name]
 
 
 @AgentCache("timeline-order:{order_id}")
@@ -89,7 +83,7 @@ async def test_a_journal_shows_its_writes_in_doubt_and_none_of_its_secrets(tmp_p
             await handle()
     path = journal.path("job-1")
     timeline = read_timeline(Cassette.load(path))
-    (write,) = named(timeline, "cancel_and_die")
+    (write,) = [call for call in timeline.calls if call.short_name == "cancel_and_die"]
     assert (write.category, write.state, write.outcome) == ("write", "in doubt", "not known")
     assert timeline.is_journal
     assert any("1 write in doubt" in note for note in timeline.notes)
@@ -148,34 +142,26 @@ def test_no_two_bars_overlap_and_each_is_below_what_encloses_it(data: st.DataObj
 
 
 def test_the_price_of_model_calls_and_the_time_that_hits_saved_are_known(tmp_path: Path):
+    """Of a model call around another one, one has the tokens of both."""
     pytest.importorskip("genai_prices")
     run = TimedRun()
     usage = {"model": "claude-sonnet-4-5", "input_tokens": 1000, "output_tokens": 100}
     load = run.add("shop:summary", 0, 500, source="miss", arguments={"topic": "late"})
-    run.add("shop:ask", 10, 400, kind="llm", parent=load, **usage)
-    run.add("shop:summary", 600, 1, source="hit", arguments={"topic": "late"})
-    run.add("shop:summary", 610, 2, source="hit", arguments={"topic": "late"})
-    run.add("shop:summary", 620, 2, source="hit", arguments={"topic": "never loaded here"})
+    outer = run.add("shop:ask", 10, 400, kind="llm", parent=load, **usage)
+    run.add("POST https://api.anthropic.com/v1/messages", 20, 300, kind="llm", parent=outer, **usage)
+    for start, took, topic in ((600, 1, "late"), (610, 2, "late"), (620, 2, "never loaded here")):
+        run.add("shop:summary", start, took, source="hit", arguments={"topic": topic})
     timeline = timeline_of(run, tmp_path / "run.jsonl")
     price = Decimal("0.0045")  # 3 and 15 dollars a million
-    assert timeline.calls[1].cost == timeline.models.cost == price
+    assert (timeline.models.calls, timeline.models.cost) == (1, price)
+    assert sum(call.input_tokens for call in timeline.calls) == timeline.models.input_tokens == 1000
     saved = timeline.saved
     assert (saved.hits, saved.shared, saved.unknown) == (3, 0, 1)
     assert saved.seconds == pytest.approx(0.499 + 0.498)
-    assert [(sums.name, sums.calls, sums.tokens, sums.cost) for sums in timeline.tools()] == [
-        ("shop:summary", 4, 0, None),
-        ("shop:ask", 1, 1100, price),
-    ]
-
-
-def test_a_model_call_around_another_one_is_paid_once(tmp_path: Path):
-    run = TimedRun()
-    usage = {"model": "claude-sonnet-4-5", "input_tokens": 1000, "output_tokens": 100}
-    outer = run.add("shop:ask", 0, 500, kind="llm", **usage)
-    run.add("POST https://api.anthropic.com/v1/messages", 10, 400, kind="llm", parent=outer, **usage)
-    timeline = timeline_of(run, tmp_path / "run.jsonl")
-    assert timeline.models.calls == 1
-    assert sum(call.input_tokens for call in timeline.calls) == timeline.models.input_tokens == 1000
+    sums = {one.name: (one.calls, one.tokens, one.cost) for one in timeline.tools()}
+    assert sums["shop:summary"] == (4, 0, None)
+    assert sum(one[1] for one in sums.values()) == 1100
+    assert {one[2] for one in sums.values()} == {None, price}
 
 
 def test_a_run_without_times_is_drawn_in_its_order(tmp_path: Path):
@@ -199,36 +185,33 @@ def test_long_texts_are_cut_and_counted(tmp_path: Path):
     assert [text_limit(number) for number in (1, 1000, 10_000, 10**6)] == [2000, 400, 40, 40]
 
 
-def test_drifts_are_marked_in_both_runs(tmp_path: Path):
-    cassettes = [
-        Cassette.load(shop_run().save(tmp_path / "a.jsonl")),
-        Cassette.load(shop_run(amount=45, writes=False).save(tmp_path / "b.jsonl")),
-    ]
+def compared_runs(folder: Path, *runs: TimedRun) -> tuple[list[Timeline], Comparison]:
+    cassettes = [Cassette.load(run.save(folder / f"{number}.jsonl")) for number, run in enumerate(runs)]
     timelines = [read_timeline(cassette) for cassette in cassettes]
-    comparison = compared(timelines, cassettes)
+    return timelines, compared(timelines, cassettes)
+
+
+def test_drifts_are_marked_in_both_runs(tmp_path: Path):
+    timelines, comparison = compared_runs(tmp_path, shop_run(), shop_run(amount=45, writes=False))
     assert comparison.refusal == ""
     marked = [[(call.short_name, drift.kind) for call in one.calls for drift in call.drifts] for one in timelines]
     assert marked == [[("refund", "missing")], [("refund", "arguments")]]
     assert {drift.severity.name for drift in comparison.drifts} == {"CRITICAL"}
-    names = [
-        (timelines[0].calls[one].short_name, timelines[1].calls[other].short_name) for one, other in comparison.pairs
-    ]
-    assert len(names) == len(timelines[1].calls)
+    first, last = timelines
+    names = [(first.calls[one].short_name, last.calls[other].short_name) for one, other in comparison.pairs]
+    assert len(names) == len(last.calls)
     assert all(one == other for one, other in names)
 
 
 def test_a_secret_that_differs_is_no_part_of_a_drift(tmp_path: Path):
-    paths = []
-    for number, secret in enumerate(("hunter2", "hunter3")):
-        run = TimedRun()
-        run.add("shop:login", 0, 1, source="write", arguments={"user": f"u{number}", "password": secret})
-        run.add("shop:ask", 2, 1, kind="llm")
-        paths.append(run.save(tmp_path / f"{number}.jsonl"))
-    cassettes = [Cassette.load(path) for path in paths]
-    timelines = [read_timeline(cassette) for cassette in cassettes]
-    drifts = compared(timelines, cassettes).drifts
-    assert len(drifts) == 1
-    assert "hunter" not in drifts[0].description
+    def run(user: str, secret: str) -> TimedRun:
+        made = TimedRun()
+        made.add("shop:login", 0, 1, source="write", arguments={"user": user, "password": secret})
+        return made
+
+    _, comparison = compared_runs(tmp_path, run("u1", "hunter2"), run("u2", "hunter3"))
+    [drift] = comparison.drifts
+    assert "hunter" not in drift.description
 
 
 def test_what_was_edited_by_hand_is_shown_or_refused_by_its_number(tmp_path: Path):
@@ -246,84 +229,51 @@ def test_what_was_edited_by_hand_is_shown_or_refused_by_its_number(tmp_path: Pat
         timeline_of(run, path)
 
 
+ANSWER = {"choices": [{"message": {"content": "Here."}}]}
+CHUNKS = [{"value": {"delta": "He"}}, {"value": {"delta": "re."}}]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "outcome", "asked", "answered"),
+    ("arguments", "outcome", "shown"),
     [
-        (
-            {"messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Where?"}]},
-            {"value": {"choices": [{"message": {"content": "Here."}}]}},
-            "Where?",
-            "Here.",
-        ),
-        (
-            {"body": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Where?"}]}]}},
-            {"response": {"status": 200, "json": {"content": [{"type": "text", "text": "Here."}]}}},
-            "Where?",
-            "Here.",
-        ),
-        (
-            {"prompt": "Where?"},
-            {"stream": {"chunks": [{"value": {"delta": "He"}}, {"value": {"delta": "re."}}], "end": {"value": None}}},
-            "Where?",
-            "Here.",
-        ),
-        ({"n": 1}, {"value": None}, "n=1", "None"),
+        ({"messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Where?"}]},
+         {"value": ANSWER}, ("Where?", "Here.")),
+        ({"body": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Where?"}]}]}},
+         {"response": {"status": 200, "json": {"content": [{"type": "text", "text": "Here."}]}}}, ("Where?", "Here.")),
+        ({"prompt": "Where?"}, {"stream": {"chunks": CHUNKS, "end": {"value": None}}}, ("Where?", "Here.")),
+        ({"n": 1}, {"value": None}, ("n=1", "None")),
     ],
-)
+)  # fmt: skip
 def test_a_model_call_shows_the_last_message_and_the_answer(
-    arguments: dict[str, object], outcome: dict[str, object], asked: str, answered: str, tmp_path: Path
+    arguments: dict[str, object], outcome: dict[str, object], shown: tuple[str, str], tmp_path: Path
 ):
     run = TimedRun()
     run.add("agent:ask", 0, 5, kind="llm", arguments=arguments, outcome=outcome)
-    [call] = read_timeline(Cassette.load(run.save(tmp_path / "run.jsonl"))).calls
-    assert (call.arguments, call.outcome) == (asked, answered)
+    [call] = timeline_of(run, tmp_path / "run.jsonl").calls
+    assert (call.arguments, call.outcome) == shown
 
 
-# The trace follows the rules of the Trace Event Format, as Perfetto's importer reads it
-
-
-def document_of(timeline: Timeline) -> dict[str, Any]:
-    return json.loads("\n".join(trace_lines(timeline)))
-
-
-def check(events: list[dict[str, Any]]) -> None:
-    """Each slice is on a thread that has a name, and no two of a thread overlap: the format would nest them."""
-    named = {event["tid"] for event in events if event["name"] == "thread_name"}
-    ends: dict[int, int] = defaultdict(int)
-    slices = [event for event in events if event["ph"] == "X"]
+def test_a_trace_has_a_slice_for_each_call_on_a_thread_with_a_name(tmp_path: Path):
+    """By the rules of the Trace Event Format, as Perfetto's importer reads it: slices of a thread must not overlap."""
+    timeline = timeline_of(shop_run(), tmp_path / "run.jsonl")
+    document = json.loads("\n".join(trace_lines(timeline)))
+    events = document["traceEvents"]
+    assert (document["displayTimeUnit"], document["otherData"]["run"]) == ("ms", "run.jsonl")
+    threads = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert (threads[1], len(threads)) == ("main task", timeline.rows)
+    slices, ends = [event for event in events if event["ph"] == "X"], dict.fromkeys(threads, 0)
     for event in sorted(slices, key=lambda event: event["ts"]):  # stable: a file's order among equals
         assert type(event["ts"]) is type(event["dur"]) is int
-        assert event["dur"] >= 0
-        assert event["tid"] in named
         assert event["ts"] >= ends[event["tid"]]
         ends[event["tid"]] = event["ts"] + event["dur"]
-
-
-def test_calls_are_below_those_that_enclose_them(tmp_path: Path):
-    timeline = timeline_of(shop_run(), tmp_path / "run.jsonl")
-    document = document_of(timeline)
-    events = document["traceEvents"]
-    check(events)
-    rows = {event["args"]["id"]: event["tid"] for event in events if event["ph"] == "X"}
+    rows = {event["args"]["id"]: event["tid"] for event in slices}
     for call in timeline.calls:
         assert call.parent < 0 or rows[timeline.calls[call.parent].id] < rows[call.id]
-    threads = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
-    assert threads[0] == "main task"
-    assert len(threads) == timeline.rows
-    assert document["displayTimeUnit"] == "ms"
-    assert document["otherData"]["run"] == "run.jsonl"
-
-
-def test_a_slice_says_what_the_call_was(tmp_path: Path):
-    run = shop_run()
-    events = document_of(timeline_of(run, tmp_path / "run.jsonl"))["traceEvents"]
-    refund = next(event for event in events if event["name"] == "refund" and event["args"].get("state") == "raised")
-    assert refund["cat"] == "write"
-    assert (refund["ts"], refund["dur"]) == (700_000, 150_000)
-    assert refund["args"]["arguments"] == "order_id='W2', amount=40"
-    assert refund["args"]["outcome"] == "raised PermissionError: too much"
-    assert refund["args"]["tags"] == "order:W2"
-    assert [event["name"] for event in events if event["ph"] == "i"] == [
-        "loop: repeat: notice",
-        "loop: repeat: answered by a notice",
-    ]
+    refund = next(event for event in slices if event["name"] == "refund" and event["args"].get("state") == "raised")
+    assert (refund["cat"], refund["ts"], refund["dur"]) == ("write", 700_000, 150_000)
+    shown = {name: refund["args"][name] for name in ("arguments", "outcome", "tags")}
+    assert shown == {
+        "arguments": "order_id='W2', amount=40", "outcome": "raised PermissionError: too much", "tags": "order:W2"
+    }  # fmt: skip
+    loops = [event["name"] for event in events if event["ph"] == "i"]
+    assert loops == ["loop: repeat: notice", "loop: repeat: answered by a notice"]
