@@ -119,8 +119,6 @@ def _facts(calls: list[LoggedCall], files: int) -> list[str]:
     kinds = {call.kind for call in calls}
     facts = {
         "read {} of {} in {}, from {}".format(*shown): True,
-        "no call has an answer: no rule can have evidence": all(call.result is UNKNOWN for call in calls),
-        "no call has arguments: which calls are the same is not known": not any(call.is_keyed for call in calls),
         "the log does not say which tools write: that takes evidence or hints": kinds == {None},
         "no call has a time: runs count as one after another": all(call.ended is None for call in calls),
     }

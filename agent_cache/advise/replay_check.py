@@ -13,7 +13,7 @@ import contextlib
 import importlib
 import re
 import sys
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,14 +112,9 @@ class _Tool(NamedTuple):
     ttl: float | None
 
     def arguments(self, call: LoggedCall) -> Mapping[str, Any]:
-        return Named(call.arguments, None, is_read=self.kind == "read") if self.is_named else _Bound(call.arguments)
-
-
-class _Bound(dict[str, Any]):
-    """The arguments of a decorated tool, whose defaults a log does not show."""
-
-    def __missing__(self, name: str) -> None:
-        return None
+        if self.is_named:
+            return Named(call.arguments, None, is_read=self.kind == "read")
+        return defaultdict(lambda: None, call.arguments)  # a log does not show the defaults of a decorated tool
 
 
 def _compiled_tools(policy: Policy, advice: Advice | None) -> dict[str, _Tool | None]:

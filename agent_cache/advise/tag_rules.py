@@ -334,14 +334,14 @@ class RuleText:
         lines, parameters = _comments(self._evidence(tool)), list(tool.parameters)
         if tool.kind == "watch":
             return "\n".join([*lines, "# Leave it undecorated."])
-        if not all(_is_parameter(name) and self.redaction.text(name) == name for name in parameters):
-            return "\n".join([*lines, "# No function of Python has such parameters: take --format toml for it."])
+        name = self._names[tool.tool].rpartition(".")[2]
+        if name in taken or not all(_is_name(one) and self.redaction.text(one) == one for one in (name, *parameters)):
+            return "\n".join([*lines, "# No function of Python has this name and such parameters: take --format toml."])
+        taken.add(name)
         tags = list(tool.tags)
         if needs_parsing(tool) or "result" in parameters:
             tags = [tag.partition(":")[0] if "{result[" in tag else tag for tag in tags]
             lines.append("# Its answers are JSON as text, which --format toml reads: so whole roots.")
-        name = re.sub(r"\W+", "_", self._names[tool.tool].rpartition(".")[2]).strip("_") or "tool"
-        name = _free_name([name if name.isidentifier() and not keyword.iskeyword(name) else f"tool_{name}"], taken)
         needed = [one for one in parameters if tool.parameters[one]]
         needed += [f"{one}=None" for one in parameters if not tool.parameters[one]]
         literals = [_python(tag) for tag in dict.fromkeys(tags)]
@@ -366,7 +366,7 @@ class RuleText:
         return "\n\n".join(blocks) + "\n"
 
 
-def _is_parameter(name: str) -> bool:
+def _is_name(name: str) -> bool:
     is_name = name.isidentifier() and not keyword.iskeyword(name) and name != "__debug__"
     return is_name and unicodedata.normalize("NFKC", name) == name  # as the parser reads it
 
