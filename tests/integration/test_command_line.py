@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 
 from agent_cache.cli.main import COMMANDS, main
@@ -38,6 +40,17 @@ def test_what_cannot_be_meant_is_a_usage_error(arguments: list[str], capsys: pyt
         main(arguments)
     assert ended.value.code == 2
     assert "usage: agent-cache" in capsys.readouterr().err
+
+
+def test_no_command_is_a_usage_error_that_names_them_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert all(command.words in err for command in COMMANDS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"agent-cache {version('agent-cache')}\n"
 
 
 @pytest.mark.parametrize("words", [["report"], ["advise"], ["drift", "accept", "--as", "x"], ["cassette", "show"]])
