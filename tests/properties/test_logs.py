@@ -4,6 +4,7 @@ import json
 import random
 import re
 import tempfile
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -45,17 +46,8 @@ def histories(draw):
         tick = max(tick, begins) + draw(st.integers(1, 3))
         latest[run] = tick
         error = draw(st.none() | errors)
-        calls.append(
-            LoggedCall(
-                tool=draw(names),
-                arguments=draw(arguments),
-                result=UNKNOWN if error else draw(answers),
-                error=error,
-                started=(BASE + begins) / 1000,
-                ended=(BASE + tick) / 1000,
-                run=run,
-            )
-        )
+        made = LoggedCall(draw(names), draw(arguments), UNKNOWN if error else draw(answers), error, run=run)
+        calls.append(replace(made, started=(BASE + begins) / 1000, ended=(BASE + tick) / 1000))
     return calls
 
 
@@ -143,19 +135,16 @@ def response_items(calls):
     for run, inside in by_run(calls).items():
         items = []
         for number, call in inside:
-            call_id = unique_id(number)
+            asked = {"name": call.tool, "arguments": json.dumps(call.arguments)}
+            own, ended = unique_id(number), {"created_at": iso(call.ended)}
             if call.error:
-                items.append({
-                    "type": "mcp_call", "id": call_id, "name": call.tool, "arguments": json.dumps(call.arguments),
-                    "error": call.error, "output": None, "created_at": iso(call.ended),
-                })  # fmt: skip
+                items.append({"type": "mcp_call", "id": own, "error": call.error, "output": None} | asked | ended)
                 continue
+            began = {"created_at": iso(call.started)}
             items += [
-                {"type": "function_call", "call_id": call_id, "id": f"fc_{number}", "name": call.tool,
-                 "arguments": json.dumps(call.arguments), "created_at": iso(call.started)},
-                {"type": "function_call_output", "call_id": call_id, "output": as_text(call.result),
-                 "created_at": iso(call.ended)},
-            ]  # fmt: skip
+                {"type": "function_call", "call_id": own, "id": f"fc_{number}"} | asked | began,
+                {"type": "function_call_output", "call_id": own, "output": as_text(call.result)} | ended,
+            ]
         records.append({"conversation_id": run, "input": items})
     return lines(records)
 
@@ -166,35 +155,25 @@ def anthropic_messages(calls):
         messages = []
         for number, call in inside:
             use = {"type": "tool_use", "id": f"toolu_{number}", "name": call.tool, "input": call.arguments}
-            content = [{"type": "text", "text": as_text(call.error or call.result)}]
-            result = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": content}
-            if call.error:
-                result["is_error"] = True
-            messages += [
-                {
-                    "role": "assistant",
-                    "content": [{"type": "text", "text": "..."}, use],
-                    "timestamp": iso(call.started),
-                },
-                {"role": "user", "content": [result], "timestamp": iso(call.ended)},
-            ]
+            text = [{"type": "text", "text": as_text(call.error or call.result)}]
+            result = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": text}
+            asked = {"role": "assistant", "content": [{"type": "text", "text": "..."}, use]}
+            answer = {"role": "user", "content": [result | ({"is_error": True} if call.error else {})]}
+            messages += [asked | {"timestamp": iso(call.started)}, answer | {"timestamp": iso(call.ended)}]
         records.append({"id": run, "system": "...", "messages": messages})
     return lines(records)
 
 
 def attributes_of(call):
     found = {
-        "gen_ai.operation.name": "execute_tool",
-        "gen_ai.tool.name": call.tool,
-        "gen_ai.conversation.id": call.run,
+        "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": call.tool, "gen_ai.conversation.id": call.run,
         "gen_ai.tool.call.arguments": json.dumps(call.arguments),
-    }
+    }  # fmt: skip
     return found if call.error else found | {"gen_ai.tool.call.result": as_text(call.result)}
 
 
 def exception_of(call):
-    name, _, message = call.error.partition(": ")
-    return {"exception.type": name, "exception.message": message}
+    return dict(zip(("exception.type", "exception.message"), call.error.split(": ", 1), strict=True))
 
 
 def otlp(attributes):
