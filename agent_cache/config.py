@@ -186,7 +186,7 @@ class Change:
         with CURRENT.lock:
             if self.is_entered:
                 raise ConfigurationError("configure: this block is already entered; call configure(...) for another")
-            self.is_plain, self.is_entered = False, True
+            self.is_entered = True
             CURRENT.layers = (*CURRENT.layers, self)
         CURRENT.update()
         return self

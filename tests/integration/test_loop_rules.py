@@ -265,8 +265,8 @@ RULES: dict[str, tuple[Sequence, dict[int, str], dict[str, Any]]] = {
         {},
     ),
     "progress takes back half of what a repetition had added": (
-        read() * 3 + read("item", 1) + read() * 3,
-        {3: "notice of repeat"} | repeats(6, 7),
+        read() * 3 + each(read("item", n) + read() for n in range(3)) + read() * 3,
+        {3: "notice of repeat"} | repeats(11, 12),
         {},
     ),
     "one error for every item of a batch": (each(fails() + read("item", n) for n in range(40)), {}, {}),

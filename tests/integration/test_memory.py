@@ -202,10 +202,12 @@ def test_counters_of_many_tools_are_summed_up():
     assert found["calls"] == found["hits"] == 1_000
     assert {*found["tools"]} == {*(f"tool {number}" for number in range(10)), "(others)"}
     assert found["tools"]["(others)"]["hits"] == found["resources"]["(others)"]["hits"] == 990
-    counters.clear()  # nobody counts in any row now
+    kept = counters.stats_of(("tool 7", ("r7",)))
+    counters.clear()  # nobody counts in any other row now
     assert counters.snapshot()["calls"] == 0
-    counters.stats_of(("one more", ("r",))).misses += 1
-    assert counters.snapshot()["tools"].keys() == {"one more"}
+    for stats in (kept, counters.stats_of(("one more", ("r",)))):
+        stats.misses += 1
+    assert counters.snapshot()["tools"].keys() == {"tool 7", "one more"}
 
 
 # -- max_bytes -----------------------------------------------------------------------------------------------

@@ -161,6 +161,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
 # Beside what is searched at the end of this file
 DIFFERENT: dict[str, tuple[Any, Any]] = {
     "1 and 1.0": (1, 1.0),
+    "1 and True": (1, True),
     "StrEnum and str": (Word.LOW, "low"),
     "None as a key and as a value": ({None: 1}, {1: None}),
     "absent and None": ({"a": None}, {}),
