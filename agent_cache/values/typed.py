@@ -415,8 +415,6 @@ def _form(kind: Any) -> str:
     if issubclass(kind, Enum):
         values = {name: member._value_ for name, member in kind.__members__.items()}
         return str(values if _PLAIN.issuperset(map(type, values.values())) else [*values])  # others show an address
-    if typing.is_typeddict(kind):
-        return str(sorted(kind.__required_keys__))
     aliases = [str(field.validation_alias) for field in getattr(kind, "__pydantic_fields__", {}).values()]
     return f"{declared_names(kind)}{getattr(kind, '__struct_encode_fields__', aliases)}"
 

@@ -56,25 +56,24 @@ def test_a_file_gives_the_rules_that_it_says(tmp_path: Path):
 
 
 async def test_the_variables_named_by_vary_keep_entries_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = written(tmp_path, 'namespace = "v"\nvary = ["env:RULES_TENANT"]\n[tools.get]\nkind = "read"\ntags = ["t"]')
-    hashes, called = [], []
+    names = ("RULES_TENANT", "RULES_TEAM")
+    rules = 'namespace = "v"\nvary = ["env:RULES_TENANT", "env:RULES_TEAM"]\n[tools.get]\nkind = "read"\ntags = ["t"]'
+    path, hashes, called = written(tmp_path, rules), [], []
     with configure(remote=MemoryTier()):
-        for tenant in ("a", "b", None, "a"):
-            monkeypatch.delenv("RULES_TENANT", raising=False)
-            if tenant is not None:
-                monkeypatch.setenv("RULES_TENANT", tenant)
+        for values in (("a", None), (None, "a"), (None, None), ("", None), ("a", None)):
+            for name, value in zip(names, values, strict=True):
+                monkeypatch.delenv(name, raising=False)
+                if value is not None:
+                    monkeypatch.setenv(name, value)
             box = Toolbox.from_file(path)
 
-            async def run(tenant: str | None = tenant) -> str | None:
-                called.append(tenant)
-                return tenant
+            async def run(values: Any = values) -> Any:
+                called.append(values)
+                return [*values]
 
-            assert await box.call("get", {}, run) == tenant
-            rule = box.rule("get")
-            assert isinstance(rule, Read)
-            hashes.append(rule.decorator.policy.vary())  # type: ignore[misc]  # the file has given it one
-    assert called == ["a", "b", None]
-    assert len({*hashes}) == 3
+            assert await box.call("get", {}, run) == [*values]
+            hashes.append(box.rule("get").decorator.policy.vary())  # type: ignore[union-attr]  # of a read
+    assert len(called) == len({*hashes}) == 4
     assert all(len(one) == 64 for one in hashes)
 
 

@@ -29,6 +29,7 @@ def test_a_value_counts_with_all_it_contains():
     assert size_of(["x" * 1_000, {"k": b"y" * 1_000}]) - NOTHING == pytest.approx(2_000, rel=0.3)
     assert size_of({"x" * 1_000: 1}) > 1_000
     assert size_of((frozenset(["x" * 1_000]),)) > 1_000
+    assert size_of([*range(10**6, 10**6 + 50_000)]) == pytest.approx(50_000 * 36, rel=0.1)  # some of them are measured
 
 
 def test_what_is_there_twice_counts_once():

@@ -312,6 +312,18 @@ def test_two_versions_of_a_class_do_not_misread_each_other(versions, values, wir
         assert fields(back) == fields(value)
 
 
+@pytest.mark.parametrize("wire", [MESSAGE_PACK, JSON])
+@pytest.mark.parametrize("place", [lambda kind: kind, lambda kind: tuple[kind, Line], lambda kind: tuple[Line, kind]])
+def test_a_default_that_a_class_leaves_out_of_data_is_not_that_of_another_version(place, wire):
+    first, second = (msgspec.defstruct("Point", [("x", int, x)], omit_defaults=True) for x in (1, 2))
+    made = {str(first): first(), str(Line): Line("a", 1.0)}
+    kinds = getattr(place(first), "__args__", ())
+    value = tuple(made[str(kind)] for kind in kinds) or first()
+    data, is_tagged = schema_of(place(first)).dump(value, wire)
+    back = schema_of(place(second)).load(data, wire, is_tagged=is_tagged)
+    assert [one.x for one in (back if kinds else [back]) if hasattr(one, "x")] == [1]
+
+
 # -- Data that nobody here wrote ----------------------------------------------------------------------------------
 
 WRONG = [
