@@ -63,14 +63,14 @@ def test_a_ttl_that_is_too_short_for_what_never_changes_is_raised(clock: testing
     assert (found.action, found.current, found.suggested, found.changed) == ("raise_ttl", 20.0, 80.0, 0)
 
 
-@pytest.mark.parametrize("max_stale", [0.01, 0.05])
+@pytest.mark.parametrize(("max_stale", "ttl"), [(0.01, 3000.0), (0.01, 24.0), (0.05, 3000.0)])
 def test_a_ttl_of_what_moves_is_shortened_step_by_step_until_so_many_are_stale(
-    clock: testing.FakeClock, name: str, max_stale: float
+    clock: testing.FakeClock, name: str, max_stale: float, ttl: Any
 ):
     """Of what changes every 600 s, 1 % of the answers are stale at 12 s: ``2 * 0.01 * 600``."""
-    tool, right = changing_tool(clock, name, every=600.0, ttl=3000.0), 2 * max_stale * 600
+    tool, right = changing_tool(clock, name, every=600.0, ttl=ttl), 2 * max_stale * 600
     for _ in range(9):
-        ttl: Any = get_ttl(tool)
+        ttl = get_ttl(tool)
         ask(clock, tool, [1] * 800, seconds=ttl * 1.003)
         found = [each for each in of(name, max_stale=max_stale) if each.action == "shorten_ttl"]
         if not found:
