@@ -67,10 +67,8 @@ def wrap(
     parameters = Parameters.of(function, 0, tool)
     keyed = [one for one in parameters.all if one.in_key]
     names = tuple(one.name for one in keyed if one.kind is not _Kind.VAR_KEYWORD)
-    is_open = parameters.surplus is not None
     if isinstance(rule, Read | Write):
-        compiled_tags(rule, None if is_open else names, f"{box.namespace}:{tool}")
-    schema = {"type": "object", "properties": {name: {} for name in names}, "additionalProperties": is_open}
+        compiled_tags(rule, names if parameters.surplus is None else None, f"{box.namespace}:{tool}")
     heeds_contexts = vary is None and not shared and parameters.may_say_who_asks
     returns = returned_by(function)
     if vary is None and not shared:
@@ -92,7 +90,7 @@ def wrap(
                 arguments |= arguments.pop(one.name)
         varied = None if vary is None else vary(bound)
         contexts = parameters.all_injected(bound) if heeds_contexts else None
-        return arguments, {"schema": schema, "vary": varied, "returns": returns, "context": contexts}
+        return arguments, {"vary": varied, "returns": returns, "context": contexts}
 
     async def call_tool(*args: Any, **kwargs: Any) -> Any:
         call = identified(args, kwargs)
@@ -112,7 +110,7 @@ def wrap(
         wrapper.__name__ = wrapper.__qualname__ = tool
     wrapper.__annotations__ = dict(getattr(function, "__annotations__", None) or {})
     # As a decorated function is marked, so that no adapter counts its calls again
-    wrapper.__agent_cache__ = ToolInfo(tool, schema, takes_context=heeds_contexts)
+    wrapper.__agent_cache__ = ToolInfo(tool, takes_context=heeds_contexts)
     wrapped: F = wrapper
     return wrapped
 

@@ -95,6 +95,7 @@ async def test_methods_and_partials_are_taken_by_name():
     partial = functools.partial(store.get_item, item="rum")
     wrapped = wrap(partial, box=box, name="get_rum")
     assert [await wrapped(), await wrapped()] == [2, 2]
+    assert wrapped.__name__ == "get_rum"
     with pytest.raises(ConfigurationError, match="name="):
         wrap(partial, box=box)
 
@@ -134,6 +135,14 @@ def stream(order_id: str) -> Any:
 def test_what_is_no_tool_is_refused(shop: Shop, wrong: Any):
     with pytest.raises(TypeError, match="wrap"):
         wrap(wrong, box=shop.box, name="get_order")
+
+
+def test_a_template_that_names_no_parameter_is_refused_when_the_function_is_wrapped(shop: Shop):
+    async def get_user(user_id: str) -> str:
+        return user_id
+
+    with pytest.raises(ConfigurationError, match=r"shop:get_user.*order_id"):
+        wrap(get_user, box=shop.box)
 
 
 def test_explain_takes_functions_and_names(shop: Shop):
