@@ -11,7 +11,6 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import anyio
 import uvicorn
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -37,31 +36,11 @@ async def drop_stream(ctx: tests.Context) -> str:
     return f"resumed ({number})"
 
 
-gates: dict[str, anyio.Event] = {}
-
-
-@server.tool(annotations=tests.READS)
-async def wait_for(key: str, ctx: tests.Context) -> str:
-    """Wait for `open_gate`."""
-    number = tests.count(f"wait_for {key}")
-    await ctx.report_progress(number, 10)
-    await ctx.info(f"waiting for {key}")
-    await gates.setdefault(key, anyio.Event()).wait()
-    return f"{key} open ({number})"
-
-
-@server.tool(annotations=tests.READS)
-def open_gate(key: str) -> str:
-    """Let `wait_for` go."""
-    gates.setdefault(key, anyio.Event()).set()
-    return "opened"
-
-
 @server.tool(annotations=tests.WRITES)
 async def slow_write(key: str, ctx: tests.Context) -> str:
     """Write, after `open_gate`."""
     await ctx.report_progress(1, 2)
-    await gates.setdefault(key, anyio.Event()).wait()
+    await tests.gate(key).wait()
     tests.values[key] = "written"
     return "written"
 
@@ -103,7 +82,7 @@ async def shown(scope, receive, send):
         more += [(b"set-cookie", b"a=1"), (b"set-cookie", b"b=2")]
     else:
         if dict(headers).get("x-request-id") == "hold":  # it comes in once the gate is open
-            await gates.setdefault("hold", anyio.Event()).wait()
+            await tests.gate("hold").wait()
         seen.append([scope["method"], scope["path"], headers])
     if status is None:
         await app(scope, receive, send)

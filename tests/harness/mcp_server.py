@@ -1,6 +1,6 @@
 """A server of MCP for the tests, by the SDK of either era: `python mcp_server.py`.
 
-Its tools count their runs in `runs`. Nothing sleeps: `hold` waits until `release` is called.
+Its tools count their runs in `runs`. Nothing sleeps: `wait_for` waits until `open_gate` is called.
 """
 
 import os
@@ -27,12 +27,16 @@ WRITES = ToolAnnotations(**{"read_only_hint" if is_modern else "readOnlyHint": F
 server = MCPServer("tests")
 runs: dict[str, int] = {}
 values: dict[str, str] = {}
-gate = anyio.Event()
+gates: dict[str, anyio.Event] = {}
 
 
 def count(name: str) -> int:
     runs[name] = runs.get(name, 0) + 1
     return runs[name]
+
+
+def gate(key: str) -> anyio.Event:
+    return gates.setdefault(key, anyio.Event())
 
 
 @server.tool(annotations=READS)
@@ -61,19 +65,19 @@ def undescribed() -> str:
 
 
 @server.tool(annotations=READS)
-async def hold(key: str, ctx: Context) -> str:
-    """Wait for `release`."""
-    number = count("hold")
+async def wait_for(key: str, ctx: Context) -> str:
+    """Wait for `open_gate`."""
+    number = count(f"wait_for {key}")
     await ctx.report_progress(number, 10)
-    await gate.wait()
-    return f"{key} released ({number})"
+    await gate(key).wait()
+    return f"{key} open ({number})"
 
 
 @server.tool(annotations=READS)
-def release() -> str:
-    """Let `hold` go."""
-    gate.set()
-    return "released"
+def open_gate(key: str) -> str:
+    """Let `wait_for` go."""
+    gate(key).set()
+    return "opened"
 
 
 @server.tool(annotations=READS)

@@ -15,6 +15,7 @@ from fastmcp.exceptions import ToolError
 from mcp import types
 
 from agent_cache import ConfigurationError, Pass, Read, Toolbox
+from agent_cache.integrations import explain
 from agent_cache.integrations.mcp_client import CachedClient, describe
 from tests.integration.reach.mcp_shop import Shop, new_box
 
@@ -115,5 +116,5 @@ async def test_a_client_is_described_once_it_has_listed_the_tools():
         with pytest.raises(ConfigurationError, match=r"await client.tools\(\)"):
             describe(cached)
         assert await cached.tools() == describe(cached)
-        assert {row.tool: row.kind for row in new_box().explain(describe(cached) or ())}["get_order"] == "read"
+        assert {row.tool: row.kind for row in explain(cached, new_box())}["get_order"] == "read"
     assert describe(object()) is None

@@ -30,7 +30,7 @@ IS_OLD = version("mcp").startswith("1.")
 
 def new_box() -> Toolbox:
     value = "value:{key}"
-    rules = {"get_value": Read(value), "fail": Read("fail"), "set_value": Write(value), "hold": Write(value)}
+    rules = {"get_value": Read(value), "fail": Read("fail"), "set_value": Write(value), "wait_for": Write(value)}
     return Toolbox({**rules, "die": Write("value"), "run_count": Pass()}, namespace="sdk")
 
 
@@ -67,7 +67,7 @@ async def test_a_write_without_an_answer_in_time_is_in_doubt_and_its_error_is_re
         async with connected() as client:
             await client.call_tool("get_value", DOUBTED)
             with pytest.raises(Exception, match=r"(?i)timed out") as raised:
-                await client.call_tool("hold", DOUBTED, read_timeout_seconds=limit)
+                await client.call_tool("wait_for", DOUBTED, read_timeout_seconds=limit)
             error: Any = raised.value
             answers = [data(await client.call_tool("get_value", DOUBTED)) for _ in range(2)]
             return type(error), error.error.code, answers
