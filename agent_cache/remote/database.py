@@ -350,8 +350,6 @@ class SqliteBackend:
                     self.open()
                 assert self._opened is not None
                 yield self._opened.db
-            except ConnectionError:
-                raise
             except (*PASSING, ConfigurationError) as error:  # somebody may have put something else there
                 if _is_damage(error):
                     self._disconnect()

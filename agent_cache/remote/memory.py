@@ -217,16 +217,12 @@ class MemoryTier(VersionedTier):
         if self._is_cut:
             return term.is_running()
         drive(self.catch_up())
-        self._extend()
         return self.feed.ttls is not None
-
-    def _extend(self) -> None:
-        if self.trust.term is not None and not self._is_cut and self.server.is_up:
-            self.trust.term.until = CLOCK.now() + self.max_staleness
 
     def cut(self) -> None:
         """Let nothing arrive of what others write from now on, with no sign of it."""
-        self._extend()
+        if self.trust.term is not None and not self._is_cut and self.server.is_up:
+            self.trust.term.until = CLOCK.now() + self.max_staleness
         self._is_cut = True
 
     def reconnect(self, *, is_lost: bool = True) -> None:

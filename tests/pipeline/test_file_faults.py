@@ -141,6 +141,7 @@ def test_what_a_process_had_pending_when_it_died_costs_all_values(
 def test_a_child_and_its_parent_see_the_writes_of_each_other(tmp_path: Path):
     printed = run_python(f"""
 import asyncio, json, os, sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.remote.file import FileTier
@@ -175,9 +176,10 @@ seen.append(get(7))
 put(7, 3)
 os.write(to_child[1], b"x")
 seen.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+seen.append(ThreadPoolExecutor().submit(get, 8).result(60))
 print(json.dumps(seen))
 """)
-    assert json.loads(printed) == [0, 0, 1, 1, 2, 3]
+    assert json.loads(printed) == [0, 0, 1, 1, 2, 3, 0]
 
 
 TOOLS = """
