@@ -1,12 +1,15 @@
-"""The tier in memory keeps the contract that every tier must keep."""
+"""Tiers in memory and in a file keep the contract that every tier must keep."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from agent_cache.remote import Tier
+from agent_cache.remote import FileTier, Tier
+from agent_cache.remote.database import SqliteBackend
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 from tests.contract import TierContract
 
@@ -35,3 +38,49 @@ class TestMemoryTier(TierContract):
 
     async def start_server(self) -> None:
         self.server.start()
+
+
+class Away(SqliteBackend):
+    """A database that another program may have locked."""
+
+    is_locked = False
+
+    def _transaction(self):
+        if Away.is_locked:
+            raise ConnectionError("locked")
+        return super()._transaction()
+
+
+class TestFileTier(TierContract):
+    """Two tiers on one file, on a clock that stands still."""
+
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        self.paths = (tmp_path / f"{number}.cache" for number in itertools.count())
+        monkeypatch.setattr("agent_cache.remote.file.SqliteBackend", Away)
+        Away.is_locked = False
+        with FakeClock() as self.clock:
+            yield
+
+    async def make_tiers(self) -> tuple[Tier, Tier]:
+        path = next(self.paths)
+        self.a, self.b = (FileTier(path, lease=self.lease) for _ in range(2))
+        return self.a, self.b
+
+    async def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    async def arrive(self) -> None:
+        for tier in (self.a, self.b):
+            await tier.caught_up()
+
+    async def stop_server(self) -> None:
+        """The write lock is held, and an invalidation of a process that lives could not be written."""
+        Away.is_locked = True
+        self.a.backend.mark(is_missing=True)
+
+    async def start_server(self) -> None:
+        Away.is_locked = False
+        self.a.backend.mark(is_missing=False)
+        for tier in (self.a, self.b):
+            (await tier.look_after()).close()

@@ -1,0 +1,429 @@
+"""A file tier: where its file can be, what it holds, and how a process starts that cannot open it."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import logging
+import os
+import pickle
+import resource
+import sqlite3
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
+from agent_cache.errors import ConfigurationError, RemoteTierError
+from agent_cache.remote import file as open_files
+from agent_cache.remote.codecs import EncryptedCodec, MessagePackCodec
+from agent_cache.remote.file import FileTier, filesystem_of
+from agent_cache.testing import MemoryServer, MemoryTier
+from tests.contract.workbench import load, read, value_of, writing
+from tests.harness.processes import run_python
+
+MOUNTS = r"""
+/dev/sda2 / ext4 rw,relatime 0 0
+files:/home /home nfs4 rw,vers=4.2,addr=10.0.0.1 0 0
+/dev/sdb1 /home/me/local xfs rw,relatime 0 0
+me@host: /mnt/by\040ssh fuse.sshfs rw,nosuid 0 0
+systemd-1 /auto autofs rw,fd=51 0 0
+files:/auto /auto nfs rw 0 0
+""".lstrip()
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("/homestead", "ext4"),
+        ("/home/me", "nfs4"),
+        ("/home/me/local/cache", "xfs"),
+        ("/mnt/by ssh/a", "fuse.sshfs"),
+        ("/auto/mine", "nfs"),
+    ],
+)
+def test_the_file_system_of_a_folder_is_that_of_the_innermost_mount(
+    monkeypatch: pytest.MonkeyPatch, folder: str, kind: str
+):
+    monkeypatch.setattr(Path, "read_text", lambda *_: MOUNTS)
+    assert filesystem_of(Path(folder)) == kind
+
+
+def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(open_files, "filesystem_of", lambda _: "nfs4")
+    with pytest.raises(ConfigurationError, match=r"network file system \(nfs4\).*RedisTier"):
+        FileTier(tmp_path / "cache")
+    assert not list(tmp_path.iterdir())
+
+
+# What is there already
+
+
+def _database(*statements: str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            for statement in statements:
+                db.execute(statement)
+
+    return make
+
+
+def _newer_version(path: Path) -> None:
+    FileTier(path)
+    _database("PRAGMA user_version = 1000")(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (Path.mkdir, "is no file"),
+        (lambda path: path.write_text("Dear diary. " * 1_000), "is not a database of SQLite.*name another file"),
+        (os.mkfifo, "is no file"),
+        (_database("CREATE TABLE diary (text)"), "is a database of another program.*name another file"),
+        (
+            _database("PRAGMA journal_mode = wal", "CREATE TABLE diary (text)"),
+            "is a database of another program.*name another file",
+        ),
+        (_database("PRAGMA application_id = 42"), "is a database of another program"),
+        (_newer_version, "is a database of.* another version.*name another file"),
+    ],
+    ids=["directory", "text", "fifo", "database", "database with a log", "application", "newer"],
+)
+def test_what_is_not_a_tier_of_this_version_is_refused_and_left_as_it_is(
+    tmp_path: Path, make: Callable[[Path], None], says: str
+):
+    path = tmp_path / "cache"
+    make(path)
+    before, files = _digest(path), sorted(tmp_path.iterdir())
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=says):
+            FileTier(path)
+        assert _digest(path) == before
+        assert sorted(tmp_path.iterdir()) == files
+
+
+@pytest.mark.parametrize(
+    ("folder", "says"),
+    [
+        ("missing", "No such file or directory"),
+        ("file", "is no file"),
+        ("sticky", r"everybody may write into.*mkdir -m 700"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path, folder: str, says: str):
+    (tmp_path / "file").touch()
+    (tmp_path / "sticky").mkdir()
+    (tmp_path / "sticky").chmod(0o1777)
+    with pytest.raises(ConfigurationError, match=says):
+        FileTier(tmp_path / folder / "cache")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "mode", "says"),
+    [("file", 0o400, "may not write"), ("folder", 0o555, "may not write"), ("folder", 0o644, "Permission denied")],
+)
+def test_what_this_user_may_not_use_is_refused(what: str, mode: int, says: str):
+    with tempfile.TemporaryDirectory() as folder:  # that of a test run may not be entered by others
+        path = Path(folder) / "cache"
+        path.touch(0o600)
+        Path(folder).chmod(0o755)
+        (path if what == "file" else Path(folder)).chmod(mode)
+        printed = run_python(f"""
+import os
+from agent_cache.errors import ConfigurationError
+from agent_cache.remote.file import FileTier
+
+if os.getuid() == 0:
+    os.setuid(65_534)
+try:
+    FileTier({str(path)!r})
+except ConfigurationError as error:
+    print(error)
+""")
+        Path(folder).chmod(0o700)
+    assert says in printed
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("", "must be the path of a file"),
+        (None, "must be the path of a file"),
+        (":memory:", "must be the path of a file"),
+        ("~nobody-of-this-name/cache", "home directory"),
+        ("no\0file", "null"),
+        ("x" * 300, "File name too long"),
+    ],
+)
+def test_what_is_no_path_of_a_file_is_refused(path: object, says: str):
+    with pytest.raises(ConfigurationError, match=f"FileTier: .*{says}"):
+        FileTier(path)  # type: ignore[arg-type]
+
+
+async def test_a_tier_is_not_sent_to_another_process(tmp_path: Path):
+    async with FileTier(tmp_path / "cache") as tier:
+        with pytest.raises(TypeError, match="make one in each process"):
+            pickle.dumps(tier)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_only_this_user_can_read_the_files(tmp_path: Path, is_there: bool):
+    former = os.umask(0)
+    if is_there:  # empty, as `touch` leaves it
+        (tmp_path / "cache").touch(0o644)
+    try:
+        async with FileTier(tmp_path / "cache") as tier:
+            await load(tier, read("order:7"), "secret")
+            files = {one.name: stat.S_IMODE(one.stat().st_mode) for one in tmp_path.iterdir()}
+    finally:
+        os.umask(former)
+    assert files == dict.fromkeys(["cache", "cache-wal", "cache-shm", "cache.page"], 0o600)
+
+
+async def test_a_path_through_a_link_is_the_same_file(tmp_path: Path):
+    (tmp_path / "real").mkdir(0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    async with FileTier(tmp_path / "real" / "cache") as one, FileTier(tmp_path / "link" / "cache") as other:
+        await load(one, read("order:7"), "new")
+        assert await value_of(other, read("order:7")) == "new"
+        assert one.path == other.path
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+KEY = bytes(range(32))
+
+
+def _rows(path: Path, statement: str, *parameters: Any) -> list[Any]:
+    connection = sqlite3.connect(path, isolation_level=None, timeout=5)
+    try:
+        return connection.execute(statement, parameters).fetchall()
+    finally:
+        connection.close()
+
+
+# Bytes
+
+
+async def test_the_bytes_of_all_values_stay_below_the_bound(tmp_path: Path):
+    path = tmp_path / "cache"
+    async with FileTier(path, max_bytes=100_000) as tier:
+        for number in range(400):
+            await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
+        ((size, counted),) = _rows(
+            path, "SELECT (SELECT sum(size) FROM value), (SELECT value FROM meta WHERE name = 'bytes')"
+        )
+        assert 50_000 < size <= 100_000
+        assert size == counted
+        assert await value_of(tier, read("order:399", key=399)) == "x" * 1_000
+
+
+async def test_what_has_ended_makes_room_first_and_then_what_was_stored_first(tmp_path: Path):
+    path = tmp_path / "cache"
+    async with FileTier(path, max_bytes=100_000) as tier:
+        for number in range(60):
+            await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
+        _rows(path, "UPDATE value SET stored = stored - 1000")
+        _rows(path, "UPDATE value SET ends = 1 WHERE address IN (SELECT address FROM value ORDER BY stored LIMIT 5)")
+        for number in range(60, 90):
+            await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
+        assert not _rows(path, "SELECT 1 FROM value WHERE ends = 1")
+        assert await value_of(tier, read("order:89", key=89)) != "nothing"
+        assert sum([await value_of(tier, read(f"order:{n}", key=n)) == "nothing" for n in range(60)]) > 10
+        assert all([await value_of(tier, read(f"order:{n}", key=n)) != "nothing" for n in range(60, 90)])
+
+
+async def test_a_value_that_is_too_large_stays_in_this_process(tmp_path: Path):
+    async with FileTier(tmp_path / "cache", max_value_size=2_000) as tier:
+        await load(tier, read("order:7"), "x" * 1_500)
+        await load(tier, read("order:8", key="8"), [str(number) * 50 for number in range(1_000)])
+        assert await value_of(tier, read("order:7")) == "x" * 1_500
+        assert await value_of(tier, read("order:8", key="8")) == "nothing"
+        assert tier.stats()["unencodable"] == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_bytes": 10},
+        {"max_bytes": None},
+        {"max_value_size": 10},
+        {"namespace": "with space"},
+        {"codec": object()},
+        {"timeout": -1},
+        {"lease": 0},
+        {"remote_ttl": -1},
+    ],
+)
+def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any]):
+    with pytest.raises(ConfigurationError):
+        FileTier(tmp_path / "cache", **options)
+
+
+# Codecs and namespaces
+
+
+def _encrypted() -> Any:
+    pytest.importorskip("cryptography")
+    return EncryptedCodec(MessagePackCodec(), KEY)
+
+
+async def test_an_encrypted_file_shows_no_value_and_no_argument(tmp_path: Path):
+    async with FileTier(tmp_path / "cache", codec=_encrypted()) as tier:
+        await load(tier, read("order:topsecret", key="topsecret"), "classified")
+        async with writing(tier, "order:topsecret"):
+            pass
+    for path in tmp_path.iterdir():
+        assert b"topsecret" not in path.read_bytes()
+        assert b"classified" not in path.read_bytes()
+
+
+async def test_namespaces_of_one_file_know_nothing_of_each_other(tmp_path: Path):
+    path = tmp_path / "cache"
+    async with FileTier(path, namespace="one") as one, FileTier(path, namespace="two") as two:
+        await load(one, read("order:7"), "of one")
+        assert await value_of(two, read("order:7")) == "nothing"
+        await load(two, read("order:7"), "of two")
+        async with writing(two, "order:7"):
+            pass
+        assert await value_of(one, read("order:7")) == "of one"
+        assert await value_of(two, read("order:7")) == "nothing"
+
+
+# Messages
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "here"])
+async def test_a_backup_in_a_file_holds_nothing_that_was_written_behind_the_tier_above(tmp_path: Path, where: str):
+    server = MemoryServer()
+    remote, elsewhere = MemoryTier(server), MemoryTier(server)
+    numbers = [0] * 10
+    loads: list[int] = []
+    async with FileTier(tmp_path / "cache") as backup:
+
+        @AgentCache("order:{order}", name="get_with_backup", ttl=60, remote_cache=remote, backup=backup)
+        async def get(order: int) -> int:
+            loads.append(order)
+            return numbers[order]
+
+        @AgentCacheInvalidator("order:{order}", name="put_with_backup", remote_cache=remote, backup=backup)
+        async def put(order: int, number: int) -> None:
+            numbers[order] = number
+
+        assert [await get(7), await get(8)] == [0, 0]
+        get.clear()
+        assert [await get(7), await get(8)] == [0, 0]
+        assert loads == [7, 8]
+        if where == "here":
+            await put(7, 1)
+        else:
+            async with writing(elsewhere, "order:7"):
+                numbers[7] = 1
+        assert [await get(7), await get(8)] == [1, 0]
+        get.clear()
+        assert [await get(7), await get(8)] == [1, 0]
+        assert loads == [7, 8, 7]
+
+
+@pytest.mark.slow  # how long the log gets depends on when its thread runs
+async def test_the_log_is_bounded_while_values_are_stored_all_the_time(tmp_path: Path):
+    """It cannot begin anew while some of it is not in the database yet."""
+    log, longest = tmp_path / "cache-wal", 0
+    values = ["".join(chr(33 + number * (number + seed) % 89) for number in range(30_000)) for seed in range(8)]
+    async with FileTier(tmp_path / "cache", codec=MessagePackCodec(compress_above=None)) as tier:
+        for number in range(1_200):
+            await load(tier, read(f"order:{number % 50}", key=number % 50), values[number % 8])
+            if number % 10 == 0:
+                longest = max(longest, log.stat().st_size)
+    assert longest < 40_000_000
+
+
+@contextmanager
+def limited(limit: str) -> Iterator[None]:
+    """Let this process write no byte into files, or open no more of them."""
+    kind = getattr(resource, limit)
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (0 if limit == "RLIMIT_FSIZE" else 3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))
+
+
+@pytest.mark.usefixtures("caplog")  # which hears what would go to stderr, a file
+@pytest.mark.parametrize("limit", ["RLIMIT_FSIZE", "RLIMIT_NOFILE"])
+@pytest.mark.parametrize("is_new", [False, True], ids=["the file is there", "there is none"])
+async def test_a_process_that_starts_on_a_full_disk_runs_without_the_file_until_it_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, *, is_new: bool
+):
+    """What it writes meanwhile is made up for before anybody is given what was loaded before."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # an event loop that gets no socket is not closed
+    path, state = tmp_path / "cache", ["before"]
+
+    async def get(order_id: str) -> str:
+        return state[0]
+
+    async def put(order_id: str) -> None:
+        state[0] = "written"
+
+    async def asked() -> str:
+        async with FileTier(path) as tier:
+            tool = AgentCache("order:{order_id}", name="starts:get", remote_cache=tier)(get)
+            return await tool("7")
+
+    if not is_new:
+        assert await asked() == "before"
+    with limited(limit):
+        tier = FileTier(path, timeout=0.01)
+        here = AgentCache("order:{order_id}", name="starts:get", remote_cache=tier)(get)
+        write = AgentCacheInvalidator("order:{order_id}", name="starts:put", remote_cache=tier)(put)
+        assert await here("7") == "before"
+        await write("7")
+        assert await here("7") == "written"
+        assert tier.stats() | {"pending": 1, "trusted": False} == tier.stats()
+    while not await tier.caught_up():
+        pass
+    assert tier.stats() | {"pending": 0, "trusted": True} == tier.stats()
+    assert await here("7") == "written"
+    await tier.aclose()
+    assert await asked() == "written"
+    gc.collect()
+
+
+async def test_a_file_that_another_process_has_locked_is_used_when_it_is_free(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    path = tmp_path / "cache"
+    async with FileTier(path) as tier:
+        await load(tier, read("order:7"), "stored")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    tier = FileTier(path, timeout=0.01)
+    refuses = RemotePolicy(on_unreachable="refuse")
+
+    @AgentCacheInvalidator("user", remote_cache=tier, remote=refuses)
+    async def put() -> None:
+        raise AssertionError("it was to be refused")
+
+    with caplog.at_level(logging.WARNING, "agent_cache"):
+        assert [await value_of(tier, read("order:7")) for _ in range(2)] == ["nothing"] * 2
+    assert len([one for one in caplog.records if "cannot be opened" in one.getMessage()]) == 1
+    assert "lock" in caplog.text
+    for refused in (tier.clear, put):
+        with pytest.raises(RemoteTierError):
+            await refused()
+    other.close()
+    while not await tier.caught_up():
+        pass
+    assert await value_of(tier, read("order:7")) == "stored"
+    await tier.aclose()
