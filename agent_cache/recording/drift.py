@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import msgspec
 
+from agent_cache.core.options import checked_function
 from agent_cache.core.tags import meet
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.api import observe, recorded_http
@@ -168,8 +169,8 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 msgspec.convert(getattr(self, field.name), field.type)
             except msgspec.ValidationError as error:
                 raise ConfigurationError(f"Tolerance: {field.name}: {error}") from error
-        if not all(map(callable, self.same_arguments.values())):
-            raise ConfigurationError(f"Tolerance: same_arguments: takes functions by name, got {self.same_arguments}")
+        for name, same in self.same_arguments.items():
+            checked_function(same, f"Tolerance: same_arguments of {name}")
         msgspec.structs.force_setattr(self, "ignore", tuple(self.ignore))
 
     @classmethod
@@ -535,13 +536,11 @@ class DriftDetector:
         tolerance: Tolerance | None = None,
         on_drift: Callable[[DriftEvent], object] | None = None,
     ) -> None:
-        if on_drift is not None and not callable(on_drift):
-            raise ConfigurationError(f"DriftDetector: on_drift must be a function, got {on_drift!r}")
         if tolerance is not None and not isinstance(tolerance, Tolerance):
             raise ConfigurationError(f"DriftDetector: tolerance must be a Tolerance, got {tolerance!r}")
         found = baseline if isinstance(baseline, Baseline) else Baseline.load(baseline)
         self._rule = _Rule(found, tolerance or Tolerance())
-        self._given_on_drift = on_drift
+        self._given_on_drift = checked_function(on_drift, "DriftDetector: on_drift")
         self.redaction, self.http = found.redaction, found.http
         self._begin()
         self._is_running = False

@@ -376,11 +376,17 @@ async def test_tokens_of_the_run_may_vary_by_a_fifth(runs: Runs) -> None:
     assert Baseline(tokens(recorded, 100), tokens(recorded, 200)).compare(tokens(recorded, 150)) == []
 
 
+async def is_same_later(*_: Any) -> bool:
+    """What it returns is true before it is awaited."""
+    return False
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"ignore": ["get_order:status"]}, "ignore: Expected `str` matching regex"),
-        ({"same_arguments": {"get_order": "x"}}, "same_arguments: takes functions by name"),
+        ({"same_arguments": {"get_order": "x"}}, "same_arguments of get_order must be a function"),
+        ({"same_arguments": {"get_order": is_same_later}}, "same_arguments of get_order must be a plain function"),
         ({"calls": -1}, "calls: Expected `int` >= 0"),
         ({"fail_on": "fatal"}, "fail_on: Invalid enum value 'fatal'"),
     ],
@@ -389,6 +395,13 @@ def test_a_tolerance_that_cannot_work_is_refused_with_the_field(arguments: dict[
     with pytest.raises(ConfigurationError) as refused:
         Tolerance(**arguments)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("on_drift", ["x", is_same_later])
+async def test_a_detector_takes_a_plain_function(runs: Runs, on_drift: Any) -> None:
+    baseline = Baseline(await runs(script(READ)))
+    with pytest.raises(ConfigurationError, match="on_drift must be a"):
+        DriftDetector(baseline, on_drift=on_drift)
 
 
 @pytest.mark.parametrize("form", ["toml", "json"])
