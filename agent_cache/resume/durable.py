@@ -665,7 +665,7 @@ class _Attached(Block[_JournalTape]):
             file = JournalFile(self._path, is_durable=journal.is_durable, key=journal.key)
             try:
                 stored = file.read()
-                if stored is not None and self._has_ended(stored):
+                if stored is not None and self._is_of_ended_run(stored):
                     file.set_aside(stored.run)
                     continue
                 if stored is not None:
@@ -682,7 +682,7 @@ class _Attached(Block[_JournalTape]):
                 raise
             return tape
 
-    def _has_ended(self, stored: StoredJournal) -> bool:
+    def _is_of_ended_run(self, stored: StoredJournal) -> bool:
         """Whether a run has ended, and a new one may begin. Refuses what is another's, or cannot be given back."""
         if stored.session_id != self._session_id:
             text = f"is the journal of the session {stored.session_id!r}, and not of {self._session_id!r}"
