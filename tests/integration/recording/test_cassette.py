@@ -31,7 +31,7 @@ LEGACY = {
          "result": {"text": "HI"}, "input_tokens": 4, "output_tokens": 2, "duration_ms": 1.5},
         {"index": 1, "type": "call", "name": "add", "arguments": {"args": [1, 2], "kwargs": {}}, "result": 3,
          "input_tokens": 1, "output_tokens": 1, "duration_ms": 0.1},
-        {"index": 2, "type": "call", "name": "add", "arguments": {"args": [], "kwargs": {"b": 2, "a": 1}}, "result": 33},
+        {"index": 2, "name": "add", "arguments": {"args": [], "kwargs": {"b": 2, "a": 1}}, "result": 33},
     ],
 }  # fmt: skip
 

@@ -224,6 +224,14 @@ async def test_causes_notes_and_groups_come_back(path):
     assert caught.exceptions[1].code == 6
     assert (type(caught.__cause__), caught.__notes__, caught.message) == (KeyError, ["a note"], "two")
 
+    class Several(ExceptionGroup):
+        """One that is not found by its name."""
+
+    caught = await round_trip(Several("all", [ValueError("a")]), path)
+    assert isinstance(caught, RecordedError)
+    assert isinstance(caught, ExceptionGroup)
+    assert repr(caught.exceptions) == "(ValueError('a'),)"
+
 
 async def test_no_class_that_a_cassette_names_is_ever_imported(path):
     fail, _ = raiser(ValueError("x"))
