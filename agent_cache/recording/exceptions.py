@@ -194,6 +194,9 @@ def _written(value: Any, depth: int = 0, hint: Any = Any) -> Any:
     with contextlib.suppress(Exception):  # reading a user's object may raise anything; then it is left out
         if isinstance(value, BaseException):
             return {"$error": error_data(value, depth + 1)} if depth < _MAX_DEPTH else None
+        if type(value) is list and any(isinstance(each, BaseException) for each in value):
+            parts = [_written(each, depth) for each in value]  # as the arguments of an error that wraps another one
+            return None if None in parts else {"$list": parts}
         if (found := _http_data(value)) is not None:
             return found
         for tag, schema in (("$any", _ANY), ("$typed", schema_of(hint))):
@@ -210,6 +213,8 @@ def _read(data: Any, hint: Any = Any) -> Any:
             return schema_of(hint).from_plain(content)
         case {"$error": content}:
             return read_error(content)
+        case {"$list": list() as members}:
+            return list(map(_read, members))
         case {"$http": [str() as library, str() as kind, dict() as fields]}:
             return _read_http(library, kind, fields)
         case _:
