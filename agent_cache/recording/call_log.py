@@ -274,7 +274,7 @@ class ObservedCalls(CallLog):
     def finish(self, error: BaseException | None) -> None:
         """Show the calls that have not ended, and tell that the block has."""
         super().finish(error)
-        self._show(lambda listener: getattr(listener, "on_close", _nothing)(error))
+        self._show(lambda listener: getattr(listener, "on_close", lambda _: None)(error))
 
     def _show(self, show: Callable[[CallListener], object]) -> None:
         for listener in self._listeners:
@@ -283,7 +283,3 @@ class ObservedCalls(CallLog):
             except Exception:  # noqa: BLE001 - the user's; an observer changes nothing for the run
                 self._listeners = tuple(one for one in self._listeners if one is not listener)
                 _LOG.exception("%r raised, and sees no more calls of this run", listener)
-
-
-def _nothing(_error: BaseException | None) -> None:
-    """Stands for `on_close` where a listener has none."""

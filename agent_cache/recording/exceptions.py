@@ -22,7 +22,6 @@ from agent_cache.values.typed import Unencodable, hints_of
 _ANY = schema_of(Any)
 _MAX_DEPTH = 8
 """Exceptions that are written within each other: causes, members of groups, attributes."""
-_MAX_MEMBERS = 100
 _VALIDATION_ERROR = "pydantic_core._pydantic_core:ValidationError"
 """Only its own constructor makes one, of what is wrong."""
 
@@ -50,7 +49,7 @@ def error_data(error: BaseException, depth: int = 0) -> dict[str, Any]:
         base = _builtin_base(kind.__bases__[-1])
         data = {"type": error.type_name, "message": vars(error)["message"]}
     elif isinstance(error, BaseExceptionGroup):
-        members = error.exceptions[:_MAX_MEMBERS] if depth < _MAX_DEPTH else ()
+        members = error.exceptions if depth < _MAX_DEPTH else ()
         data |= {"group": [error_data(member, depth + 1) for member in members], "message": error.message}
     else:
         data |= _parts(error, depth)

@@ -167,10 +167,8 @@ class Tape:
         if self.redaction.may_change(raw):
             data = self.redaction.apply(data)
             if type(data) is not dict:
-                raise ConfigurationError(
-                    f"{function.name}: the redaction hook must return the arguments of a call as a dict, as it was "
-                    f"given them; it returned {type(data).__name__}"
-                )
+                text = f"{function.name}: the redaction hook must return the arguments of a call as a dict, not"
+                raise ConfigurationError(f"{text} {type(data).__name__}")
         if key is not None:
             key = redact_key(key, given, data, self.redaction)
         digest = digest_of(function.name, data, key)
