@@ -38,7 +38,7 @@ try:
     from langgraph.errors import GraphBubbleUp, GraphInterrupt
     from langgraph.prebuilt import InjectedState, ToolNode
     from langgraph.pregel import Pregel
-    from langgraph.types import Command, Interrupt, Send
+    from langgraph.types import Command, Interrupt
     from pydantic import BaseModel
 except ImportError as error:
     raise ImportError(
@@ -329,8 +329,6 @@ def _written(output: Any, ident: str | None) -> Any:
         case Command():
             parts = {name: getattr(output, name) for name in ("graph", "update", "resume", "goto")}
             return {"command": {name: _written(part, ident) for name, part in parts.items() if part is not None}}
-        case Send():
-            return {"send": [output.node, _written(output.arg, ident)]}
         case BaseMessage():
             written = message_to_dict(output)
             if isinstance(output, ToolMessage) and output.tool_call_id == ident:
@@ -348,8 +346,6 @@ def _read(data: Any, ident: str | None) -> Any:
     match data:
         case {"command": parts}:
             return Command(**{name: _read(part, ident) for name, part in parts.items()})
-        case {"send": [node, arg]}:
-            return Send(node, _read(arg, ident))
         case {"message": written}:
             return messages_from_dict([{**written, "data": {"tool_call_id": ident, **written["data"]}}])[0]
         case {"dict": items}:

@@ -126,7 +126,8 @@ async def test_a_task_of_a_server_that_has_gone_leaves_its_write_in_doubt(clock)
             assert text(await answer(relay, serve, "get", id="a")) == str(number)
 
 
-async def test_a_status_notification_ends_a_task(clock):
+@pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
+async def test_a_status_notification_ends_a_task(clock, status):
     async def begin(request):
         return result([], task={"taskId": "t", "status": "working", "ttl": None})
 
@@ -138,7 +139,7 @@ async def test_a_status_notification_ends_a_task(clock):
             await asyncio.sleep(0)
         await relay.observe("notifications/tasks/status", {"taskId": "t", "status": "working"})
         assert text(await answer(relay, serve, "get", id="a")) == "1"
-        await relay.observe("notifications/tasks/status", {"taskId": "t", "status": "completed"})
+        await relay.observe("notifications/tasks/status", {"taskId": "t", "status": status})
         await task
         for _ in range(2):
             assert text(await answer(relay, serve, "get", id="a")) == "2"
@@ -250,6 +251,17 @@ async def test_what_continues_a_question_is_not_answered_from_the_cache(clock):
 async def test_an_earlier_revision_asks_the_server_each_time():
     async with Relay(Toolbox(RULES, namespace="lists")) as relay:
         assert not relay.answers(parsed(b'{"id": 1, "method": "tools/list"}'))
+
+
+async def test_what_keeps_a_connection_alive_is_not_recorded_and_a_replay_answers_it(tmp_path):
+    ping, listen = (parsed(b'{"id": 1, "method": "%b"}' % method) for method in (b"ping", b"subscriptions/listen"))
+    async with Relay(Toolbox(RULES, namespace="alive"), record_to=tmp_path / "run.jsonl") as relay:
+        assert [relay.answers(one) for one in (ping, listen)] == [False, False]
+    async with Relay(Toolbox(RULES, namespace="alive"), replay_from=tmp_path / "run.jsonl") as relay:
+        for method, answer in (("ping", "result"), ("subscriptions/listen", "error")):
+            request = MemoryRequest(None, method, {})
+            await relay.start(request)
+            assert answer in request.replies[0]
 
 
 async def test_what_traces_a_request_is_no_part_of_what_is_asked(clock):
