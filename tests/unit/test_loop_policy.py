@@ -116,3 +116,18 @@ def test_policies_and_hints_are_values(one: Any, make: Any) -> None:
     assert {one: "found"}[again] == "found"
     if isinstance(one, LoopPolicy):
         assert replace(one, repeat=99) != one
+
+
+@pytest.mark.parametrize("policy", [{"max_tool_calls": 3}, {"any_error": (2, 3)}], ids=str)
+async def test_a_loop_that_is_only_warned_of_is_logged_once(policy: Any, caplog: pytest.LogCaptureFixture) -> None:
+    @AgentCache("thing:{number}", name="get")
+    async def get(number: int) -> int:
+        raise LookupError("down")
+
+    async with AgentCacheSession(on_loop="warn", loop_policy={"repeat": 99, "error": 99, "cycle": 99, **policy}):
+        for number in range(6):
+            with pytest.raises(LookupError):
+                await get(number)
+    logged = [record for record in caplog.records if "loop detected" in record.getMessage()]
+    assert len(logged) == 1
+    assert next(iter(policy)).removeprefix("max_") in logged[0].getMessage()
