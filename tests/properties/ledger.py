@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from hypothesis.vendor.pretty import RepresentationPrinter
-
 Path = tuple[str, ...]
 Key = str
 NEVER = float("inf")
@@ -42,13 +40,6 @@ def meet(some: Iterable[Path], others: Iterable[Path]) -> bool:
 def arguments(key: Key) -> tuple[str, ...]:
     """Spell a key as the arguments of a call."""
     return (key,) if key else ()
-
-
-class Terse:
-    """Shows itself in one line, also in Hypothesis's reports, which would spell a dataclass out."""
-
-    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
-        printer.text(repr(self))
 
 
 class Loaded(NamedTuple):
@@ -72,7 +63,7 @@ class Broken(Exception):
 
 
 @dataclass(frozen=True, repr=False)
-class Reader(Terse):
+class Reader:
     """A read tool and what the model knows of it."""
 
     name: str
@@ -95,7 +86,7 @@ class Reader(Terse):
 
 
 @dataclass(eq=False, repr=False)
-class Read(Terse):
+class Read:
     """One call of a read tool."""
 
     reader: Reader
@@ -141,7 +132,7 @@ class Read(Terse):
 
 
 @dataclass(eq=False, repr=False)
-class Load(Terse):
+class Load:
     """One execution of a read tool."""
 
     number: int
@@ -181,7 +172,7 @@ class Part:
 
 
 @dataclass(eq=False, repr=False)
-class Write(Terse):
+class Write:
     """One call of a write tool, or anything else that invalidates."""
 
     names: tuple[Path, ...] = ()  # Known when it begins.

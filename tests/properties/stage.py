@@ -21,7 +21,6 @@ from tests.properties.ledger import (
     Read,
     Reader,
     Rejected,
-    Terse,
     Write,
     arguments,
 )
@@ -37,7 +36,7 @@ changing: ContextVar[Write] = ContextVar("changing")
 
 
 @dataclass(frozen=True, repr=False)
-class Writer(Terse):
+class Writer:
     """A write tool and what the model knows of it."""
 
     name: str
@@ -63,7 +62,7 @@ class Inner(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class Place(Terse):
+class Place:
     """Where calls are made: the process, or an open session."""
 
     name: str
