@@ -21,7 +21,7 @@ from tests.harness import library
 from tests.harness.preemption import PACKAGE, stopped_everywhere
 from tests.harness.slow import slow
 
-SHARED = tuple(f"{PACKAGE}/{file}.py" for file in ("core/versions", "core/store", "engine/flight", "engine/result"))
+SHARED = tuple(f"{PACKAGE}/{file}.py" for file in ("core/versions", "core/store", "engine/flight"))
 """The modules whose state threads share. With `-m slow` a call is stopped in all modules, and in its generated body."""
 
 pytestmark = [

@@ -288,8 +288,8 @@ def writers(body: str) -> dict[str, Writer]:
         return id
 
     async def in_a_block(id: str) -> None:
-        async with writing(f"sale:{id}", *[f"sale:{other}" for other in MANY]):
-            await change(*sale(id))
+        async with writing(*[f"sale:{other}" for other in MOST], f"sale:{id}"):
+            await change(*(path for each in IDS for path in sale(each)))
 
     key_of: Any = lambda args, kwargs: readers(body)["entity"].call.cache_key(*args)  # type: ignore[attr-defined]
     by_key = {} if body == TOOLBOX else {"key_fn": key_of, "clear_all": False}
@@ -318,7 +318,7 @@ def writers(body: str) -> dict[str, Writer]:
         Writer("many", invalidates(many)(one), by_id, big=True),
         Writer("many_told", invalidates(many_told)(unnamed), lambda _: (), late=(ROOT,), told=by_id, big=True),
         Writer("most", invalidates(most)(everything), lambda _: (ROOT,), big=True),
-        Writer("in_a_block", in_a_block, by_id, big=True),
+        Writer("in_a_block", in_a_block, lambda _: (ROOT,), big=True),
         Writer("keyed", invalidates("sale:{id}", **by_key)(one), lambda _: (), entry=lambda id_: ("entity", id_)),
         Writer("nobodys", invalidates(tags_from("sale", lambda arguments: None))(nobodys), lambda _: (NOBODYS,)),
         Writer(
