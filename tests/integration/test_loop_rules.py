@@ -241,7 +241,7 @@ RULES: dict[str, tuple[Sequence, dict[int, str], dict[str, Any]]] = {
         repeats(21, 24, "cycle"),
         {},
     ),
-    "one call again and again is no cycle": (read("list") + read() * 12, {}, {"repeat": (99, 100)}),
+    "one call again and again is no cycle": (AB * 2 + read("list") + read() * 12, {}, {"repeat": (99, 100)}),
     "two answers of one call in turn": (
         each(read(answer=n % 2) for n in range(8)),
         {5: "notice of cycle"} | repeats(7, 8, "cycle"),

@@ -618,6 +618,15 @@ async def test_workers_behind_a_semaphore_that_read_one_policy_are_not_stopped(a
     assert session.get_metrics()["loops"] == {}
 
 
+async def test_hits_of_many_tasks_in_one_turn_of_the_loop_are_one():
+    shop = Shop()
+    async with AgentCacheSession() as session:
+        for _ in range(3):
+            await asyncio.gather(*(shop.get() for _ in range(20)))
+    assert session.metrics.hits > 40
+    assert session.get_metrics()["loops"] == {}
+
+
 # -- arguments without a key -----------------------------------------------------------------------------------
 
 
