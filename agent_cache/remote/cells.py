@@ -95,7 +95,7 @@ class Cells:
     def place_of(self, request: Request) -> Place:
         """Where the answer to a request is stored."""
         identity = request.session, request.tenant, request.arguments
-        digest, _ = lasting_digest(request.tool, identity, namespace=self._namespace, version=_FORMAT)
+        digest = lasting_digest(request.tool, identity, namespace=self._namespace, version=_FORMAT)
         address = None if digest is None else f"@{digest}"
         cells = {cell for tag in request.tags for cell in self.read(tag)} | {EVERYTHING, STORE}
         if address is not None:

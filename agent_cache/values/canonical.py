@@ -17,7 +17,7 @@ import struct
 import sys
 import types
 import weakref
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum, Flag
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_DEPTH", "MISSING", "PYDANTIC_FIELDS_SET", "PYDANTIC_STATE", "STANDARD", "Encoder", "Missing", "StableEncoder",
     "attributes_of", "blake2b", "canonical", "declared_fields", "declared_names", "full_name", "has_native_state",
-    "is_large", "is_member", "is_model", "is_sentinel", "lasting_digest", "make_room", "segment_digest", "serial_of",
+    "is_member", "is_model", "is_sentinel", "lasting_digest", "make_room", "segment_digest", "serial_of",
     "size_of", "text_of_standard_value",
 ]  # fmt: skip
 
@@ -413,10 +413,8 @@ def blake2b(data: bytes, **options: Any) -> hashlib.blake2b:
     return hashlib.blake2b(data, **options)
 
 
-def lasting_digest(tool: str, identity: tuple[Any, ...], *, namespace: str, version: int) -> tuple[str | None, bool]:
-    """Digest of a call, and whether equal calls have it for as long as this process lives.
-
-    It is None if a part of the call has no identity outside. The name of a class in it may come to lead elsewhere.
+def lasting_digest(tool: str, identity: tuple[Any, ...], *, namespace: str, version: int) -> str | None:
+    """Digest of a call; None if a part of the call has no identity outside of this process.
 
     Args:
         tool: ``module:qualname`` of the tool.
@@ -428,9 +426,8 @@ def lasting_digest(tool: str, identity: tuple[Any, ...], *, namespace: str, vers
     try:
         parts = [encoder.encode(part) for part in (version, _portable_name(tool), *identity)]
     except Uncacheable:
-        return None, False
-    digest = blake2b(b"".join(parts), digest_size=_DIGEST_SIZE, key=_key(namespace)).hexdigest()
-    return digest, not encoder.names_classes
+        return None
+    return blake2b(b"".join(parts), digest_size=_DIGEST_SIZE, key=_key(namespace)).hexdigest()
 
 
 def segment_digest(segment: str, *, namespace: str) -> str:
@@ -447,16 +444,11 @@ def _key(namespace: str) -> bytes:
 class StableEncoder(Encoder):
     """Writes classes by module and name, if these lead to them, and refuses functions."""
 
-    __slots__ = ("names_classes",)
+    __slots__ = ()
 
     leaves: ClassVar = {kind: code for kind, code in Encoder.leaves.items() if kind not in {types.FunctionType, type}}
 
-    def __init__(self, max_nodes: int = 100_000) -> None:
-        super().__init__(max_nodes)
-        self.names_classes = False
-
     def class_code(self, kind: type) -> bytes:
-        self.names_classes = True
         found: Any = sys.modules.get(kind.__module__)
         for attribute in kind.__qualname__.split("."):
             found = getattr(found, attribute, None)
@@ -493,18 +485,8 @@ _MAX_MEASURED = 10_000
 _OVERHEAD = 250
 """Entry, mapping slot and LRU link: 230 to 290 bytes by tracemalloc, as the mapping's tables are more or less full."""
 
-_MAX_KEY = 2_000
-"""Bytes of a key that is remembered beyond its entry."""
-
 _SHARED_TYPES = (type, Enum, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 """What values refer to and do not own."""
-
-
-def is_large(key: Hashable) -> bool:
-    """Whether a key is too large for tables that are bounded by number: a key holds the arguments of its call."""
-    parts = key if type(key) is tuple else (key,)
-    is_flat = _SCALARS.issuperset(map(type, parts))  # nearly always
-    return (sum(map(sys.getsizeof, parts)) if is_flat else size_of(key)) > _MAX_KEY
 
 
 def size_of(*parts: Any) -> int:
@@ -543,13 +525,10 @@ def _own_size(one: Any) -> int:
         return 64
 
 
-def make_room(table: dict[Any, Any], limit: int) -> bool:
-    """Drop the oldest items of a dict until it has less than `limit`. Returns whether there were any to drop."""
-    has_dropped = False
+def make_room(table: dict[Any, Any], limit: int) -> None:
+    """Drop the oldest items of a dict until it has less than `limit`."""
     while len(table) >= limit:
         try:
             table.pop(next(iter(table)), None)
         except (RuntimeError, StopIteration):  # another thread has changed it
-            break
-        has_dropped = True
-    return has_dropped
+            return

@@ -37,7 +37,7 @@ def fingerprint(value: object) -> bytes | None:
 
 def etag_of(result: object) -> str | None:
     """A digest that equal results share, in every process; None if the result has no identity outside of this one."""
-    return lasting_digest("etag", (result,), namespace="etag", version=1)[0]
+    return lasting_digest("etag", (result,), namespace="etag", version=1)
 
 
 def signature_of(error: BaseException) -> bytes | None:

@@ -89,7 +89,7 @@ def digest(
     version: int = 1,
 ) -> str | None:
     arguments = tuple((f"argument_{number}", value) for number, value in enumerate(values))
-    return lasting_digest(tool, (arguments, tenant, session), namespace=namespace, version=version)[0]
+    return lasting_digest(tool, (arguments, tenant, session), namespace=namespace, version=version)
 
 
 def lines() -> list[str]:
