@@ -101,9 +101,6 @@ class _WireCodec:
         self._compress_above = count(1, above, f"{kind}: compress_above")
         self._header = _header(self._wire.name)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(compress_above={self._compress_above}, max_size={self._max_body})"
-
     @property
     def name(self) -> str:
         return self._wire.name
@@ -188,9 +185,6 @@ class _KeyedCodec:
         self._keys: list[bytes] = list(given) if is_several else [given]
         if not self._keys or any(not isinstance(key, bytes) or len(key) not in self._sizes for key in self._keys):
             raise ConfigurationError(f"{codec}: a key must be {self._fitting_key}; give one, or a sequence of such")
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._inner!r}, <{len(self._keys)} keys>)"
 
     @property
     def name(self) -> str:

@@ -207,16 +207,6 @@ class Cluster(Deployment):
         source.command("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.id)
         wait_until("the slot has moved", lambda: self._owner(slot) is target)
 
-    def kill(self, primary: Node, *, wait: bool = True) -> Node | None:
-        """SIGKILL one, and return the replica that has taken over; None if not waited for."""
-        heirs = self.replicas_of(primary)
-        primary.kill()
-        if not wait:
-            return None
-        wait_until("a replica has taken over", lambda: any(heir.is_primary for heir in heirs))
-        self.wait_until_ok()
-        return next(heir for heir in heirs if heir.is_primary)
-
 
 def slot_of(key: str) -> int:
     """The slot of a key."""

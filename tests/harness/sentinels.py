@@ -92,12 +92,6 @@ class Sentinel(Deployment):
         _, port = self.watcher.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
         return next(node for node in self.nodes if node.port == int(port))
 
-    def failover(self) -> Server:
-        """Have a replica take over as if the primary were dead, and return it."""
-        before = self.primary
-        self.watcher.command("SENTINEL", "FAILOVER", NAME)
-        return self._successor_of(before)
-
     def kill(self) -> Server:
         """SIGKILL the primary, and return the replica that has taken over."""
         before = self.primary
