@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from importlib import resources
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.call_text import duration_text
@@ -195,8 +195,8 @@ def _figure(timeline: Timeline, unit: str, scale: float, longest: float) -> figu
     from bokeh.models import ColumnDataSource, FixedTicker, HBar, PanTool, Range1d, Scatter, Text, WheelZoomTool
     from bokeh.plotting import figure as new_figure
 
-    rows, steps = max(timeline.rows, 1), _steps(timeline)
-    total = rows + (_SUMS if steps else 0)
+    rows, (paid, is_money) = max(timeline.rows, 1), _paid(timeline)
+    total = rows + (_SUMS if paid else 0)
     pixels = _height(rows)
     digits = max(0, 8 - math.floor(math.log10(longest)))  # more would be seen at no zoom, and are half of the file
     ends = -0.01 * longest, 1.01 * longest
@@ -219,9 +219,9 @@ def _figure(timeline: Timeline, unit: str, scale: float, longest: float) -> figu
     plot.ygrid.grid_line_color = None
     plot.xgrid.grid_line_alpha = 0.6
     labels = {track.first + track.rows / 2: track.label for track in timeline.tracks}
-    if steps:
-        labels[rows + _SUMS / 2] = "price" if steps.is_money else "tokens"
-        _draw_steps(plot, steps, rows, scale, longest)
+    if paid:
+        labels[rows + _SUMS / 2] = "price" if is_money else "tokens"
+        _draw_steps(plot, paid, rows, scale, longest, is_money=is_money)
     plot.yaxis.ticker = FixedTicker(ticks=[*labels])
     plot.yaxis.major_label_overrides = labels
     shaded = timeline.tracks[::2]
@@ -273,34 +273,29 @@ def _figure(timeline: Timeline, unit: str, scale: float, longest: float) -> figu
     return plot
 
 
-class _Steps(NamedTuple):
-    """What model calls have taken by the end of each: money, or tokens if no price is known."""
-
-    is_money: bool
-    times: list[float]
-    sums: list[float]
-
-
-def _steps(timeline: Timeline) -> _Steps | None:
+def _paid(timeline: Timeline) -> tuple[list[tuple[float, float]], bool]:
+    """What model calls have taken, by the end of each; and whether that is money, or tokens if no price is known."""
     is_money = any(call.cost for call in timeline.calls)
-    paid = sorted(
-        (call.end, part)
+    parts = [
+        (call.end, float(call.cost or 0) if is_money else call.input_tokens + call.output_tokens)
         for call in timeline.calls
-        if (part := float(call.cost or 0) if is_money else call.input_tokens + call.output_tokens)
-    )
-    return _Steps(is_money, [end for end, _ in paid], list(accumulate(part for _, part in paid))) if paid else None
+    ]
+    return sorted(one for one in parts if one[1]), is_money
 
 
-def _draw_steps(plot: figure, steps: _Steps, rows: int, scale: float, longest: float) -> None:
+def _draw_steps(
+    plot: figure, paid: Sequence[tuple[float, float]], rows: int, scale: float, longest: float, *, is_money: bool
+) -> None:
     from bokeh.models import ColumnDataSource, Text
 
-    floor, room, whole = rows + _SUMS - 0.15, _SUMS - 0.75, steps.sums[-1]
-    x = [0.0, *(time / scale for time in steps.times), longest]
-    y = [floor - room * part / whole for part in (0.0, *steps.sums, whole)]
+    sums = [*accumulate(part for _, part in paid)]
+    floor, room, whole = rows + _SUMS - 0.15, _SUMS - 0.75, sums[-1]
+    x = [0.0, *(time / scale for time, _ in paid), longest]
+    y = [floor - room * part / whole for part in (0.0, *sums, whole)]
     colour = _COLOURS["model"][0]
     plot.varea_step(x=x, y1=[floor] * len(x), y2=y, step_mode="after", fill_color=colour, fill_alpha=0.16)
     plot.step(x=x, y=y, mode="after", line_color=colour, line_width=2)
-    label = _money_text(Decimal(str(whole))) if steps.is_money else f"{int(whole):,}"
+    label = _money_text(Decimal(str(whole))) if is_money else f"{int(whole):,}"
     plot.add_glyph(
         ColumnDataSource({"x": [longest], "y": [floor - room], "text": [label]}),
         Text(x="x", y="y", text="text", text_align="right", text_baseline="bottom", text_color="#5f35ab", y_offset=-3,

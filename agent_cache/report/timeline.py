@@ -22,7 +22,7 @@ from agent_cache.recording.file import Intent, RecordedCall
 from agent_cache.recording.prices import Savings, model_calls, savings_of
 from agent_cache.recording.redaction import Redaction
 from agent_cache.resume.journal import read_journal
-from agent_cache.values.compare import escaped, shortened
+from agent_cache.values.compare import escaped, plural, shortened
 
 __all__ = [
     "CATEGORIES", "Comparison", "Drift", "Saved", "TimedCall", "Timeline", "ToolSums", "Track", "compared",
@@ -54,8 +54,7 @@ def text_limit(calls: int) -> int:
     return max(_LEAST, min(_MOST, _ALL_TEXTS // (2 * max(calls, 1))))
 
 
-@dataclass(slots=True)
-class Drift:
+class Drift(NamedTuple):
     """One difference of the last run from those before it: severity and kind as in `DriftEvent`, one sentence, whether
     its call is in the last run (that of a missing call is in the first), and the position of the call in
     `Timeline.calls`, -1 if it is of the whole run.
@@ -64,8 +63,8 @@ class Drift:
     severity: DriftSeverity
     kind: str
     description: str
-    is_in_last: bool = True
-    position: int = -1
+    is_in_last: bool
+    position: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -392,8 +391,7 @@ def _notes(
         "The journal is not sealed: its run goes on, or its process has died, so calls may be missing.":
             cassette.is_partial and is_journal,
         f"The run {ended}.": not cassette.is_partial and ended != "returned",
-        f"{doubts:,} write{'' if doubts == 1 else 's'} in doubt: begun, and without an outcome. Its end is not known.":
-            doubts,
+        f"{plural(doubts, 'write')} in doubt: begun, and without an outcome. Its end is not known.": doubts,
         "The recording has no times: calls are drawn in the order in which they started and ended.": not has_times,
     }  # fmt: skip
     return [text for text, is_so in notes.items() if is_so]
@@ -534,10 +532,9 @@ def compared(timelines: Sequence[Timeline], cassettes: Sequence[Cassette]) -> Co
     """
     rules = Redaction()
     for cassette in cassettes:
-        own = recorded_rules(cassette)
-        rules = rules.joined(own)
-        today = Redaction().joined(own)
-        cassette.steps = [redact_call(call, today) for call in cassette.steps]  # drifts show the values that differ
+        rules = rules.joined(recorded_rules(cassette))
+    for cassette in cassettes:
+        cassette.steps = [redact_call(call, rules) for call in cassette.steps]  # drifts show the values that differ
     try:
         found, pairs = Baseline(*cassettes[:-1]).compare_calls(cassettes[-1])
     except CassetteError as error:
@@ -548,10 +545,9 @@ def compared(timelines: Sequence[Timeline], cassettes: Sequence[Cassette]) -> Co
     drifts = []
     for event in found:
         is_in_last = event.kind != "missing"
-        at = -1 if event.call_id is None else at_id[is_in_last].get(event.call_id, -1)
-        drifts.append(
-            Drift(event.severity, event.kind, escaped(rules.text(event.description)), is_in_last or at < 0, at)
-        )
+        at = at_id[is_in_last].get(event.call_id or 0, -1)
+        text = escaped(rules.text(event.description))
+        drifts.append(Drift(event.severity, event.kind, text, is_in_last or at < 0, at))
         if at >= 0:
             sides[is_in_last].calls[at].drifts.append(drifts[-1])
     return Comparison(tuple(drifts), tuple((at_index[0][one], at_index[1][other]) for one, other in pairs))
