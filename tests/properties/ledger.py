@@ -409,7 +409,7 @@ class Ledger:
     def check_expiry(self, read: Read, load: Load) -> str:
         if not self._has_expired(read, load):
             return ""
-        reader, expired = read.reader, load.clock_ended + self._life(load)
+        reader, expired = read.reader, load.clock + self._life(load)
         if read.clock < expired + reader.grace and not read.fresh:
             return ""
         failures = [
@@ -496,7 +496,7 @@ class Ledger:
 
     def _has_expired(self, read: Read, load: Load) -> bool:
         """Whether a read that got this found it in the store, at an age at which it only may be served if..."""
-        return load.ended < read.started and load.clock_ended + self._life(load) <= read.clock
+        return load.ended < read.started and load.clock + self._life(load) <= read.clock
 
     def _is_kept(self, load: Load, read: Read, beyond: float = 0.0, at: float | None = None) -> bool:
         """Whether a load must still be in the store: up to so many seconds beyond its expiry, when the read started."""
