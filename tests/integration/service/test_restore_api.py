@@ -257,6 +257,14 @@ def test_the_list_is_filtered_by_session_and_label(client, journal):
     assert ids(client, label="") == []
 
 
+def test_a_page_has_50_checkpoints_unless_something_else_is_asked(client, journal):
+    run = journal()
+    made = [run.checkpoint() for _ in range(51)]
+    page = client.get("/checkpoints").json()
+    assert [one["id"] for one in page["checkpoints"]] == made[:0:-1]
+    assert ids(client, cursor=page["next_cursor"]) == made[:1]
+
+
 def test_pages_stay_the_same_while_checkpoints_are_added(client, journal):
     runs = [journal(f"ann-{number}") for number in range(3)]
     made = [runs[number % 3].checkpoint(str(number)) for number in range(10)]
@@ -470,6 +478,23 @@ def test_a_session_that_authorize_refuses_by_an_error_looks_as_if_it_were_not_th
         assert ids(client) == []
         hidden, absent = (client.get(f"/checkpoints/{one}") for one in (killed.checkpoint(), "0" * 32))
         assert (hidden.status_code, hidden.content) == (404, absent.content)
+
+
+def test_authorize_is_asked_for_the_action_and_then_for_the_session(store, killed):
+    asked = []
+
+    def authorize(request, action, session_id):
+        asked.append((action, session_id))
+        return True
+
+    path = f"/checkpoints/{killed.checkpoint()}"
+    with running(restore_app(store, authorize=authorize)) as url, httpx.Client(base_url=url) as client:
+        assert client.get("/checkpoints").status_code == client.get(path).status_code == 200
+        assert restored(client, path.rpartition("/")[2], session_id="new", track_drift=True).status_code == 200
+        assert client.get("/sessions/new/drift").status_code == 200
+    actions = [("list", "ann-1"), ("read", "ann-1"), ("restore", "ann-1"), ("create", "new"), ("drift", "new")]
+    assert [one for one in asked if one[1] is not None] == actions
+    assert [one for one in asked if one[1] is None] == [(action, None) for action, _ in actions if action != "create"]
 
 
 def test_there_is_no_service_without_authorize(store):
