@@ -352,9 +352,9 @@ class _JournalTape(Tape):
         """What a write in doubt returns, by the user's policy; `RUN` if it is made again, with its key."""
         doubt, choice = self._doubts[call.place], self.journal.choice(call.function.name, *call.function.names)
         if choice == "notice":
-            name = doubt.name if doubt.kind == "http" else doubt.name.rpartition(":")[2]  # as the model knows it
+            shown = self._shown(doubt.name.rpartition(":")[2], call.arguments)  # as the model knows it
             return (
-                f"It is not known whether {self._shown(name, call.arguments)} took effect: the process ended "
+                f"It is not known whether {shown} took effect: the process ended "
                 "while it was running. Do not repeat it before you know; look at what it would have changed."
             )
         if choice == "raise":

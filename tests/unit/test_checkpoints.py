@@ -47,6 +47,10 @@ class Plan:
     limit: int = 3
 
 
+class Kept(msgspec.Struct):
+    number: int
+
+
 class PlanStruct(msgspec.Struct):
     steps: list[Step]
     limit: int = 3
@@ -96,6 +100,11 @@ def test_objects_of_a_registered_class_come_back(make):
     assert type(back.state) is kind
     assert back.state == state
     assert back.framework == name
+
+
+def test_a_class_is_known_by_its_module_and_its_name_unless_it_has_another():
+    assert register_state(Kept) is Kept
+    assert checkpoint(Kept(1)).framework == f"{__name__}:Kept"
 
 
 def test_a_state_is_kept_as_it_was_when_the_checkpoint_was_made():

@@ -506,6 +506,20 @@ def test_checkpoints_are_written_once_and_what_came_after_them_is_found(world, d
         AutoReplayManager(read_journal(directory / "run.jsonl"), after=stored[1])
 
 
+async def test_a_resumed_run_writes_the_checkpoints_that_it_had_not_made(directory):
+    async def run(*checkpoints):
+        with pytest.raises(Killed):
+            async with AgentCacheSession("run", journal=Journal(directory)) as session:
+                for label, number in checkpoints:
+                    await session.checkpoint(label, {"number": number})
+                raise Killed
+
+    await run(("a", 1))
+    await run(("b", 1), ("a", 2), ("a", 1))
+    stored = read_journal(directory / "run.jsonl").checkpoints
+    assert [(one.label, one.state.data["number"]) for one in stored] == [("a", 1), ("b", 1), ("a", 2)]
+
+
 async def test_a_state_that_cannot_be_written_leaves_the_journal_and_the_run_as_they_were(directory):
     async with AgentCacheSession("run", journal=Journal(directory)) as session:
         for label, state, field in (("bad", {"connection": object()}, "connection"), ("x" * 201, {}, "label")):
