@@ -198,6 +198,14 @@ def test_a_full_disk_stops_the_recording_and_not_the_agent(path, monkeypatch):
     assert answers(path.with_name("run.jsonl.partial")) == ["a v1"]
 
 
+def test_a_system_that_takes_a_line_in_parts_gets_all_of_it(path, monkeypatch):
+    write = os.write
+    with monkeypatch.context() as patch, record(path):
+        patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:9]))
+        ask("a")
+    assert answers(path) == ["a v1"]
+
+
 def test_a_save_that_fails_leaves_the_old_file(path, monkeypatch):
     before = b"".join(a_recording(path, "a"))
     cassette = Cassette.load(path)
