@@ -88,6 +88,10 @@ async def test_a_hit_is_checked_and_a_miss_is_not(shop: Shop):
     assert (shop.runs, counts()) == (["7", "7"], (1, 0))
     metrics = get_metrics()["tools"]["get_price"]
     assert (metrics["hits"], metrics["misses"], metrics["calls"]) == (1, 1, 2)
+    shop.prices["7"] = 2
+    assert await shop.get.fresh("7") == 2
+    await idle()
+    assert (len(shop.runs), counts()) == (3, (1, 0)), "a fresh call is no hit"
 
 
 # What is found

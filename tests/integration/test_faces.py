@@ -227,6 +227,24 @@ def test_refresh_is_another_name_of_fresh():
     assert tool.refresh is tool.fresh
 
 
+async def test_a_fresh_call_joins_nobody_and_later_readers_join_it():
+    gate = Gate()
+
+    @AgentCache("r")
+    async def tool() -> Any:
+        return await gate()
+
+    old = await started(tool())
+    fresh = await started(tool.fresh())
+    reader = await started(tool())
+    assert len(gate.calls) == 2
+    gate.calls[1].returns("new")
+    assert await fresh == await reader == "new"
+    gate.calls[0].returns("old")
+    assert await old == "old"
+    assert await tool() == "new"
+
+
 # -- Writes --------------------------------------------------------------------------------------------------
 
 
