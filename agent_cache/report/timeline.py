@@ -308,7 +308,7 @@ class _Reader:
             cache_read_tokens=call.cache_read_tokens,
             model=self._text(call.model or ""),
             tags=tuple(self._text(tag) for tag in call.tags),
-            loops=_loops(call.outcome),
+            loops=tuple(map(self._text, _loops(call.outcome))),
         )
 
     def _cut(self, text: str) -> str:
@@ -371,13 +371,11 @@ def _state(call: RecordedCall) -> str:
     return next(states, "")
 
 
-def _loops(outcome: dict[str, Any]) -> tuple[str, ...]:
+def _loops(outcome: dict[str, Any]) -> list[str]:
     """What sessions have said about a call."""
-    found = []
-    if instead := outcome.get("instead"):
-        found.append(f"{instead[1]}: answered by a {instead[0].replace('_', ' ')}")
-    found += [f"{text}: {kind}" for kind, text, *_ in outcome.get("loops", ())]
-    return tuple(shortened(escaped(one), _LONGEST_NAME) for one in found)
+    instead = outcome.get("instead")
+    found = [f"{instead[1]}: answered by a {instead[0].replace('_', ' ')}"] if instead else []
+    return found + [f"{text}: {kind}" for kind, text, *_ in outcome.get("loops", ())]
 
 
 def _notes(

@@ -100,7 +100,8 @@ def test_what_is_secret_by_the_rules_of_today_is_removed(tmp_path: Path):
     run = TimedRun()
     token = "sk-" + "proj-" + "a1B2c3D4" * 6
     arguments = {"password": "hunter2", "note": f"use {token}"}
-    run.add("shop:login", 0, 1, source="miss", arguments=arguments, outcome={"value": {"api_key": "hunter2"}})
+    outcome = {"value": {"api_key": "hunter2"}, "loops": [["repeat", f"of {token}", 0]]}
+    run.add(f"shop:login {token}", 0, 1, source="miss", arguments=arguments, outcome=outcome, tags=[f"user:{token}"])
     shown = repr(timeline_of(run, tmp_path / "run.jsonl"))
     assert "hunter2" not in shown
     assert token not in shown
