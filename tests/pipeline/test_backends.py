@@ -152,3 +152,21 @@ def test_a_tier_that_would_find_nothing_is_refused():
     """A lookup counts only while a question for the feed was answered so many seconds ago."""
     with pytest.raises(ConfigurationError, match="max_staleness"):
         VersionedTier(MemoryServer(), max_staleness=0)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"), [(asyncio, "Runner", OSError), (threading.Thread, "start", RuntimeError)]
+)
+async def test_a_process_that_can_start_no_thread_says_that_none_follows(
+    owner: Any, name: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refuse(*_: Any) -> None:
+        raise error("no more")
+
+    tier = VersionedTier(MemoryServer())
+    monkeypatch.setattr(owner, name, refuse)
+    await tier.lookup(read("order:7"))
+    assert tier.keeper is not None
+    await tier.keeper.ended()
+    assert "no thread could be started, so each call looks for what others write (no more)" in caplog.text
+    await tier.aclose()
