@@ -7,9 +7,9 @@ from benchmarks.fleet.faults import FAULTS
 from benchmarks.fleet.tools import TTL
 from benchmarks.fleet.verdict import Stale, Verdict
 
-PERIOD = 1 / 3
-"""Of `max_staleness`, after which a process asks for what is new although no message has come. Without a fault no read
-is as late as that: messages arrive. How much earlier they do is a matter of the machine's load, and no promise.
+LATE = 0.05
+"""Without a fault no more than this part of the reads is stale, within the bound: messages arrive. A third is without
+any. How long one takes is a matter of the machine's load, and no promise: on a busy one it was half a second.
 """
 
 REFUSAL = 2.0
@@ -30,7 +30,7 @@ def complaint(name: str, outcome: Outcome, fleet: Fleet) -> str | None:
         return "stale reads" if fleet.consistency == "strong" else "stale beyond the bound"
     if name.startswith("slot") and verdict.refusal > REFUSAL:
         return "writes refused for too long"
-    if name.startswith("none") and verdict.worst > PERIOD * fleet.max_staleness:
+    if name.startswith("none") and verdict.stale_reads > LATE * verdict.reads:
         return "messages do not arrive"
     return None
 
