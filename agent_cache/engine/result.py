@@ -211,6 +211,8 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
                     for stats in local.stats:
                         stats.evictions += 1
             flight.is_cached = is_stored or call.operation.policy.remote.is_strong
+        elif call.is_fresh:
+            _newest = store.discard(key)  # older than what this caller gets
         flight.is_open = False  # as `Flight.finish`, without its frame
         if flight.joinable:
             flight.joinable = False
@@ -221,10 +223,7 @@ def insert_if_valid(call: Call, entry: Entry) -> bool:
 
 
 def _is_still_enabled(local: LocalTool) -> bool:
-    """Whether a result may be stored that was loaded under former settings.
-
-    With other tiers it may not, since the entry would be guarded by the former ones.
-    """
+    """Whether a result of former settings may be stored: not with other tiers, since the former ones would guard it."""
     return CURRENT.value.enabled and CURRENT.value.has_tiers_of(local.configuration)
 
 

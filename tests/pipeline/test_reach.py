@@ -228,3 +228,25 @@ async def test_many_dropped_entries_are_freed_all_of_them():
     assert len(freed) == 5_000
     assert await get(0) == "answer"
     assert len(freed) == 5_000, "the new entry is kept"
+
+
+async def test_who_reads_after_a_refresh_gets_nothing_older_though_another_refresh_runs():
+    gate = Gate()
+
+    @AgentCache("order")
+    async def get() -> Any:
+        return await gate()
+
+    async def refreshed() -> Any:
+        return await get.fresh()
+
+    old = await started(get())
+    gate.last.returns("old")
+    assert await old == "old"
+    first, second = await started(refreshed()), await started(refreshed())
+    gate.calls[1].returns("new")
+    assert await first == "new"
+    read = await started(get())
+    gate.last.returns("newest")
+    assert await second == "newest"
+    assert await read == "newest"

@@ -364,7 +364,7 @@ class Ledger:
             return "a refresh must run the tool"
         for other in self.reads:
             is_over = other.fresh and 0 < other.ended < read.started and other.identity == read.identity
-            if is_over and not self.is_tiered and load.started < other.started:
+            if is_over and not self.is_tiered and load.write is None and load.started < other.started:
                 return f"it is older than what a refresh has got, {other}"
         return ""
 

@@ -547,7 +547,7 @@ def _write_at(stage: Stage, reader: Reader, writer: Writer, gates: int, how: str
     return not is_over
 
 
-FEW, MANY = 30, 1_000
+FEW, MANY = 30, 300
 for machine in MACHINES:
     globals().update(searches(machine, FEW, MANY))
     if machine not in (GivenResults, WritesOfEntries):  # tools that are known by name have no `set` and no keys

@@ -201,6 +201,6 @@ class Streams(Machine):
         assert self.runs == runs, "without a write it is stored"
 
 
-FEW, MANY = 120, 2_000
+FEW, MANY = 60, 2_000
 MACHINES = (Streams,)
 globals().update(searches(Streams, FEW, MANY))
