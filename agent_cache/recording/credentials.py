@@ -472,8 +472,10 @@ class TextRules:
         for row in rows:
             if kind < row.kind or (row.kind == NameKind.SECRET and not self.defaults):
                 continue
+            if row.name and not compiled(row.name).fullmatch(name):
+                continue
             match = compiled(row.after).match(text, end)
-            if match is None or (row.name and not compiled(row.name).fullmatch(name)):
+            if match is None:
                 continue
             if row.before and not compiled(row.before).search(text, max(0, begin - _BEFORE), begin):
                 continue

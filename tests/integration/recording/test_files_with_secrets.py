@@ -491,6 +491,7 @@ REPEATED = [
     "name: token value: ", "--password ", "('token', ", "\\", '"', "ATAT=", "api key ", "curl -u a", "token: |\n ",
     "password is ", "password for a ", "the password's ", "'--token', ", "sshpass', '-p', ", "mysql -p", "'a:b@", "'netloc=a:1@c.",
     "input_value=", "a\n  b [type=c, input_value=", "\\n  [type=a, input_value=1, input_type=",
+    "password,a\n", "a|password\n", "\x1b[1mpassword\n", "user[password]=", "<input name=password ", 'form-data; name="password"\r\n',
 ]  # fmt: skip
 
 
