@@ -74,9 +74,7 @@ class BaselineRun:
         except CassetteNotFound as error:
             if self._mode != "compare":
                 return []
-            mode = self._item.config.getoption("agent_record_mode")  # else that of the cassette would be missing
-            how = f"--agent-record-mode={mode} " if mode else ""
-            how = f"pytest {how}--agent-baseline=once {shlex.quote(self._item.nodeid)}"
+            how = f"pytest --agent-baseline=once {shlex.quote(self._item.nodeid)}"
             text = f"{error.reason}. To accept the next run as its baseline:\n    {how}"
             raise MissingFixture(text, error.path) from None
 

@@ -95,14 +95,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_TESTS_BY_PATH] = {}
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    mode = config.getoption("agent_record_mode") or config.getini("agent_record_mode")
-    facts = [] if mode == "none" else [f"record mode {mode}"]
-    if (mode := config.getoption("agent_baseline")) != "compare":
-        facts.append(f"baselines: {mode}")
-    return f"agent-cache: {', '.join(facts)}" if facts else None
-
-
 # Which cassette and which baseline belongs to which test
 
 

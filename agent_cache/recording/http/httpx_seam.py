@@ -30,11 +30,11 @@ def _handle_request(library: Any, stream_class: Any, original: Any) -> Any:
         body = b"".join(request.stream)
         request.stream = library.ByteStream(body)
         if (recorded := exchange.respond(body)) is not None:
-            return _logged(exchange, _response(library, recorded, stream_class(exchange, recorded)))
-        with exchange.running():
-            response = original(self, request)
-        response.stream = stream_class(exchange, response.stream)
-        return _logged(exchange, response)
+            response = _response(library, recorded)
+        else:
+            with exchange.running():
+                response = original(self, request)
+        return _logged(exchange, response, stream_class)
 
     return handle_request
 
@@ -48,22 +48,23 @@ def _handle_async(library: Any, stream_class: Any, original: Any) -> Any:
         body = b"".join([part async for part in request.stream])
         request.stream = library.ByteStream(body)
         if (recorded := await exchange.respond_async(body)) is not None:
-            return _logged(exchange, _response(library, recorded, stream_class(exchange, recorded)))
-        with exchange.running():
-            response = await original(self, request)
-        response.stream = stream_class(exchange, response.stream)
-        return _logged(exchange, response)
+            response = _response(library, recorded)
+        else:
+            with exchange.running():
+                response = await original(self, request)
+        return _logged(exchange, response, stream_class)
 
     return handle_async_request
 
 
-def _response(library: Any, recorded: Recorded, stream: Any) -> Any:
+def _response(library: Any, recorded: Recorded) -> Any:
     extensions = {"http_version": b"HTTP/1.1", "reason_phrase": recorded.reason.encode("latin-1", "replace")}
     headers = [(name.encode(), value.encode()) for name, value in recorded.headers]  # a text would have to be ASCII
-    return library.Response(recorded.status, headers=headers, stream=stream, extensions=extensions)
+    return library.Response(recorded.status, headers=headers, stream=recorded, extensions=extensions)
 
 
-def _logged(exchange: Exchange, response: Any) -> Any:
+def _logged(exchange: Exchange, response: Any, stream_class: Any) -> Any:
+    response.stream = stream_class(exchange, response.stream)
     reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
     exchange.log(response.status_code, reason, response.headers.multi_items())
     return response
