@@ -124,7 +124,9 @@ async def test_a_loop_that_is_only_warned_of_is_logged_once(policy: Any, caplog:
     async def get(number: int) -> int:
         raise LookupError("down")
 
-    async with AgentCacheSession(on_loop="warn", loop_policy={"repeat": 99, "error": 99, "cycle": 99, **policy}):
+    async with AgentCacheSession(
+        on_loop="warn", loop_policy={"repeat": 99, "error": 99, "cycle": 99, "any_error": None, **policy}
+    ):
         for number in range(6):
             with pytest.raises(LookupError):
                 await get(number)
