@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -372,7 +373,8 @@ async def files(function: Callable[..., Awaitable[Any]], *args: object) -> list[
 async def own_frames(function: Callable[..., Awaitable[Any]], *args: object) -> list[str]:
     """The functions of the package that one awaited call enters, generated bodies included."""
     entered = await codes(function, *args)
-    return [code.co_qualname for code in entered if "agent_cache" in code.co_filename and code is not get_card.__code__]
+    ours = (f"{PACKAGE}{os.sep}", "<agent_cache")
+    return [code.co_qualname for code in entered if code.co_filename.startswith(ours)]
 
 
 def unlimited_session() -> AgentCacheSession:

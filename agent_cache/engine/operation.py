@@ -151,7 +151,7 @@ class Operation(Generic[P]):
         raise NotImplementedError
 
     def run_with(self, function: Callable[..., Any]) -> None:
-        """Let calls run and await this function instead of the tool's."""
+        """Let calls run and await this function instead of the tool's, as of an `async def`."""
         self.coroutine_function, self.returns_at_once = function, False
 
     def asker_of(self, arguments: Mapping[str, Any]) -> Any:

@@ -389,7 +389,7 @@ class TextRules:
 
     def _assigned(self, text: str, low: bytes, columns: list[Span]) -> Iterator[Span]:
         """The values that are assigned to the name of a secret. Those below one in a table go to `columns`."""
-        rows = [row for row in _ASSIGNED if not row.marks or any(mark.encode() in low for mark in row.marks)]
+        rows: list[_Assigned] = []  # found for the first name of a secret: most texts have none
         done = table = 0
         for first, end in self._names(text, low):
             if end <= done:
@@ -400,6 +400,9 @@ class TextRules:
             if kind := self._kind_in_text(name, text, begin):
                 if begin >= table:
                     table = self._table(text, begin, end, columns)
+                rows = rows or [
+                    row for row in _ASSIGNED if not row.marks or any(mark.encode() in low for mark in row.marks)
+                ]
                 for one in self._values(rows, text, begin, end, name, kind):
                     if one[0] >= done:
                         yield one
