@@ -141,7 +141,11 @@ class Redaction(TextRules):
             if string in clean:
                 continue
             text = msgspec.json.decode(b'"%b"' % string) if has_escapes else string.decode()
-            says_more = text in _WITH_OTHERS or self.kind_of(text) or names_command(text) or names_field(text)
+            if names_command(text):  # a word such as any other, but for an option beside it
+                if b'"-' in raw:
+                    return True
+                continue
+            says_more = text in _WITH_OTHERS or self.kind_of(text) or names_field(text)
             if says_more or self._inside(text, 0) != text:
                 return True
             if len(clean) >= _MAX_REMEMBERED:

@@ -280,6 +280,13 @@ def test_the_arguments_of_a_command_that_failed_are_redacted(command, path):
     assert len(raised.value.cmd) == len(command)
 
 
+def test_an_address_is_not_taken_for_a_command():
+    """Data in which nothing can be a secret is written as it is, in a tenth of the time of a look at each value."""
+    rules = Redaction()
+    assert not rules.may_change(msgspec.json.encode({"city": "Philadelphia", "zip": "19122", "tags": ["zip", "new"]}))
+    assert rules.may_change(msgspec.json.encode({"tags": ["zip", "-P", "hunter2"]}))
+
+
 @pytest.mark.skipif(sys.version_info >= (3, 15), reason="a SplitResult has hidden state, so it comes back as a list")
 def test_the_password_in_a_url_that_was_taken_apart_is_redacted(path):
     url = urlsplit("https://ann:swordfish@shop.test:8443/orders?page=2")
