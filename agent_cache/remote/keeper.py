@@ -1,4 +1,4 @@
-"""The thread of a tier, which applies what others write, and delivers what could not be delivered."""
+"""The thread of a tier, which applies what others write and delivers what is pending; and what a fork is to tiers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Awaitable
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, suppress
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from typing import Any
+from agent_cache.at_fork import at_fork
+from agent_cache.core.versions import VERSIONS
 
-__all__ = ["Keeper"]
+__all__ = ["TIERS", "Keeper"]
 
 _NOT_STARTED = "no thread could be started, so each call looks for what others write"
 
@@ -80,3 +80,24 @@ class Keeper:
         """Wait until it has ended, after `stop`."""
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+
+
+TIERS: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+"""The tiers of this process that something still holds."""
+_ENDS_OF_FORK: Final = ExitStack()
+
+
+def _before_fork() -> None:
+    VERSIONS.lock.acquire()  # before those of the tiers, as in a hit
+    _ENDS_OF_FORK.callback(VERSIONS.lock.release)
+    for tier in list(TIERS):
+        _ENDS_OF_FORK.callback(tier.before_fork())
+
+
+def _after_fork_in_child() -> None:
+    _ENDS_OF_FORK.close()
+    for tier in list(TIERS):
+        tier.after_fork()
+
+
+at_fork(before=_before_fork, after_in_parent=_ENDS_OF_FORK.close, after_in_child=_after_fork_in_child)

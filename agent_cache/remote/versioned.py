@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -28,7 +26,6 @@ from typing import Any, Final, NoReturn, Self
 
 import msgspec
 
-from agent_cache.at_fork import at_fork
 from agent_cache.clock import CLOCK, boottime
 from agent_cache.core.lease import Lease, Term
 from agent_cache.core.options import count, seconds
@@ -51,7 +48,7 @@ from agent_cache.remote.backend import (  # fmt: skip
 from agent_cache.remote.cells import EVERYTHING, MOST_ENTITIES, STORE, Cell, Cells, whole_roots
 from agent_cache.remote.codecs import Codec, MessagePackCodec, Undecodable, Unencodable
 from agent_cache.remote.feed import LOST, Feed, Log, Message
-from agent_cache.remote.keeper import Keeper
+from agent_cache.remote.keeper import TIERS, Keeper
 from agent_cache.remote.protocol import Found, Listener, Request, Versions, WriteIntent
 
 __all__ = ["UNUSABLE", "Ticket", "Tier", "VersionedTier"]
@@ -217,7 +214,7 @@ class VersionedTier:
         self.pending: dict[str, _Pending] = {}
         self.is_closed = False
         self.keeper: Keeper | None = Keeper("agent_cache follows a tier")
-        _TIERS.add(self)
+        TIERS.add(self)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or sent: make one in each process")
@@ -789,25 +786,6 @@ class VersionedTier:
 
 
 _RUNNING: Final[set[asyncio.Task[Any]]] = set()
-_TIERS: Final[weakref.WeakSet[VersionedTier]] = weakref.WeakSet()
-_ENDS_OF_FORK: Final = ExitStack()
-
-
-def _before_fork() -> None:
-    VERSIONS.lock.acquire()  # before those of the tiers, as in a hit
-    _ENDS_OF_FORK.callback(VERSIONS.lock.release)
-    for tier in list(_TIERS):
-        _ENDS_OF_FORK.callback(tier.before_fork())
-
-
-def _after_fork_in_child() -> None:
-    _ENDS_OF_FORK.close()
-    for tier in list(_TIERS):
-        tier.after_fork()
-
-
-at_fork(before=_before_fork, after_in_parent=_ENDS_OF_FORK.close, after_in_child=_after_fork_in_child)
-
 
 Tier = VersionedTier
 """What annotations call it."""

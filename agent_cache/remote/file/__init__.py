@@ -27,7 +27,7 @@ from agent_cache.remote.versioned import UNUSABLE, VersionedTier
 if sys.platform != "win32":  # which is refused
     from agent_cache.remote.database import PASSING, SqliteBackend
 
-__all__ = ["NETWORK_FILE_SYSTEMS", "FileTier", "checked_path", "filesystem_of"]
+__all__ = ["FileTier", "checked_path", "filesystem_of"]
 
 _PERIOD: Final = 0.1
 
