@@ -15,13 +15,7 @@ from operator import is_
 from types import EllipsisType as Unchanged
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from agent_cache.core.options import (
-    checked_flag,
-    checked_function,
-    checked_middleware,
-    checked_share,
-    count,
-)
+from agent_cache.core.options import checked_flag, checked_function, checked_middleware, checked_share, count
 from agent_cache.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -37,8 +37,8 @@ from agent_cache.core.options import (
     count,
     seconds,
 )
-from agent_cache.core.tags import ComputedTags, TagSet, json_text, parse_tags, root_of
-from agent_cache.core.wrappers import parameters_of
+from agent_cache.core.parameters import parameters_of
+from agent_cache.core.tags import ComputedTags, TagSet, parse_tag, root_of
 from agent_cache.engine.blocking import blocking, run_blocking
 from agent_cache.engine.body import read_body, stream_body, write_body
 from agent_cache.engine.operation import CacheKey, Operation
@@ -154,9 +154,8 @@ class Decorator:
         return other
 
     def by_name(self, parse: Callable[[Any], Any] | None) -> Self:
-        """The same decorator for a tool that is called by its name, with arguments that may be parsed or not: it has
-        the tags by `json_text` beside those of a decorated tool. A write touches the whole root if an argument that a
-        template names is null. Templates see what `parse` makes of the result.
+        """The same decorator for a tool that is called by its name: a write touches the whole root if an argument that
+        a template names is null. Templates see what `parse` makes of the result.
         """
         other = copy_of(self)
         other._is_by_name, other._parse = True, parse
@@ -166,7 +165,7 @@ class Decorator:
         """The tags of a tool with these parameters. Raises as `TagSet.compile`."""
         tags = TagSet.compile(self._resource, parameters, tool)
         if self._is_by_name:
-            tags = tags.beside(TagSet.compile(self._resource, parameters, tool, json_text)).taking_null_for_all()
+            tags = tags.taking_null_for_all()
         return tags if self._parse is None else tags.parsing(self._parse)
 
     def _decorate(self, function: Any) -> Any:
@@ -555,7 +554,7 @@ def _new_write(tags: tuple[str, ...], what: str, *, is_sync: bool) -> Write:
 def _parsed(tags: tuple[str | Sequence[object], ...], function: str) -> tuple[str, ...]:
     if not tags:
         raise ConfigurationError(f"{function}() needs at least one tag, for example {function}('order:7')")
-    return parse_tags(tags)
+    return tuple(dict.fromkeys(map(parse_tag, tags)))
 
 
 # Reads that are not cached

@@ -41,12 +41,12 @@ from agent_cache.values.canonical import (
 
 __all__ = [
     "GETTERS", "TRANSPORT", "Apart", "Injected", "Role", "UnknownAsker", "asker_in", "getters_of", "got_by",
-    "injected_role",
+    "injected_role", "meaning_of",
 ]  # fmt: skip
 
-Role = Literal["context", "config", "state", "none"]
-"""What an injected parameter is: something that may say who asks, the config of a runnable, the state of a graph, or
-nothing of the asker."""
+Role = Literal["context", "config", "state", "receiver", "getter", "none"]
+"""What an injected value is: something that may say who asks, the config of a runnable, the state of a graph, the
+object whose method the tool is, the name of one of `GETTERS`, or nothing of the asker."""
 
 
 class Injected(NamedTuple):
@@ -172,34 +172,40 @@ GETTERS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Their names, and the modules that have them."""
 
-_MAX_BODIES: Final = 200
+_MAX_BODIES: Final = 500
 _LIBRARY: Final = inspect.__file__.removesuffix("inspect.py")
 
 
-def getters_of(function: Callable[..., Any]) -> tuple[str, ...]:
+def getters_of(tool: Any) -> tuple[str, ...]:
     """The functions of `GETTERS` that the body of a tool names, or of a decorator below ours, or one that these name,
     and so on. Of objects and classes that are named, all methods count. Installed packages are not looked into.
     """
     found: set[str] = set()
-    bodies: list[types.FunctionType] = []
-    named: list[Any] = [function]
+    bodies: dict[types.FunctionType, None] = {}
+    kinds: dict[type, None] = {}
+    named: list[Any] = [tool]
     while named and len(bodies) < _MAX_BODIES:
         parts = [part for value in named for part in _parts_of(value)]
         if bodies:  # the tool may have such a name itself
             found |= {part.__name__ for part in parts if type(part) is types.FunctionType}
-        kinds = [part if issubclass(type(part), type) else type(part) for part in parts]
-        members = [member for kind in kinds for base in kind.__mro__ for member in vars(base).values()]
-        parts += [part for member in members for part in _parts_of(member)]
+        mentioned = dict.fromkeys(part if issubclass(type(part), type) else type(part) for part in parts)
+        within = dict.fromkeys(base for kind in mentioned for base in kind.__mro__ if base not in kinds)
+        kinds |= within
+        parts += [part for base in within for member in vars(base).values() for part in _parts_of(member)]
         functions = dict.fromkeys(part for part in parts if type(part) is types.FunctionType)
         new = [one for one in functions if one not in bodies and not _is_installed(one)]
-        bodies, named = bodies + new, []
+        bodies |= dict.fromkeys(new)
+        named = []
         for body in new:
             code, names = body.__code__, _names_in(body.__code__)
             cells = zip(code.co_freevars, body.__closure__ or (), strict=False)
-            within = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+            enclosed = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
             found |= names
-            named += [within.get(name, body.__globals__.get(name)) for name in names]
+            named += [enclosed.get(name, body.__globals__.get(name)) for name in names]
     return tuple(sorted(found & GETTERS.keys()))
+
+
+_getters_of_class: Final = lru_cache(maxsize=1024)(getters_of)
 
 
 _INNER: Final[dict[Any, str]] = {
@@ -244,6 +250,15 @@ def got_by(getter: str) -> list[Injected]:
     return [one for one in found if one.value is not None]
 
 
+def _asked_for(injected: Injected) -> list[Injected]:
+    """What a getter returns, or those that the methods of a receiver name; any other value by itself."""
+    role, value = injected
+    if role not in ("getter", "receiver"):
+        return [injected]
+    kind = value if isinstance(value, type) else type(value)
+    return [one for getter in ([value] if role == "getter" else _getters_of_class(kind)) for one in got_by(getter)]
+
+
 # Who asks
 
 
@@ -255,7 +270,7 @@ def asker_in(contexts: Iterable[Injected]) -> str | None:
     """
     found: list[tuple[Path, bytes]] = []
     try:
-        for injected in contexts:
+        for injected in (one for given in contexts for one in _asked_for(given)):
             fields = _Fields()  # what one says of the asker settles nothing about another
             fields.add(injected)
             found += sorted(fields.found)
@@ -287,8 +302,6 @@ _PLACES: Final = {
 """Attributes of contexts that may say who asks: with everything in them, or with the fields named for someone."""
 
 _ABSENT: Final = object()
-
-
 _PATHS: Final = {path: path.split(".") for path in (*_PLACES, "config")}
 
 
@@ -320,7 +333,7 @@ def _places_in(injected: Injected) -> Iterator[_Place]:
         if context is not kind:  # a subclass of the user's may have more
             known = {*_PLACES, *(name for base in context.__mro__ for name in inspect.get_annotations(base))}
             added = {name: one for name, one in attributes_of(value).items() if name not in known}
-            yield from (_Place(name, one) for name, one in added.items() if _meaning_of(name) == "someone")
+            yield from (_Place(name, one) for name, one in added.items() if meaning_of(name) == "someone")
         if isinstance(config := _at(value, "config"), Mapping):
             yield from _places_in(Injected("config", config))
         yield from (_Place("token", one.value) for one in (got_by("get_access_token") if is_of_mcp else ()))
@@ -341,7 +354,7 @@ _NAMES: Final = re.compile(
 
 
 @lru_cache(maxsize=4096)
-def _meaning_of(name: str) -> str:
+def meaning_of(name: str) -> str:
     """What a name may mean: an id of a ``run``, ``someone``, a ``session`` of someone or a connection; else nothing."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).lower().strip("_")
     if words.removeprefix("langgraph_") in _IDS or name.startswith("__pregel"):
@@ -434,7 +447,7 @@ class _Fields:
 
     def _add_field(self, path: Path, value: Any, *, whole: bool, is_opened: bool = False) -> bool:
         """Take what counts of a field. Returns whether it is comparable."""
-        meaning = _meaning_of(path[-1])
+        meaning = meaning_of(path[-1])
         is_someone = meaning == "someone"
         if meaning == "run" and (path[-1][:2] == "__" or _fields_within(value, is_opened=False) is None):
             self._has_ids = True

@@ -23,9 +23,8 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from agent_cache.errors import ConfigurationError
 
 __all__ = [
-    "EVERY_KEY", "MANY_PATHS", "ComputedTags", "Field", "Tag", "TagRule", "TagSet", "ancestors", "escape",
-    "every_key_of", "json_text", "meet", "parse_tag", "parse_tags", "parse_template", "root_of", "tags_from",
-    "unescape", "within_limit",
+    "EVERY_KEY", "MANY_PATHS", "ComputedTags", "Tag", "TagRule", "TagSet", "ancestors", "escape", "every_key_of",
+    "meet", "parse_tag", "parse_template", "root_of", "tags_from", "unescape", "within_limit",
 ]  # fmt: skip
 
 # Tags
@@ -62,20 +61,16 @@ def parse_tag(tag: str | Sequence[object]) -> Tag:
     """Parse a tag as users write it: ``"order:7"``, or ``("order", "a:b")`` where an id may contain a colon.
 
     Raises:
-        ConfigurationError: if it is empty, or has an empty segment.
+        ConfigurationError: if it is empty, or has an empty segment, or ``*`` in the text, which would be an id.
     """
     is_path = isinstance(tag, Sequence) and not isinstance(tag, bytes | bytearray | memoryview)
-    segments = tag.split(":") if isinstance(tag, str) else list(map(str, tag)) if is_path else []
-    if not segments or not all(segments):
+    segments = tag.split(":") if isinstance(tag, str) else list(map(_json_text, tag)) if is_path else []
+    if not segments or not all(segments) or (isinstance(tag, str) and "*" in segments):
         raise ConfigurationError(
-            f"{tag!r} is not a tag; write 'root', 'root:id' or ('root', 'id'), without empty parts"
+            f"{tag!r} is not a tag; write 'root' for all that is below it, 'root:id' or ('root', 'id'), without empty "
+            "parts and wildcards"
         )
     return ":".join(map(escape, segments))
-
-
-def parse_tags(tags: Iterable[str | Sequence[object]]) -> tuple[Tag, ...]:
-    """Parse tags as `parse_tag` does, each once."""
-    return tuple(dict.fromkeys(map(parse_tag, tags)))
 
 
 # Regions: the part of all data that a write names
@@ -99,7 +94,7 @@ def every_key_of(keys: Iterable[tuple[Any, Hashable]]) -> tuple[tuple[Any, Hasha
 
 # Templates
 
-_FIELD: Final = r"([^.\[\]]*)((?:\.[^.\[\]]+|\[[^\]]*\])*)"
+_FIELD: Final = r"(?!\d*(?:[.\[]|$))([^.\[\]]*)((?:\.[^.\[\]]+|\[[^\]]*\])*)"
 _STEP: Final = r"\.([^.\[\]]+)|\[([^\]]*)\]"
 
 _EACH: Final = (False, "")
@@ -150,7 +145,9 @@ def parse_template(template: str, parameters: Sequence[str], tool: str) -> tuple
         ConfigurationError: naming the tool, if it is malformed, has no fixed root, or names no parameter.
     """
     forms = "a fixed root, as in 'order:{order_id}', and fields {a}, {a.attribute}, {a[key]} or {a[]} below it"
-    malformed = ConfigurationError(f"{tool}: resource {template!r} must have {forms}, without empty parts and formats")
+    malformed = ConfigurationError(
+        f"{tool}: resource {template!r} must have {forms}, without empty parts, formats and wildcards: 'order' is all"
+    )
     segments: list[Segment] = [[]]
     try:
         pieces = list(string.Formatter().parse(template))
@@ -177,7 +174,7 @@ def parse_template(template: str, parameters: Sequence[str], tool: str) -> tuple
         )
         segments[-1].append(Field(name, name not in parameters, parsed))
     root, *below = segments
-    if not all(segments) or any(isinstance(piece, Field) for piece in root):
+    if not all(segments) or ["*"] in segments or any(isinstance(piece, Field) for piece in root):
         raise malformed
     return "".join(map(str, root)), below
 
@@ -218,17 +215,30 @@ def tags_from(
     return ComputedTags(root, function)
 
 
-Text = Callable[[Any], str]
 Make = Callable[[Mapping[str, Any], Any], tuple[Tag, ...]]
 
 
-def json_text(value: Any) -> str:
+def _json_text(value: Any) -> str:
     """The text of a value that may have been parsed from JSON: the same whether it was or not."""
     if isinstance(value, Enum):
-        return json_text(value.value)
+        return _json_text(value.value)
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
+    if isinstance(value, list | tuple):
+        return str([*map(_json_text, value)])
+    if isinstance(value, Mapping | Set):  # equal keys of calls have equal tags, whatever the order is
+        parts = value.items() if isinstance(value, Mapping) else value
+        return str(sorted(map(_json_text, parts)))
     return value.isoformat() if isinstance(value, date | time) else str(value)
+
+
+def _segments(value: Any) -> tuple[str, ...]:
+    """The segments of tags that name a value, escaped. A write may get a member of an enum where a read got its value:
+    where the texts differ, both have both.
+    """
+    if type(value) is str or type(value) is int:
+        return (escape(str(value)),)
+    return tuple(dict.fromkeys([escape(text(value)) for text in (str, _json_text)]))
 
 
 class TagRule(NamedTuple):
@@ -247,21 +257,6 @@ class TagRule(NamedTuple):
         """Whether one of these arguments is null."""
         return any(field.value(arguments, None) is None for field in self.arguments if not field.is_of_many)
 
-    def beside(self, other: TagRule) -> TagRule:
-        """The same with the tags that another one makes, too, of the same template. A function is called once."""
-        if not self.arguments and not self.is_of_result:
-            return self
-
-        def make(arguments: Mapping[str, Any], result: Any) -> tuple[Tag, ...]:
-            tags, more = self.make(arguments, result), other.make(arguments, result)
-            return tags if tags == more else tuple(dict.fromkeys((*tags, *more)))
-
-        return self._replace(make=make, of_one=None)
-
-    def parsing(self, parse: Callable[[Any], Any]) -> TagRule:
-        """The same for a tool whose templates see `parse` of the result."""
-        return self._replace(make=lambda arguments, result: self.make(arguments, parse(result)))
-
 
 class TagSet(NamedTuple):
     """All resources of a tool, by when their tags are known."""
@@ -272,8 +267,8 @@ class TagSet(NamedTuple):
     roots: tuple[str, ...]
 
     @classmethod
-    def compile(cls, resource: Any, parameters: Sequence[str], tool: str, text: Text = str) -> TagSet:
-        """Compile a ``resource=`` option; `text` makes a value a part of a tag.
+    def compile(cls, resource: Any, parameters: Sequence[str], tool: str) -> TagSet:
+        """Compile a ``resource=`` option.
 
         Raises:
             ConfigurationError: naming the tool, if a part of it is empty or malformed, or names no parameter.
@@ -284,7 +279,7 @@ class TagSet(NamedTuple):
                 f"{tool}: resource must be a tag, a template or a non-empty sequence of them, got {resource!r}"
             )
         rules = [
-            _computed(one, tool) if isinstance(one, ComputedTags) else _templated(one, parameters, tool, text)
+            _computed(one, tool) if isinstance(one, ComputedTags) else _templated(one, parameters, tool)
             for one in resources
         ]
         static = tuple(dict.fromkeys(rule.make({}, None)[0] for rule in rules if rule.when == "static"))
@@ -296,12 +291,11 @@ class TagSet(NamedTuple):
 
     def parsing(self, parse: Callable[[Any], Any]) -> TagSet:
         """The same for a tool whose templates see `parse` of the result."""
-        return self._replace(late=tuple(rule.parsing(parse) for rule in self.late))
 
-    def beside(self, other: TagSet) -> TagSet:
-        """The same with the tags that the templates of another set make, too, of the same resource."""
-        early, late = map(TagRule.beside, self.early, other.early), map(TagRule.beside, self.late, other.late)
-        return self._replace(early=tuple(early), late=tuple(late))
+        def parsing(rule: TagRule) -> TagRule:
+            return rule._replace(make=lambda arguments, result: rule.make(arguments, parse(result)))
+
+        return self._replace(late=tuple(map(parsing, self.late)))
 
     def taking_null_for_all(self) -> TagSet:
         """The same for a write that touches the whole root if an argument that a template names is null."""
@@ -332,10 +326,11 @@ def _computed(computed: ComputedTags, tool: str) -> TagRule:
 def _tags_of(root: str, ids: Any) -> tuple[Tag, ...]:
     if type(ids) is not list and (isinstance(ids, str | bytes) or not isinstance(ids, Iterable)):
         ids = (ids,)
-    return tuple(dict.fromkeys([f"{root}:{escape(str(one))}" for one in ids if one is not None])) or (root,)
+    segments = [segment for one in ids if one is not None for segment in _segments(one)]
+    return tuple(dict.fromkeys([f"{root}:{segment}" for segment in segments])) or (root,)
 
 
-def _templated(template: Any, parameters: Sequence[str], tool: str, text: Text) -> TagRule:
+def _templated(template: Any, parameters: Sequence[str], tool: str) -> TagRule:
     if not isinstance(template, str):
         raise ConfigurationError(f"{tool}: resource {template!r} must be a str or tags_from(...)")
     fixed, below = parse_template(template, parameters, tool)
@@ -351,33 +346,31 @@ def _templated(template: Any, parameters: Sequence[str], tool: str, text: Text) 
         )
     of_arguments = tuple(field for field in fields if not field.of_result)
 
-    def tag_of(arguments: Mapping[str, Any], result: Any, item: Any) -> Tag:
-        made = root
-        for segment in below:
-            together = ""
-            for piece in segment:
-                if isinstance(piece, str):
-                    together += piece
-                    continue
-                value = item if piece is many else piece.value(arguments, result)
-                if value is None:
-                    return root
-                together += value if type(value) is str else text(value)
-            made += ":" + escape(together)
-        return made
+    def tags_of(arguments: Mapping[str, Any], result: Any, item: Any) -> tuple[Tag, ...]:
+        path = [
+            [one if isinstance(one, str) else item if one is many else one.value(arguments, result) for one in segment]
+            for segment in below
+        ]
+        if any(value is None for segment in path for value in segment):
+            return (root,)
+        tags = [
+            ":".join([root, *(escape("".join(map(text, segment))) for segment in path)]) for text in (str, _json_text)
+        ]
+        return tuple(dict.fromkeys(tags))
 
     def make(arguments: Mapping[str, Any], result: Any) -> tuple[Tag, ...]:
         if many is None:
-            return (tag_of(arguments, result, None),)
+            return tags_of(arguments, result, None)
         items = many.value(arguments, result)
-        return tuple(dict.fromkeys([tag_of(arguments, result, item) for item in items])) or (root,)
+        return tuple(dict.fromkeys([tag for item in items for tag in tags_of(arguments, result, item)])) or (root,)
 
     def of_one(value: Any) -> tuple[Tag, ...]:
         """Of ``root:{name}``, the most frequent form, without loops."""
         if value is None:
             return (root,)
-        segment = value if type(value) is str else text(value)
-        return (f"{root}:{escape(segment) if '%' in segment or ':' in segment else segment}",)
+        if type(value) is str:
+            return (f"{root}:{escape(value) if '%' in value or ':' in value else value}",)
+        return tuple([f"{root}:{segment}" for segment in _segments(value)])
 
     when: Literal["early", "late"] = "early" if len(of_arguments) == len(fields) else "late"
     rule = TagRule(root, when, make, template, is_of_result=not of_arguments, arguments=of_arguments)

@@ -51,10 +51,9 @@ from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core.keys import ALIASES, PLAIN, Uncacheable, key_part
 from agent_cache.core.options import ReadPolicy
-from agent_cache.core.parameters import DEFAULT_PART, POSITIONAL, Parameter, Parameters, receiver_part
+from agent_cache.core.parameters import DEFAULT_PART, POSITIONAL, Parameter, Parameters, PassedOn, receiver_part
 from agent_cache.core.store import NEVER
 from agent_cache.core.versions import VERSIONS
-from agent_cache.core.wrappers import PassedOn
 from agent_cache.engine.blocking import run_blocking
 from agent_cache.engine.call import hit, run
 from agent_cache.engine.operation import Operation

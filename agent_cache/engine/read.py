@@ -16,10 +16,10 @@ from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import ReadPolicy, no_life, plain_result
+from agent_cache.core.parameters import PassedOn, are_one_tool, location_of
 from agent_cache.core.store import Entry, Store
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import VERSIONS, EntryTag
-from agent_cache.core.wrappers import PassedOn, are_one_tool, location_of
 from agent_cache.engine.audit import sampled_lookup
 from agent_cache.engine.blocking import THREADS, in_background
 from agent_cache.engine.call import load, run, run_uncached
@@ -124,7 +124,7 @@ class ReadOperation(Operation[ReadPolicy]):
         """Refuse a tool that would be answered from another function's entries.
 
         On a shared tier only the names of tools distinguish their answers. The same function may be decorated again:
-        when a module is reloaded, or a notebook cell runs again (`core.wrappers.are_one_tool`).
+        when a module is reloaded, or a notebook cell runs again (`core.parameters.are_one_tool`).
 
         Raises:
             ConfigurationError: if another live tool has this name and shares a tier with it.

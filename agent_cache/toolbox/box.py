@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 from agent_cache.config import Configuration
 from agent_cache.core.asker import Apart, Injected, UnknownAsker, asker_in
 from agent_cache.core.keys import Uncacheable
-from agent_cache.core.options import (
-    ReadPolicy,
-    WritePolicy,
-    checked_choice,
-    checked_text,
-    no_life,
-    plain_result,
-)
+from agent_cache.core.options import ReadPolicy, WritePolicy, checked_choice, checked_text, no_life, plain_result
 from agent_cache.core.parameters import JsonArguments, Named
 from agent_cache.core.tags import TagSet, unescape
 from agent_cache.engine.blocking import run_blocking

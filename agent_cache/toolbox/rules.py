@@ -12,14 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from agent_cache.core.options import (
-    NO_HINTS,
-    LoopHints,
-    checked_choice,
-    checked_hints,
-    checked_text,
-    no_life,
-)
+from agent_cache.core.options import NO_HINTS, LoopHints, checked_choice, checked_hints, checked_text, no_life
 from agent_cache.core.tags import ComputedTags, TagSet, escape, parse_template, unescape
 from agent_cache.errors import ConfigurationError
 from agent_cache.tool_types import Resource

@@ -77,7 +77,7 @@ def _read(data: Mapping[str, Any], directory: Path, hints: str) -> RulesFile:
     tier = None if remote is None else _tier_at(remote, directory)
     of_writes: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
     vary = _vary_of(data.get("vary", []))
-    of_reads = of_writes if vary is None else {**of_writes, "vary": vary}
+    of_reads = {} if vary is None else {"vary": vary}
     rules: dict[str, Rule] = {}
     for name, said in _table(tools, "tools").items():
         if not name:
@@ -89,14 +89,14 @@ def _read(data: Mapping[str, Any], directory: Path, hints: str) -> RulesFile:
     return RulesFile(namespace, rules, unknown, checked_hints, tier)
 
 
-def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...], table: str = "") -> None:
     for key in given:
         if key not in known:
             from difflib import get_close_matches  # for an error alone
 
             near = get_close_matches(key, known, 1)
             fix = f"is {near[0]!r} meant?" if near else f"use one of {', '.join(known) or 'none'}"
-            raise ConfigurationError(f"{key!r} is not known here; {fix}")
+            raise ConfigurationError(f"{table + key!r} is not known here; {fix}")
 
 
 def _table(said: Any, key: str) -> Mapping[str, Any]:
@@ -115,11 +115,11 @@ def _rule_of(said: Any, of_reads: Mapping[str, Any], of_writes: Mapping[str, Any
     _refuse_unknown(given, _OPTIONS[kind])
     if kind == "inner":
         inner: Any = _table(given["inner"], "inner")
-        _refuse_unknown(inner, ("tool", "arguments"))
+        _refuse_unknown(inner, ("tool", "arguments"), "inner.")
         return Inner(tool=inner.get("tool"), arguments=inner.get("arguments"))
     if "loop" in given:
         loop = _table(given["loop"], "loop")
-        _refuse_unknown(loop, _LOOP)
+        _refuse_unknown(loop, _LOOP, "loop.")
         given["loop"] = LoopHints(**loop)
     if "validate" in given:
         given["validate"] = _function_at(given["validate"])
@@ -128,16 +128,19 @@ def _rule_of(said: Any, of_reads: Mapping[str, Any], of_writes: Mapping[str, Any
     tags = given.pop("tags", None)
     if not isinstance(tags, list) or not tags:
         raise ConfigurationError(f'tags must be a list, for example tags = ["order:{{order_id}}"]; got {tags!r}')
-    return Read(tags, **given, **of_reads) if kind == "read" else Write(tags, **given, **of_writes)
+    if kind == "write":
+        return Write(tags, **given, **of_writes)
+    tier = {} if given.get("scope") == "session" else of_writes  # what is of a session does not leave the process
+    return Read(tags, **given, **of_reads, **tier)
 
 
 def _function_at(name: Any) -> Any:
     """The function of a module that can be imported here."""
     try:
         return resolve_name(name)
-    except (TypeError, ValueError, ImportError, AttributeError) as error:
+    except Exception as error:  # importing a module runs its code
         raise ConfigurationError(
-            f'validate must name a function, for example "shop.checks:is_unchanged"; {name!r}: {error}'
+            f'validate must name a function, for example "shop.checks:is_unchanged"; {name!r}: {error!r}'
         ) from error
 
 
@@ -174,5 +177,5 @@ def _tier_at(address: str, directory: Path) -> Any:
         return from_url(address)
     except ImportError as error:
         raise ConfigurationError('remote needs redis: pip install "agent-cache[redis]"') from error
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # the latter: of `~name`, if there is no such user
         raise ConfigurationError(f"remote is no address of a tier: {error}") from error

@@ -120,8 +120,10 @@ async def test_a_file_of_answers_is_found_from_that_of_the_rules(tmp_path: Path,
     place = tmp_path / "shared.db"
     address = f"sqlite:///{place}" if is_absolute else "sqlite:///shared.db"
     rules = f'namespace = "r"\nremote = "{address}"\n[tools.get]\nkind = "read"\ntags = ["t"]'
-    box = Toolbox.from_file(os.path.relpath(written(tmp_path, rules)))
+    own = "\n[tools.note]\nkind = 'read'\ntags = ['t']\nscope = 'session'"
+    box = Toolbox.from_file(os.path.relpath(written(tmp_path, rules + own)))
     assert place.is_file()
+    assert [len(box.rule(name).decorator.tiers) for name in ("get", "note")] == [1, 0]  # type: ignore[union-attr]
     await box.aclose()
 
 
@@ -159,9 +161,23 @@ X = f"{A}[tools.x]\n"
         (X + "kind = 'write'\ntags = ['a']\nttl = 5", r"tools\.x: 'ttl' is not known here"),
         (X + "kind = 'watch'\nloop = true", r"tools\.x: loop must be a table"),
         (X + "kind = 'watch'\nloop = { max_unchanged = 3 }", r"tools\.x: LoopHints: .*poll=True"),
+        (X + "kind = 'watch'\nloop = { pol = true }", r"tools\.x: 'loop\.pol' is not known here; is 'poll' meant"),
+        (X + "inner = 'x'", r"tools\.x: inner must be a table"),
+        (X + "inner = { tool = 1, arguments = 2 }", r"tools\.x: Inner: tool must be a str"),
+        (X + "inner = { tool = 'a' }", r"tools\.x: Inner: arguments must be a str"),
+        (X + "inner = { tool = 'a', args = 'b' }", r"tools\.x: 'inner\.args' is not known here; is 'arguments' meant"),
+        (X + "kind = 'read'\ntags = ['a:{}']", r"tools\.x: .*fields \{a\}"),
+        (X + "kind = 'write'\ntags = ['a:*']", r"tools\.x: .*wildcards"),
+        (
+            X + "kind = 'read'\ntags = ['a']\nvalidate = 'this_raises:f'",
+            r"tools\.x: validate .* RuntimeError\('boom'\)",
+        ),
+        (A + "remote = 'sqlite:///~nobody-of-this-name/a.db'", r"rules\.toml: remote is no address"),
     ],
 )
-def test_a_mistake_is_named_with_its_key_and_its_fix(tmp_path: Path, text: str, match: str):
+def test_a_mistake_is_named_with_its_key_and_its_fix(tmp_path: Path, monkeypatch, text: str, match: str):
+    (tmp_path / "this_raises.py").write_text("raise RuntimeError('boom')")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigurationError, match=match):
         Toolbox.from_file(written(tmp_path, text))
 

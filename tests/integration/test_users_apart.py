@@ -6,10 +6,12 @@ import dataclasses
 import functools
 import itertools
 import logging
+import sys
 import threading
 import types
 import uuid
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -644,9 +646,12 @@ def test_the_digest_of_equal_fields_is_the_same_in_every_process():
     assert asker_in(contexts) == "d9d078747d7ab734192bfb2d79dff256"
 
 
+TOKEN = ContextVar("TOKEN", default="token")
+
+
 def get_access_token() -> str:
     """Stands for that of a server."""
-    return "token"
+    return TOKEN.get()
 
 
 token_of_the_server = get_access_token
@@ -730,12 +735,54 @@ def by_decorator(token: str) -> str:
     return token
 
 
+def passed_on(function: Any) -> Any:
+    @functools.wraps(function)
+    async def inner(*args: Any, **kwargs: Any) -> Any:
+        return await function(*args, **kwargs)
+
+    return inner
+
+
 class Inbox:
     def mails(self, folder: str) -> str:
         return f"{self._token()} {folder}"
 
     def _token(self) -> str:
         return helper()
+
+    @classmethod
+    def of_the_server(cls) -> str:
+        return helper()
+
+
+class Mailbox(Inbox):
+    @AgentCache("mail")
+    async def first(self) -> str:
+        return self._token()
+
+    @AgentCache("mail", skip_args=1)
+    @passed_on
+    async def any_box(self) -> str:
+        return self._token()
+
+    @classmethod
+    @AgentCache("mail")
+    async def newest(cls) -> str:
+        return cls.of_the_server()
+
+
+@pytest.mark.parametrize("method", ["first", "any_box", "newest"])
+async def test_a_method_that_asks_by_another_method_of_its_class_keeps_users_apart(
+    method: str, monkeypatch: pytest.MonkeyPatch
+):
+    server = types.SimpleNamespace(get_access_token=get_access_token)
+    monkeypatch.setitem(sys.modules, "mcp.server.auth.middleware.auth_context", server)
+    read, answers = getattr(Mailbox(), method), []
+    for user in ("ada", "bob", "ada"):
+        TOKEN.set(user)
+        answers.append(await read())
+    assert answers == ["ada", "bob", "ada"]
+    assert get_metrics()["hits"] == 1
 
 
 TOOLS = [

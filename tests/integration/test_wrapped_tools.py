@@ -306,6 +306,18 @@ async def test_whose_call_it_is_that_leaves_its_context_out_is_not_known():
     assert get_metrics()["uncached"] == 2
 
 
+async def test_whose_call_it_is_that_leaves_a_needed_user_out_is_not_known():
+    users = iter(["alice", "bob"])
+
+    async def inbox(folder: str, *, user_id: str) -> str:
+        return f"{user_id}: {folder}"
+
+    read = AgentCache("mail:{folder}")(around(inbox, lambda args, kwargs: (args, {"user_id": next(users), **kwargs})))
+    assert [await read("in"), await read("in")] == ["alice: in", "bob: in"]
+    assert get_metrics()["uncached"] == 2
+    assert read.contains("in", user_id="cleo") is False
+
+
 # Other doors
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import enum
 import types
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 
-from agent_cache import ConfigurationError, tags_from
+from agent_cache import ConfigurationError, Read, Write, tags_from
 from agent_cache.core.tags import (
     EVERY_KEY,
     MANY_PATHS,
@@ -74,10 +76,10 @@ def test_a_tag_is_read_as_text_or_as_segments():
     assert parse_tag("order") == "order"
     assert parse_tag("order:7:lines") == "order:7:lines"
     assert parse_tag(("order", 7)) == "order:7"
-    assert parse_tag(["order", "a:b", "50%"]) == "order:a%3Ab:50%25"
+    assert parse_tag(["order", "a:b", "50%", "*"]) == "order:a%3Ab:50%25:*"
 
 
-@pytest.mark.parametrize("wrong", ["", ":", "order:", ":7", "a::b", (), ("a", ""), None, 7, b"order", {"order"}])
+@pytest.mark.parametrize("wrong", ["", ":", "order:", ":7", "a::b", "a:*", (), ("a", ""), None, 7, b"order", {"order"}])
 def test_what_is_no_tag_is_refused(wrong: Any):
     with pytest.raises(ConfigurationError, match="tag"):
         parse_tag(wrong)
@@ -181,6 +183,41 @@ COMPUTED: dict[str, tuple[Callable[..., Any], str, tuple[str, ...]]] = {
 def test_a_function_gives(name: str):
     function, when, expected = COMPUTED[name]
     assert tags_of(tags_from("order", function), {"id": "7"}, "r") == only(when, *expected)
+
+
+class Status(str, enum.Enum):  # noqa: UP042 - as it is written where Python 3.10 counts, with another `str`
+    OPEN = "open"
+
+
+class Level(enum.Enum):
+    HIGH = 7
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+SAME: list[tuple[Any, Any]] = [
+    (Status.OPEN, "open"), (Level.HIGH, 7), (7.0, "7"), (7.5, "7.5"), (NOON, NOON.isoformat()), (NOON, str(NOON)),
+    ({"a": 1, "b": [2.0]}, {"b": [2], "a": 1}), ({1, 2}, {2.0, 1}), ((Status.OPEN,), ("open",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(len(SAME)))
+def test_values_that_stand_for_one_entity_have_a_tag_in_common(case: int):
+    """A framework gives one tool a member of an enum, and another one its value."""
+    one, other = SAME[case]
+    for resource in ("s:{a}", "s:{a}:x", "s:{a[]}", tags_from("s", lambda given: given["a"])):
+        values = ([one], [other]) if resource == "s:{a[]}" else (one, other)
+        first, second = (tags_of(resource, {"a": value})["early"] for value in values)
+        assert {*first} & {*second}
+    assert parse_tag(("s", one)) in tags_of("s:{a}", {"a": one})["early"]
+
+
+@pytest.mark.parametrize("wrong", ["order:{}", "order:{0}", "order:{[a]}", "order:{0.a}", "order:*", "order:{a}:*"])
+def test_a_field_without_a_name_and_a_wildcard_are_refused(wrong: str):
+    for refused in (lambda: tags_of(wrong, {"a": 1, "0": 2, "": 3}), lambda: Read(wrong), lambda: Write(wrong)):
+        with pytest.raises(ConfigurationError, match="must have a fixed root"):
+            refused()
 
 
 def test_each_item_of_a_text_or_a_mapping_is_refused():

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator
-from agent_cache.core.wrappers import called_by
+from agent_cache.core.parameters import called_by
 from agent_cache.recording import CassetteError, cached_llm_call, intercept, record, replay
 
 
