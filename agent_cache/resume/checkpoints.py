@@ -18,11 +18,12 @@ from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording.outcomes import decode, encode, name_of, schema_of
 from agent_cache.recording.redaction import Redaction
 from agent_cache.values.canonical import declared_names, full_name, is_model
+from agent_cache.values.compare import fingerprint
 from agent_cache.values.typed import Undecodable, Unencodable
 
 __all__ = [
-    "Checkpoint", "CheckpointEntry", "CustomState", "LangChainState", "OpenAIAgentsState", "State", "checkpoint_line",
-    "checkpoint_of", "framework_of", "register_state", "state_data", "typed_state",
+    "Checkpoint", "CheckpointEntry", "CustomState", "LangChainState", "OpenAIAgentsState", "checkpoint_line",
+    "checkpoint_of", "fields_of", "register_state", "state_data", "typed_state",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -39,14 +40,14 @@ def _converted(value: Any, annotation: Any, name: str = "") -> Any:
         reason, _, path = str(error).partition(" - at `")
         if reason.startswith("Object missing required field"):
             reason, path = "it is missing", f".{reason.split('`')[1]}"
-        path = path.removeprefix("key in `").strip("`").removeprefix("$")
+        path = path.removeprefix("key` in `").strip("`").removeprefix("$")
         raise CheckpointError(reason, (name + path).removeprefix(".").replace("[...]", "[?]")) from None
 
 
 # States of known frameworks
 
 
-class State(msgspec.Struct, frozen=True):
+class _State(msgspec.Struct, frozen=True):
     """Base of the states that this package defines. The fields are checked when a state is made."""
 
     def __post_init__(self) -> None:
@@ -54,7 +55,7 @@ class State(msgspec.Struct, frozen=True):
             _converted(getattr(self, field.name), field.type, field.name)
 
 
-class LangChainState(State, frozen=True, kw_only=True):
+class LangChainState(_State, frozen=True, kw_only=True):
     """The state of an agent of LangChain, or of a thread of LangGraph.
 
     Attributes:
@@ -89,7 +90,7 @@ class LangChainState(State, frozen=True, kw_only=True):
         super().__post_init__()
 
 
-class OpenAIAgentsState(State, frozen=True, kw_only=True):
+class OpenAIAgentsState(_State, frozen=True, kw_only=True):
     """The state of a run of the OpenAI Agents SDK.
 
     Attributes:
@@ -109,7 +110,7 @@ class OpenAIAgentsState(State, frozen=True, kw_only=True):
     framework: ClassVar[str] = "openai_agents"
 
 
-class CustomState(State, frozen=True):
+class CustomState(_State, frozen=True):
     """The state of an agent of any other kind, or one that was read from a file and whose class is not known.
 
     Attributes:
@@ -127,16 +128,16 @@ class CustomState(State, frozen=True):
 
 # Classes of users
 
-_BUILT_IN: dict[str, Any] = {"langchain": LangChainState, "openai_agents": OpenAIAgentsState}
-_registered: dict[str, Any] = {}
+_registered: dict[str, Any] = {"langchain": LangChainState, "openai_agents": OpenAIAgentsState}
 
 
 def register_state(kind: type[T], *, framework: str | None = None) -> type[T]:
     """Allow objects of a class as states of checkpoints. Also works as a decorator.
 
     Without it the state of a program of your own is a dict. What is written is the fields as JSON, by msgspec, or by
-    pydantic for its models; they are read and checked by their annotations. A later version of the class may have more
-    fields, if these have defaults.
+    pydantic for its models but for those that it excludes; they are read and checked by their annotations. A field that
+    would come back as another value, such as a tuple under ``Any``, is an error when the checkpoint is made. A later
+    version of the class may have more fields, if these have defaults.
 
     Args:
         kind: a dataclass, or a class of msgspec, attrs or pydantic.
@@ -151,7 +152,7 @@ def register_state(kind: type[T], *, framework: str | None = None) -> type[T]:
             f"register_state takes a dataclass, or a class of msgspec, attrs or pydantic: {kind!r}"
         )
     name = name_of(kind) if framework is None else framework
-    if not isinstance(name, str) or name in ("", "custom", *_BUILT_IN):
+    if not isinstance(name, str) or name in ("", "custom", "langchain", "openai_agents"):
         raise ConfigurationError(f"register_state: framework must be a name of your own, got {name!r}")
     earlier = _registered.setdefault(name, kind)
     if name_of(earlier) != name_of(kind):
@@ -160,24 +161,35 @@ def register_state(kind: type[T], *, framework: str | None = None) -> type[T]:
     return kind
 
 
-def _as_json(state: Any) -> Any:
-    if is_model(type(state)):
-        return state.model_dump(mode="json")
+def fields_of(state: Any) -> dict[str, Any]:
+    """The fields of a state by name; of an object of a registered class, those that are written."""
+    if isinstance(state, CustomState):
+        return dict(state.data)
+    kind = type(state)
+    names = declared_names(kind) or [name for name, one in kind.__pydantic_fields__.items() if not one.exclude]
+    return {name: getattr(state, name) for name in names}
+
+
+def _as_json(state: Any) -> dict[str, Any]:
+    """The fields of an object of a registered class, as they are written."""
     try:
-        return msgspec.to_builtins(state, str_keys=True)
-    except (TypeError, ValueError) as error:
+        if is_model(type(state)):
+            found = state.model_dump(mode="json", by_alias=True, round_trip=True)
+        else:
+            found = msgspec.to_builtins(state, str_keys=True)
+        return dict(decode(encode(found)))
+    except Exception as error:  # noqa: BLE001 - of the user's class
         raise CheckpointError(f"a state of {full_name(type(state))} cannot be written: {error}") from None
 
 
 def _of_json(kind: Any, plain: Mapping[str, Any]) -> Any:
-    if not is_model(kind):
-        made = _converted(plain, kind)
-    else:
-        try:
-            made = kind.model_validate(plain)
-        except ValueError as error:  # of pydantic's
-            problem = error.errors()[0]  # type: ignore[attr-defined]
-            raise CheckpointError(problem["msg"], ".".join(map(str, problem["loc"]))) from None
+    try:
+        made = kind.model_validate(plain) if is_model(kind) else _converted(plain, kind)
+    except CheckpointError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of the user's class
+        problems: Any = getattr(error, "errors", list)() or [{"msg": str(error), "loc": ()}]  # pydantic names the place
+        raise CheckpointError(problems[0]["msg"], ".".join(map(str, problems[0]["loc"]))) from None
     for name in plain.keys() - _as_json(made).keys():
         raise CheckpointError(f"the class {full_name(kind)} has no such field (any more)", name)
     return made
@@ -206,20 +218,18 @@ def state_data(state: Any) -> dict[str, Any]:
     Raises:
         CheckpointError: if one cannot be written.
     """
-    if not isinstance(state, State):
-        found: dict[str, Any] = _as_json(state)
-        return found
-    fields = state.data if isinstance(state, CustomState) else msgspec.structs.asdict(state)
-    return {name: _written(each, name) for name, each in fields.items()}
+    if not isinstance(state, _State):
+        return _as_json(state)
+    return {name: _written(each, name) for name, each in fields_of(state).items()}
 
 
-def framework_of(state: Any) -> str:
+def _framework_of(state: Any) -> str:
     """The framework of a state.
 
     Raises:
         CheckpointError: if it is no state, or its class is not registered.
     """
-    if isinstance(state, (CustomState, LangChainState, OpenAIAgentsState)):
+    if isinstance(state, CustomState):
         return state.framework
     for name, kind in reversed(_registered.items()):
         if type(state) is kind:
@@ -236,12 +246,11 @@ def _typed(framework: str, plain: Mapping[str, Any]) -> Any:
     Raises:
         CheckpointError: if the data does not fit the class.
     """
-    if framework in _registered:
-        return _of_json(_registered[framework], plain)
-    fields = {name: _read(each) for name, each in plain.items()}
-    kind = _BUILT_IN.get(framework)
+    kind, fields = _registered.get(framework), {name: _read(each) for name, each in plain.items()}
     if kind is None:
         return CustomState(fields, framework)
+    if not issubclass(kind, _State):
+        return _of_json(kind, plain)
     for name in fields.keys() - {*kind.__struct_fields__}:
         raise CheckpointError(f"{kind.__name__} has no such field", name)
     return kind(**fields)
@@ -251,9 +260,15 @@ def typed_state(state: Any) -> Any:
     """A copy of the state of a checkpoint, as the class of its framework if this program knows that class by now.
 
     Raises:
-        CheckpointError: if the state does not fit the class. The error names the field.
+        CheckpointError: if it does not fit the class, or would not come back as it is. The error names the field.
     """
-    return _typed(framework_of(state), decode(encode(state_data(state))))
+    made = _typed(_framework_of(state), decode(encode(state_data(state))))
+    for name, was in {} if isinstance(state, _State) else fields_of(state).items():
+        now = getattr(made, name)
+        if was != now and (fingerprint(was) is None or fingerprint(was) != fingerprint(now)):
+            text = "would come back as another value: let the annotation name its class, or keep it out of the state"
+            raise CheckpointError(f"what {full_name(type(state))} has in it ({full_name(type(was))}) {text}", name)
+    return made
 
 
 # What users pass
@@ -267,7 +282,7 @@ def _state_of(value: Any) -> Any:
             return LangChainState(messages=data.pop("messages"), values=data)  # as a graph of LangGraph returns them
         framework = data.pop("framework", "custom")
         state = CustomState(data, framework)
-        return _typed(framework, state_data(state)) if framework in {*_BUILT_IN, *_registered} else state
+        return _typed(framework, state_data(state)) if framework in _registered else state
     if _is_of(value, "langgraph.types", "StateSnapshot"):
         values = _converted(value.values, dict[str, Any], "values")
         config = {name: one for name, one in value.config.get("configurable", {}).items() if isinstance(one, str)}
@@ -278,7 +293,7 @@ def _state_of(value: Any) -> Any:
             raise CheckpointError("the run is still streaming; take the checkpoint when its stream has ended", "items")
         name, response_id = getattr(value.last_agent, "name", ""), getattr(value, "last_response_id", None)
         return OpenAIAgentsState(items=value.to_input_list(), last_agent=name, last_response_id=response_id)
-    framework_of(value)
+    _framework_of(value)
     return value
 
 
@@ -349,7 +364,7 @@ class Checkpoint(CheckpointEntry, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, field.name, checked)
         state = typed_state(_state_of(self.state))
         msgspec.structs.force_setattr(self, "state", state)
-        msgspec.structs.force_setattr(self, "framework", framework_of(state))
+        msgspec.structs.force_setattr(self, "framework", _framework_of(state))
 
 
 def checkpoint_line(checkpoint: Checkpoint, redaction: Redaction | None = None) -> bytes:

@@ -19,10 +19,9 @@ from typing import Any, Final, TypeVar, cast
 from agent_cache.errors import CheckpointError, ConfigurationError, RestoreError
 from agent_cache.resume.checkpoints import (
     Checkpoint,
-    CustomState,
     LangChainState,
     OpenAIAgentsState,
-    framework_of,
+    fields_of,
     typed_state,
 )
 from agent_cache.values.canonical import declared_names, full_name, has_native_state
@@ -53,10 +52,10 @@ def register_restore_hook(framework: str, hook: _Hook) -> Callable[[], None]:
     Raises:
         ConfigurationError: if the framework is no text, or the hook cannot be called.
     """
-    if not isinstance(framework, str) or not framework or not callable(hook):
-        raise ConfigurationError(
-            f"register_restore_hook takes a name and a function of state and target, got {framework!r} and {hook!r}"
-        )
+    is_generator = inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook)  # of which nothing would run
+    if not isinstance(framework, str) or not framework or not callable(hook) or is_generator:
+        text = "takes a name and a function of state and target, no generator"
+        raise ConfigurationError(f"register_restore_hook {text}, got {framework!r} and {hook!r}")
     _hooks[framework] = [*_hooks.get(framework, ()), hook]
 
     def remove() -> None:
@@ -106,7 +105,7 @@ async def restore(checkpoint: Checkpoint, target: T, *, accept_redacted: bool = 
             checkpoint.redacted[0],
         )
     state = typed_state(checkpoint.state)
-    hooks = tuple(_hooks.get(framework_of(state), ()))
+    hooks = tuple(_hooks.get(checkpoint.framework, ()))
     if not hooks and isinstance(state, LangChainState) and hasattr(type(target), "aupdate_state"):
         await _restore_thread(state, target)
     elif not hooks and isinstance(state, OpenAIAgentsState) and hasattr(type(target), "clear_session"):
@@ -226,10 +225,7 @@ def _assign_fields(state: Any, target: Any) -> Any:
 
 def _fields_of(state: Any, target: Any) -> dict[str, Any]:
     """The fields of a state; of those of a framework, beside its messages or items, those that the target has."""
-    if isinstance(state, CustomState):
-        return dict(state.data)
-    names = declared_names(type(state)) or tuple(cast("Any", type(state)).__pydantic_fields__)
-    fields = {name: getattr(state, name) for name in names}
+    fields = fields_of(state)
     has = target.__contains__ if isinstance(target, dict) else functools.partial(hasattr, target)
     if isinstance(state, LangChainState):
         steps = {name: fields[name] for name in ("intermediate_steps",) if fields[name] or has(name)}

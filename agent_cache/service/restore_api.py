@@ -220,7 +220,7 @@ def _valid(status: int, read: Callable[[], T]) -> T:
         return read()
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `")
-        place = place.removeprefix("key in `").rstrip("`").removeprefix("$.") or "$"
+        place = place.removeprefix("key` in `").rstrip("`").removeprefix("$.") or "$"
         if reason.startswith("Object contains unknown field"):
             raise Refused(status, "there is no such field", reason.split("`")[1]) from None
         raise Refused(status, reason, place) from None

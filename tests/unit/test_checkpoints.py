@@ -102,6 +102,69 @@ def test_objects_of_a_registered_class_come_back(make):
     assert back.framework == name
 
 
+def test_a_model_with_aliases_and_computed_fields_comes_back():
+    pydantic = pytest.importorskip("pydantic")
+
+    class Order(pydantic.BaseModel, extra="forbid"):
+        order_id: str = pydantic.Field(alias="orderId")
+        client: Any = pydantic.Field(default=None, exclude=True)
+
+        @pydantic.computed_field
+        def shown(self) -> str:
+            return f"order {self.order_id}"
+
+    register_state(Order)
+    assert again(checkpoint(Order(orderId="W1", client=object()))).state == Order(orderId="W1")
+
+
+def lossy_states() -> dict[str, Any]:
+    """Objects of registered classes that JSON does not give back, by the field."""
+    attrs, pydantic = pytest.importorskip("attrs"), pytest.importorskip("pydantic")
+    derived = dataclasses.make_dataclass("Derived", [("more", int, 1)], bases=(Step,))
+    opened: Any = dataclasses.make_dataclass("Opened", [("data", Any), ("step", Step)])
+    step = STEPS[0]
+
+    @dataclasses.dataclass
+    class Counted:
+        count: int
+
+        def __post_init__(self) -> None:
+            self.count += 1
+
+    @attrs.define
+    class Private:
+        _key: int = 0
+
+    return {
+        "data": [opened(value, step) for value in [(1,), {1}, b"1", {"at": step.at}, {1: 1}, math.nan, [math.inf]]],
+        "step": [opened(1, derived("a", step.at))],
+        "count": [Counted(1)],
+        "_key": [Private(1)],
+        "token": [pydantic.create_model("Login", token=(pydantic.SecretStr, ...))(token="a")],
+        "": [
+            opened("\ud800", step), opened(object(), step), pydantic.RootModel[list[int]]([1]),
+            msgspec.defstruct("Listed", ["a"], array_like=True)(1),
+            dataclasses.make_dataclass("Passed", [("a", dataclasses.InitVar[int], 1)])(),
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("field", ["data", "step", "count", "_key", "token", ""])
+def test_an_object_that_would_come_back_as_another_is_an_error_that_names_the_field(field):
+    for state in lossy_states()[field]:
+        register_state(type(state), framework=fresh_name())
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint(state)
+        assert caught.value.field == field, state
+
+
+def test_values_that_are_equal_may_be_written_as_the_annotation_has_them():
+    same = dataclasses.make_dataclass("Same", [("price", float)], eq=False)
+    kept = dataclasses.make_dataclass("Kept", [("limit", float), ("inner", same)])
+    register_state(kept, framework=fresh_name())
+    assert again(checkpoint(kept(1, same(1.5)))).state.inner.price == 1.5
+
+
 def test_a_class_is_known_by_its_module_and_its_name_unless_it_has_another():
     assert register_state(Kept) is Kept
     assert checkpoint(Kept(1)).framework == f"{__name__}:Kept"
@@ -153,6 +216,7 @@ def test_the_state_of_a_class_that_is_gone_is_readable_and_comes_back_with_the_c
         (lambda: OpenAIAgentsState(items={}), "items"),
         (lambda: CustomState({}, ""), "framework"),
         (lambda: checkpoint({"framework": 3}), "framework"),
+        (lambda: checkpoint({1: 2}), "data"),
         (lambda: checkpoint({"a": {"b": [object()]}}), "a"),
         (lambda: checkpoint(LangChainState(messages=[{"content": object()}])), "messages"),
         (lambda: checkpoint({}, label="x" * 201), "label"),

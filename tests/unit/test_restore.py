@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent_cache.errors import CheckpointError, RestoreError
+from agent_cache.errors import CheckpointError, ConfigurationError, RestoreError
 from agent_cache.recording import Redaction
 from agent_cache.resume import (
     Checkpoint,
@@ -247,6 +247,15 @@ async def test_a_target_that_could_not_be_put_back_is_refused_before_a_hook_runs
     with pytest.raises(RestoreError, match="keeps state that cannot be put back"):
         await hooked(target, lambda state, target: ran.append(1))
     assert ran == []
+
+
+async def test_a_generator_is_no_hook():
+    async def later(state, target):
+        yield
+
+    for hook in (later, lambda state, target: (yield)):
+        with pytest.raises(ConfigurationError, match="no generator"):
+            register_restore_hook("custom", hook)
 
 
 # Without a hook
