@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from hashlib import blake2b
 from itertools import islice, starmap
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -262,16 +263,9 @@ def pair_runs(base: Sequence[Step], new: Sequence[Step], count_changes: Callable
     return [*found, *(Match(None, other) for other in right), *(Match(one, None) for one in left)]
 
 
-def _key(step: Step) -> Hashable:
-    return step.key
-
-
-def _outcome(step: Step) -> Hashable:
-    return step.key, step.outcome
-
-
-def _name(step: Step) -> Hashable:
-    return step.chain, step.call.name
+_key: Callable[[Step], Hashable] = attrgetter("key")
+_outcome: Callable[[Step], Hashable] = attrgetter("key", "outcome")
+_name: Callable[[Step], Hashable] = attrgetter("chain", "call.name")
 
 
 def _grouped(items: Iterable[T], of: Callable[[T], Hashable]) -> dict[Hashable, list[T]]:

@@ -48,7 +48,7 @@ from agent_cache.recording.redaction import Redaction
 
 _LOG = logging.getLogger("agent_cache")
 
-_IGNORED = r"^(.+?):((?:arguments|result|error)(?:[.\[].*)?)$"
+_IGNORED = re.compile(r"(.+?):((?:arguments|result|error)(?:[.\[].*)?)")
 _NUMBERS = ("missing", "extra", "repeated")
 _MAX_PLACES = 20
 """Changed places of arguments up to which they are counted."""
@@ -157,7 +157,7 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ConfigurationError: if an argument cannot work, with its name.
     """
 
-    ignore: Sequence[Annotated[str, msgspec.Meta(pattern=_IGNORED)]] = ()
+    ignore: Sequence[str] = ()
     same_arguments: Mapping[str, Any] = {}
     tokens: Annotated[float, msgspec.Meta(ge=0)] | None = 0.2
     calls: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -169,6 +169,11 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 msgspec.convert(getattr(self, field.name), field.type)
             except msgspec.ValidationError as error:
                 raise ConfigurationError(f"Tolerance: {field.name}: {error}") from error
+        for place in self.ignore:
+            found = _IGNORED.fullmatch(place)
+            if found is None or re.search(r"\[\d+\]", found[2]):
+                text = "ignore takes a name and a path from arguments, result or error, [*] for each element of a list"
+                raise ConfigurationError(f'Tolerance: {text}, as "get_order:result.items[*].id", and got {place!r}')
         for name, same in self.same_arguments.items():
             checked_function(same, f"Tolerance: same_arguments of {name}")
         msgspec.structs.force_setattr(self, "ignore", tuple(self.ignore))
@@ -189,7 +194,7 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def _ignored(self, name: str) -> set[str]:
         """The places that may differ in calls of a function."""
-        found = filter(None, (re.fullmatch(_IGNORED, one) for one in self.ignore))
+        found = filter(None, map(_IGNORED.fullmatch, self.ignore))
         return {one[2] for one in found if _is_named(name, one[1])}
 
     def fails(self, drifts: Iterable[DriftEvent]) -> bool:

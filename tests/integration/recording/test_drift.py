@@ -384,7 +384,8 @@ async def is_same_later(*_: Any) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"ignore": ["get_order:status"]}, "ignore: Expected `str` matching regex"),
+        ({"ignore": ["get_order:status"]}, "ignore takes a name and a path"),
+        ({"ignore": ["get_order:result.items[0].id"]}, "ignore takes a name and a path"),
         ({"same_arguments": {"get_order": "x"}}, "same_arguments of get_order must be a function"),
         ({"same_arguments": {"get_order": is_same_later}}, "same_arguments of get_order must be a plain function"),
         ({"calls": -1}, "calls: Expected `int` >= 0"),
