@@ -138,9 +138,9 @@ LINES = {
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end
     "recording": 9_789,  # of 6,700: redaction as its corpora need it is 1,117 of 750, fork and drift 1,600 of
     # 1,030; files, outcomes and the ways in (formats, prices, LiteLLM, foreign recordings) are 3,560 of 2,600
-    "resume": 2_145,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,200
+    "resume": 2_145,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,190
     "pytest_plugin": 926,  # of 850
-    "service": 635,  # of 520: the schemas are 90, the drift of restored sessions 75
+    "service": 634,  # of 520: the schemas are 90, the drift of restored sessions 75
     "testing": 600,  # of 820: the contract of backends is 386
     "integrations": 2_386,  # of 2,070: `wrap` and `explain` (190) were no row; who asks is a fifth of each adapter
     "relay": 1_721,  # of 1,350: JSON-RPC (181) was no row, nor were lists by hints (70) and tasks (60); pipes that

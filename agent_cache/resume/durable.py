@@ -16,8 +16,10 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from hashlib import blake2b
+from itertools import islice
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -43,6 +45,7 @@ from agent_cache.recording.file import (
     UNKNOWN_ASKER,
     Intent,
     OpenCall,
+    RecordedCall,
     Trailer,
     digest_of,
     is_inside,
@@ -77,6 +80,7 @@ Check: TypeAlias = Callable[[dict[str, Any], str], Any]
 Word: TypeAlias = Literal["raise", "rerun", "notice"]
 
 _WORDS = ("raise", "rerun", "notice")
+_BEGAN = "had begun when an earlier process of this run ended, and nothing says whether it took effect"
 _FIND_OUT = "Find out, and say by on_doubt= what is to be done"
 
 
@@ -174,10 +178,9 @@ def _choices(given: Any) -> tuple[str, dict[str, str | Check]]:
         return checked_choice(given, _WORDS, "Journal: on_doubt"), {}
     found: dict[str, str | Check] = {}
     for tool, choice in given.items():
-        function = None if isinstance(tool, str) else recorded_function(tool)
-        if function is None and not isinstance(tool, str):
+        name = tool if isinstance(tool, str) else getattr(recorded_function(tool), "name", None)
+        if name is None:
             raise ConfigurationError(f"Journal: on_doubt maps tools, or their names, to what is done; got {tool!r}")
-        name = tool if function is None else function.name
         if not callable(choice) or isinstance(choice, type):
             checked_choice(choice, _WORDS, f"Journal: on_doubt of {name}")
         found[name] = choice
@@ -208,31 +211,28 @@ class _JournalTape(Tape):
 
     def __init__(self, journal: Journal, stored: StoredJournal, file: JournalFile) -> None:
         self.journal = journal
-        self._session_id = stored.session_id
         self._run, self._secret = bytes.fromhex(stored.run), bytes.fromhex(stored.header.secret)
         self._root = blake2b(key=self._secret, digest_size=12, person=b"places").digest()
         self._earlier = list(stored.checkpoints)
         self._sequence = len(self._earlier)
-        self._load(stored)
-        # Writes that this process has not come to: lane and name, by id.
-        self._left = {call.id: (call.lane, call.name) for call in self._calls if call.is_write}
-        self._left |= {one.id: (one.lane, one.name) for one in self._doubts.values()}
-        self._new_writes: dict[str, str] = {}  # that may be others of the journal with other arguments, by name
+        # Writes of the journal that this process has not come to, by id: those that have ended, and those in doubt.
+        left: list[RecordedCall | Intent] = [*filter(attrgetter("is_write"), stored.calls), *stored.in_doubt]
+        self._left = {one.id: one for one in sorted(left, key=attrgetter("id"))}
+        self._new_writes: list[ActiveCall] = []  # that may be some of these
         self._paused: dict[tuple[bytes, bytes], list[int]] = {}  # numbers of calls that LangGraph makes again
-        lanes = [call.lane for call in self._calls] + [one.lane for one in stored.begun.values()]
-        self._lanes_before = max(lanes, default=0)
+        placed: list[RecordedCall | OpenCall] = [*stored.calls, *stored.begun.values()]
+        self._lanes_before = max((one.lane for one in placed), default=0)
         # In an encrypted journal all is as the run has seen it; whoever reads it redacts it.
         rules = NotingRedaction(Redaction(defaults=False) if journal.key else journal.redaction)
-        answers, log = Matcher(stored.cassette, rules), _JournalLog(self, file, rules, stored)
-        super().__init__(file.path, "journal", rules, answers=answers, file=log, http=journal.http)
-        if tags := {tuple(map(unescape, tag.split(":"))) for one in self._doubts.values() for tag in one.tags}:
+        log = _JournalLog(self, file, rules, stored)
+        super().__init__(file.path, "journal", rules, answers=self._load(stored, rules), file=log, http=journal.http)
+        if tags := {tuple(map(unescape, tag.split(":"))) for one in stored.in_doubt for tag in one.tags}:
             invalidate_sync(*tags)  # what writes in doubt may have changed
 
-    def _load(self, stored: StoredJournal) -> None:
-        self._calls, self._parents = stored.calls, stored.parents
+    def _load(self, stored: StoredJournal, rules: NotingRedaction) -> Matcher:
+        self._stored = stored
         self._index_of = {bytes.fromhex(call.place): index for index, call in enumerate(stored.calls)}
-        self._doubts = {bytes.fromhex(one.place): one for one in stored.in_doubt}
-        self._keys = {bytes.fromhex(one.place): one.key for one in stored.intents.values()}
+        return Matcher(stored.cassette, rules)
 
     # Which call of the journal a call is
 
@@ -255,19 +255,20 @@ class _JournalTape(Tape):
         index = self._index_of.get(call.place)
         if index is not None and call.asker == UNKNOWN_ASKER:
             if not call.function.is_read:
-                self._refuse(call, CassetteError(by_nobody(call), self.path or ""))
+                raise self._stopped(call, CassetteError(by_nobody(call), self.path or ""))
         elif index is not None:
             self.take(call, index, answers)
             if self._left:
                 for one in (index, *answers.inside(index)):
-                    self._left.pop(self._calls[one].id, None)
+                    self._left.pop(self._stored.calls[one].id, None)
         elif self.error is not None and not self.file.journal_file.is_closed:
-            self._refuse(call, self.error)
+            raise self._stopped(call, self.error)
 
-    def _refuse(self, call: ActiveCall, error: CassetteError) -> NoReturn:
-        """Stop the run in a call that must not be made."""
-        self.file.void(call)
-        raise self.latch(error).with_traceback(None)
+    def _stopped(self, call: ActiveCall, error: CassetteError) -> CassetteError:
+        """The error that stops the run in a call that must not be made."""
+        with self._lock:
+            self.file.void(call)
+            return self.latch(error).with_traceback(None)
 
     # A write begins, or is in doubt
 
@@ -276,71 +277,82 @@ class _JournalTape(Tape):
         active = super().begin(call)
         if active.recorded is not None or not active.is_write:
             return active
-        log = self.file
         with self._lock:
-            if log.journal_file.is_closed:
-                if not log.is_sealed:
-                    raise log.ended()
-            elif active.place in self._doubts:
+            if self.file.journal_file.is_closed:
+                if not self.file.is_sealed:
+                    raise self.file.ended()
+            elif self._left and self._doubt_of(active) is not None:
                 active.is_answered = True
             else:
                 if self._left:
                     self._check_new(active)
-                log.begin_write(active, self.key_of(active))
+                self.file.begin_write(active, self.key_of(active))
         return active
+
+    def _doubt_of(self, call: ActiveCall) -> Intent | None:
+        """What the journal has of a write that is in doubt."""
+        begun = self.file.begun.get(call.place)
+        return begun if isinstance(begun, Intent) and begun.id in self._left else None
 
     def begin_exchange(self, endpoint: RecordedFunction, arguments: Mapping[str, Any]) -> ActiveCall:
         """The same for a request. One in doubt is decided at once."""
         call = super().begin_exchange(endpoint, arguments)
-        if call.is_answered and call.recorded is None:
-            value = run_blocking(self._decide(call, is_plain=True))
-            if value is RUN:
-                return call
-            outcome = {"response": value}
-            try:
-                check_outcome(outcome)
-            except msgspec.ValidationError as error:
-                self._in_doubt(call, f'is a request, whose check returns {{"status": 200, "json": ...}}: {error}')
-            self._close_doubt(call)
-            self.write(call, outcome)
-            call.recorded = self.file.recorded(call, outcome)
+        doubt = self._doubt_of(call) if call.is_answered and call.recorded is None else None
+        if doubt is None or (value := run_blocking(self._decide(call, doubt, is_plain=True))) is RUN:
+            return call
+        outcome = {"response": value}
+        try:
+            check_outcome(outcome)
+        except msgspec.ValidationError as error:
+            text = f'is a request, whose check returns {{"status": 200, "json": ...}}: {error}'
+            raise self._in_doubt(doubt, text, call) from error
+        self._close(doubt)
+        self.write(call, outcome)
+        call.recorded = self.file.recorded(call, outcome)
         return call
 
     def _check_new(self, call: ActiveCall) -> None:
-        """Refuse a new write of the block's own task while it has not come to one that it had made before.
+        """Refuse a new write that may be one that the run had made before, and has not come to now.
 
-        Which task of the journal another task is may not be known: its write is compared at the end of the block.
+        Of the block's own task that is any; which task of the journal another task is may not be known, so its write is
+        refused if it is that of a function with another module, and compared at the end of the block.
         """
-        name, shown = call.function.name, self._shown(call.function.name, call.arguments)
-        first = min((number for number, (lane, _) in self._left.items() if not lane), default=None)
-        if not call.lane and first is not None:
+        name = call.function.name
+        before = [one for one in self._left.values() if not (call.lane or one.lane)] or [
+            one for one in self._left.values()
+            if one.name != name and _function_in(one.name) == _function_in(name) and one.arguments == call.arguments
+        ]  # fmt: skip
+        if before:
             text = (
-                f"{shown} is a new write, but when this run was made before, it made {self._left[first][1]} (call "
-                f"{first}), and has not come to it now. The write was not made, because it may be that one with other "
-                "arguments. What varies, such as the date in a prompt, must be recorded, as agent_cache.recording.now()"
+                f"{self._shown(name, call.arguments)} is a new write, but when this run was made before, it made "
+                f"{before[0].name} (call {before[0].id}), and has not come to it now. The write was not made, because "
+                "it may be that one with other arguments, or of another module. What varies, such as the date in a "
+                "prompt, must be recorded, as agent_cache.recording.now()"
             )
             actual = {"name": name, "arguments": self._without_secrets(call.arguments)}
-            self._refuse(call, DivergenceError(None, None, actual, text, self.path or ""))
-        if any(other == name for _, other in self._left.values()):
-            self._new_writes.setdefault(name, shown)
+            raise self._stopped(call, DivergenceError(None, None, actual, text, self.path or ""))
+        self._new_writes.append(call)
 
     def key_of(self, call: ActiveCall) -> str:
         """The idempotency key of a write."""
-        made = blake2b(self._run + call.place, key=self._secret, digest_size=16, person=b"idempotency").hexdigest()
-        return self._keys.get(call.place, made)  # of a branch, those of its original
+        begun = self.file.begun.get(call.place)
+        if isinstance(begun, Intent):
+            return begun.key  # of a branch, that of its original
+        return blake2b(self._run + call.place, key=self._secret, digest_size=16, person=b"idempotency").hexdigest()
 
     async def answer(self, call: ActiveCall, *, is_plain: bool) -> Any:
         """The outcome of a call, by the journal, or by what is done with a write in doubt."""
         if call.recorded is not None:
             return await super().answer(call, is_plain=is_plain)
         is_plain |= call.is_sync_tool
-        value = await self._decide(call, is_plain=is_plain)
+        doubt, tool_call = self._doubt_of(call), call.tool_call
+        assert doubt is not None
+        value = await self._decide(call, doubt, is_plain=is_plain)
         if value is RUN:
             return RUN
         if is_plain and "stream" in call.function.form:
-            self._in_doubt(call, "is a stream, which can only raise or be made again")
-        self._close_doubt(call)
-        tool_call = call.tool_call
+            raise self._in_doubt(doubt, "is a stream, which can only raise or be made again", call)
+        self._close(doubt)
         if tool_call is not None:  # as if it had returned the value when it ran
             tool_call.answered_by = "write"
         value = self.returned(call, value)
@@ -348,35 +360,33 @@ class _JournalTape(Tape):
             replay_into_sessions(tool_call, value, None, 0.0)
         return value
 
-    async def _decide(self, call: ActiveCall, *, is_plain: bool) -> Any:
+    async def _decide(self, call: ActiveCall, doubt: Intent, *, is_plain: bool) -> Any:
         """What a write in doubt returns, by the user's policy; `RUN` if it is made again, with its key."""
-        doubt, choice = self._doubts[call.place], self.journal.choice(call.function.name, *call.function.names)
+        choice = self.journal.choice(call.function.name, *call.function.names)
         if choice == "notice":
-            shown = self._shown(doubt.name.rpartition(":")[2], call.arguments)  # as the model knows it
+            shown = self._shown(_function_in(doubt.name), call.arguments)  # as the model knows it
             return (
                 f"It is not known whether {shown} took effect: the process ended "
                 "while it was running. Do not repeat it before you know; look at what it would have changed."
             )
         if choice == "raise":
-            self._in_doubt(call, f"{_began(doubt)}. {_FIND_OUT}")
-        value = await self._checked(call, choice, is_plain=is_plain) if callable(choice) else NotDone
+            raise self._in_doubt(doubt, f"{_BEGAN}. {_FIND_OUT}", call)
+        value = await self._checked(call, doubt, choice, is_plain=is_plain) if callable(choice) else NotDone
         if value is not NotDone and not isinstance(value, NotDone):
             return value
         call.is_answered = False
         with self._lock:
-            del self._doubts[call.place]
-            self._left.pop(doubt.id, None)
+            del self._left[doubt.id]
         return RUN
 
-    async def _checked(self, call: ActiveCall, check: Check, *, is_plain: bool) -> Any:
+    async def _checked(self, call: ActiveCall, doubt: Intent, check: Check, *, is_plain: bool) -> Any:
         """What a check function says. What it calls is made as if there were neither a journal nor a cache.
 
         The next process must look again: what this one has seen may not be true any more, once the write ran again.
         """
-        key = self._doubts[call.place].key
         token = PLACE.get().scope.without_recordings().variant(bypasses=True).enter()
         try:
-            value = check(_given_arguments(call), key)
+            value = check(_given_arguments(call), doubt.key)
             if not inspect.isawaitable(value):
                 return value
             if is_plain:
@@ -385,21 +395,18 @@ class _JournalTape(Tape):
             return await value
         except NotDone:
             return NotDone
-        except Exception as error:  # noqa: BLE001 - the user's function
-            self._in_doubt(call, f"is in doubt (idempotency key {key}), and its check function raised {error!r}", error)
+        except Exception as error:
+            raise self._in_doubt(doubt, f"is in doubt, and its check function raised {error!r}", call) from error
         finally:
             with suppress(ValueError):  # closed by the garbage collector, in another context than it ran in
                 PLACE.reset(token)
 
-    def _in_doubt(self, call: ActiveCall, reason: str, cause: Exception | None = None) -> NoReturn:
-        error = self._doubt_error(self._doubts[call.place], call.arguments, reason)
-        error.__cause__ = cause
-        with self._lock:
-            self._refuse(call, error)
-
-    def _doubt_error(self, doubt: Intent, arguments: dict[str, Any], reason: str) -> InDoubtError:
-        text = f"{self._shown(doubt.name, arguments)} {reason}"
-        return InDoubtError(doubt.name, self._without_secrets(arguments), doubt.key, text, self.file.path)
+    def _in_doubt(self, doubt: Intent, reason: str, call: ActiveCall | None = None) -> CassetteError:
+        """The error for a write in doubt. In its call, it stops the run there."""
+        arguments = self._without_secrets(doubt.arguments if call is None else call.arguments)
+        text = f"{described(doubt.name, arguments)} (idempotency key {doubt.key}) {reason}"
+        error = InDoubtError(doubt.name, arguments, doubt.key, text, self.file.path)
+        return error if call is None else self._stopped(call, error)
 
     def _without_secrets(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Arguments as an error may show them: an encrypted journal has them as they are."""
@@ -409,13 +416,12 @@ class _JournalTape(Tape):
     def _shown(self, name: str, arguments: dict[str, Any]) -> str:
         return described(name, self._without_secrets(arguments))
 
-    def _close_doubt(self, call: ActiveCall) -> None:
-        """Forget a write that is not made again, and what it enclosed."""
+    def _close(self, doubt: Intent) -> None:
+        """Forget a write in doubt that is not made again, and what it enclosed."""
         with self._lock:
-            parents = self._parents
-            settled = {self._doubts[call.place].id}
-            self._doubts = {at: one for at, one in self._doubts.items() if not is_inside(one.id, settled, parents)}
-            self._left = {one: each for one, each in self._left.items() if not is_inside(one, settled, parents)}
+            inside = [one for one in self._left if is_inside(one, {doubt.id}, self._stored.parents)]
+            for one in inside:
+                del self._left[one]
 
     # The end of a call, and of the run
 
@@ -432,21 +438,20 @@ class _JournalTape(Tape):
         """
         enclosing = self._root if call.parent is None else call.parent.place
         self._paused.setdefault((enclosing, call.matched), []).append(call.occurrence)
-        doubts = self._doubts
-        self._load(stored)
-        self.answers = Matcher(stored.cassette, self.redaction)
-        inside = {at: one for at, one in self._doubts.items() if is_inside(one.id, {call.id}, self._parents)}
-        self._doubts = doubts | inside
+        self.answers = self._load(stored, self.redaction)
+        for one in stored.in_doubt:
+            if is_inside(one.id, {call.id}, stored.parents):
+                self._left[one.id] = one
 
     async def checkpoint(self, label: str, state: Any, importance: float) -> Checkpoint:
         """Write a checkpoint. One that the run had made before it was resumed is not written again."""
         with self._lock:
             made = Checkpoint(
-                session_id=self._session_id, sequence=self._sequence + 1, after=self.file._last_id, label=label,
-                importance=importance, state=state,
+                session_id=self._stored.session_id, sequence=self._sequence + 1, after=self.file._last_id,
+                label=label, importance=importance, state=state,
             )  # fmt: skip
             line = checkpoint_line(made, self.journal.redaction)
-            written = _content(checkpoint_of(decode(line)["checkpoint"], self._session_id))
+            written = _content(checkpoint_of(decode(line)["checkpoint"], made.session_id))
             for at, earlier in enumerate(self._earlier):
                 if _content(earlier) == written:
                     return self._earlier.pop(at)
@@ -470,27 +475,27 @@ class _JournalTape(Tape):
 
     def _undone(self) -> CassetteError | None:
         """What a run that has returned has not made again."""
-        for doubt in self._doubts.values():
-            path = doubt.name.rpartition(":")[2]
-            if self.journal.choice(doubt.name, path, path.rpartition(".")[2]) == "raise":
-                text = f"{_began(doubt)}, and it was not made again. {_FIND_OUT}"
-                return self._doubt_error(doubt, doubt.arguments, text)
-        for number, (_, name) in sorted(self._left.items()):
-            if name in self._new_writes:
-                text = (
-                    f"{self._new_writes[name]} was made as a new write, and call {number} of the same tool, which this "
-                    "run had made before, was not made again: it may have taken effect twice, with other arguments"
-                )
-                return DivergenceError(None, None, None, text, self.file.path)
+        for one in self._left.values():
+            path = _function_in(one.name)
+            if isinstance(one, Intent) and self.journal.choice(one.name, path, path.rpartition(".")[2]) == "raise":
+                return self._in_doubt(one, f"{_BEGAN}, and it was not made again. {_FIND_OUT}")
+            for new in self._new_writes:
+                if new.function.name == one.name or (one.arguments and new.arguments == one.arguments):
+                    text = (
+                        f"{self._shown(new.function.name, new.arguments)} was made as a new write, and call {one.id}, "
+                        f"{self._shown(one.name, one.arguments)}, which this run had made before, was not made again: "
+                        "it may have taken effect twice"
+                    )
+                    return DivergenceError(None, None, None, text, self.file.path)
         if self._left:
-            shown = ", ".join(f"{name} (call {number})" for number, (_, name) in sorted(self._left.items())[:5])
+            shown = ", ".join(f"{one.name} (call {one.id})" for one in islice(self._left.values(), 5))
             _LOG.warning("%s: the resumed run has not come to writes that it had made: %s", self.file.path, shown)
         return None
 
 
-def _began(doubt: Intent) -> str:
-    text = "had begun when an earlier process of this run ended, and nothing says whether it took effect"
-    return f"{text} (idempotency key {doubt.key})"
+def _function_in(name: str) -> str:
+    """The name of a function without its module. A request has none."""
+    return name if " " in name else name.rpartition(":")[2]
 
 
 def _content(one: Checkpoint) -> tuple[Any, ...]:
@@ -528,10 +533,10 @@ class _JournalLog(CallLog):
         self.path = file.path
         self._tape, self.journal_file, self._noted = tape, file, redaction.noted
         ended, begun = {call.id for call in stored.calls}, stored.begun
-        self._begun = {one.place: one for number, one in begun.items() if number not in ended}  # and not answered
-        self.known = set(begun)  # ids of calls whose place is in the journal
+        # Calls that have not ended, and whose place is in the journal.
+        self.begun = {bytes.fromhex(one.place): one for number, one in begun.items() if number not in ended}
         self._void: set[int] = set()  # of calls in which the run was stopped: they will be made again
-        self._cut: list[bytes] = []
+        self._cut: dict[int, bytes] = {}  # lines of calls that were cut off, by id
         self._written = len(ended)
         self._next_id = 1 + max((*ended, *begun), default=0)
         self._last_id = stored.calls[-1].id if stored.calls else 0
@@ -540,7 +545,7 @@ class _JournalLog(CallLog):
     def start(self, call: ActiveCall) -> None:
         """Number a call that starts, as in the process before, if that had begun it."""
         self._noted.is_changed = False  # that of arguments is no loss
-        begun = call.recorded or (self._begun.get(call.place.hex()) if self._begun else None)
+        begun = call.recorded or self.begun.get(call.place)
         if begun is None or begun.id in self._open:
             super().start(call)
             return
@@ -561,7 +566,7 @@ class _JournalLog(CallLog):
             arguments=call.arguments, key=key, tags=sorted(known),
         )  # fmt: skip
         self.append(call, encode({"intent": intent}) + b"\n", is_urgent=True)
-        self.known.add(call.id)
+        self.begun[call.place] = intent
         self._noted.is_changed = False
 
     def end(self, call: ActiveCall, outcome: dict[str, Any], source: str, tags: list[str]) -> None:
@@ -572,7 +577,7 @@ class _JournalLog(CallLog):
             self._void.discard(call.id)
             return
         if "error" in outcome and outcome["error"].get("type") in _INTERRUPTS and (stored := self.journal_file.read()):
-            self._begun[call.place.hex()] = OpenCall(**_opened(call))
+            self.begun.setdefault(call.place, _opened(call))
             self._tape.pause(call, stored)
             return
         if self.is_hidden:
@@ -582,11 +587,13 @@ class _JournalLog(CallLog):
         line = encode(msgspec.structs.replace(recorded, place=call.place.hex(), hidden=self.is_hidden)) + b"\n"
         is_read = not call.is_write and recorded.kind != "llm"
         if not is_answer(outcome) or (is_read and ("unencodable" in outcome or "class" in outcome)):
-            self._cut.append(line)
+            self._cut[call.id] = line
         else:
             self.append(call, line, is_urgent=call.is_write)
             self._written += 1
             self._last_id = call.id
+            self.begun.pop(call.place, None)
+            self._cut.pop(call.id, None)
 
     def void(self, call: ActiveCall | None) -> None:
         """The run is stopped in a call: what this and those that enclose it return then is no outcome of theirs."""
@@ -606,7 +613,7 @@ class _JournalLog(CallLog):
         try:
             self.end_open_calls()
             trailer = Trailer(calls=self._written + len(self._cut), duration_ms=self.now() / 1000)
-            self.append(None, *self._cut, trailer_line(trailer), is_urgent=True)
+            self.append(None, *self._cut.values(), trailer_line(trailer), is_urgent=True)
             self.is_sealed = True
         finally:
             self.discard()
@@ -619,28 +626,29 @@ class _JournalLog(CallLog):
     def append(self, call: ActiveCall | None, *lines: bytes, is_urgent: bool = False) -> None:
         """Write lines, behind the places of the calls that enclose this one."""
         outer, announced = None if call is None else call.parent, list[ActiveCall]()
-        while outer is not None and outer.id not in self.known and outer.id in self._open:
+        while outer is not None and outer.place not in self.begun and outer.id in self._open:
             announced.append(outer)
             outer = outer.parent
         if announced:
-            lines = (*(encode({"open": OpenCall(**_opened(one))}) + b"\n" for one in reversed(announced)), *lines)
+            lines = (*(encode({"open": _opened(one)}) + b"\n" for one in reversed(announced)), *lines)
         try:
             self.journal_file.append(*lines, is_urgent=is_urgent)
         except OSError as error:
             self.void(call)
             reason = f"cannot be written: {error.strerror}. The run is stopped; it can be resumed"
-            if call is not None and call.id in self.known:
+            if call is not None and isinstance(self.begun.get(call.place), Intent):
                 reason += f", and {call.function.name} is in doubt then: it has ended, and its outcome is lost"
             raise self._tape.latch(JournalError(reason, self.path)) from error
-        if announced:
-            self.known.update(one.id for one in announced)
+        for one in announced:
+            self.begun[one.place] = _opened(one)
 
 
-def _opened(call: ActiveCall) -> dict[str, Any]:
-    """Where a call is: the fields of an `OpenCall`."""
-    parent = None if call.parent is None else call.parent.id
-    return {"id": call.id, "parent": parent, "place": call.place.hex(), "after": call.after, "lane": call.lane,
-            "forked": call.forked}  # fmt: skip
+def _opened(call: ActiveCall) -> OpenCall:
+    """Where a call is."""
+    return OpenCall(
+        id=call.id, parent=None if call.parent is None else call.parent.id, place=call.place.hex(), after=call.after,
+        lane=call.lane, forked=call.forked,
+    )  # fmt: skip
 
 
 class _Attached(Block[_JournalTape]):
@@ -651,7 +659,7 @@ class _Attached(Block[_JournalTape]):
     def __init__(self, journal: Journal, session_id: str) -> None:
         self._journal = journal
         self._session_id = session_id
-        self._path = journal.path(session_id)
+        self._path = journal.path(session_id).absolute()  # the program may change its directory
 
     def _open(self) -> _JournalTape:
         scope = PLACE.get().scope
@@ -661,26 +669,25 @@ class _Attached(Block[_JournalTape]):
                 raise ConfigurationError(f"the session {self._session_id!r} {text}")
             scope = scope.outside
         journal = self._journal
-        while True:
-            file = JournalFile(self._path, is_durable=journal.is_durable, key=journal.key)
-            try:
-                stored = file.read()
-                if stored is not None and self._is_of_ended_run(stored):
-                    file.set_aside(stored.run)
-                    continue
-                if stored is not None:
-                    line = encode({"resumed": {"at": now_text(), "calls": len(stored.calls)}}) + b"\n"
-                else:
-                    line = encode(JournalHeader(session_id=self._session_id, **journal.settings())) + b"\n"
-                    stored = StoredJournal(self._path, line)
-                tape = _JournalTape(journal, stored, file)
-                file.append(line, is_urgent=True)
-            except BaseException as error:
-                file.close()
-                if isinstance(error, OSError):
-                    raise JournalError(f"cannot be written: {error.strerror}", self._path) from error
-                raise
-            return tape
+        file = JournalFile(self._path, is_durable=journal.is_durable, key=journal.key)
+        try:
+            stored = file.read()
+            if stored is None:
+                line = encode(JournalHeader(session_id=self._session_id, **journal.settings())) + b"\n"
+                stored = StoredJournal(self._path, line)
+            elif self._is_of_ended_run(stored):
+                file.set_aside(stored.run)
+                return self._open()
+            else:
+                line = encode({"resumed": {"at": now_text(), "calls": len(stored.calls)}}) + b"\n"
+            tape = _JournalTape(journal, stored, file)
+            file.append(line, is_urgent=True)
+        except BaseException as error:
+            file.close()
+            if isinstance(error, OSError):
+                raise JournalError(f"cannot be written: {error.strerror}", self._path) from error
+            raise
+        return tape
 
     def _is_of_ended_run(self, stored: StoredJournal) -> bool:
         """Whether a run has ended, and a new one may begin. Refuses what is another's, or cannot be given back."""

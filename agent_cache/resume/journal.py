@@ -12,7 +12,6 @@ could not be written as a whole is taken back.
 from __future__ import annotations
 
 import os
-import stat
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from agent_cache.recording.file import (
     check_version,
     is_inside,
     now_text,
+    read_bytes,
 )
 from agent_cache.recording.outcomes import encode
 from agent_cache.recording.partial_file import open_locked, write_whole
@@ -63,8 +63,10 @@ def _reported(path: Path, action: str) -> Iterator[None]:
     """Raise errors of the system, and of cassettes, as those of a journal that cannot be read or written."""
     try:
         yield
-    except (JournalError, CassetteNotFound):
+    except JournalError:
         raise
+    except CassetteNotFound:
+        raise CassetteNotFound("there is no journal", path) from None
     except CassetteError as error:
         raise JournalError(error.reason, error.path, error.line) from error
     except OSError as error:
@@ -231,10 +233,7 @@ def read_journal(path: str | os.PathLike[str], *, key: bytes | None = None) -> S
         CassetteNotFound: if there is no such file.
         JournalError: if it cannot be read or decrypted, is no journal, or one of a newer version; with the line.
     """
-    path = Path(path)
-    data, text = _content(path, key)
-    with _reported(path, "read"):
-        found = StoredJournal(path, text, is_torn=not data.endswith(b"\n"))
+    found, data = _read(Path(path), key)
     if is_encrypted(data):  # it is as the run has seen it
         rules = Redaction().joined(recorded_rules(found.cassette))
         apply_rules(found.cassette, rules)
@@ -243,28 +242,22 @@ def read_journal(path: str | os.PathLike[str], *, key: bytes | None = None) -> S
     return found
 
 
-def read_regular(path: Path) -> bytes:
-    """Read a regular file, without waiting for the writer of a pipe."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(0, "it is not a regular file")
-    return path.read_bytes()
-
-
-def _content(path: Path, key: bytes | None) -> tuple[bytes, bytes]:
-    """What is in a journal, and its whole lines, decrypted."""
+def _read(path: Path, key: bytes | None) -> tuple[StoredJournal, bytes]:
     with _reported(path, "read"):
-        try:
-            data = read_regular(path)
-        except FileNotFoundError:
-            raise CassetteNotFound("there is no journal", path) from None
-        text = decrypted(path, data[: data.rfind(b"\n") + 1], key)
-        if not text and _is_torn_header(data):
-            raise JournalError("is empty: its run was killed before it made a call", path)
-        return data, text
+        data = read_bytes(path)
+        found = _stored_in(path, data, key)
+    if found is None:
+        raise JournalError("is empty: its run was killed before it made a call", path)
+    return found, data
 
 
-def _is_torn_header(data: bytes) -> bool:
-    return b'{"agent_cache_journal":'.startswith(data[:23])
+def _stored_in(path: Path, data: bytes, key: bytes | None) -> StoredJournal | None:
+    """The journal that a file of this content is; None if there is not even a header."""
+    whole = data[: data.rfind(b"\n") + 1]
+    # A machine that stops may leave zeros where the rest should be.
+    if not whole and b'{"agent_cache_journal":'.startswith(data.rstrip(b"\0")[:23]):
+        return None
+    return StoredJournal(path, decrypted(path, whole, key), is_torn=len(whole) < len(data))
 
 
 def _header_of(path: Path, line: bytes) -> JournalHeader:
@@ -299,29 +292,24 @@ class JournalFile:
         self._size = self._lines = 0
         with _reported(path, "written"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            is_new = not path.exists()
             try:
                 self._descriptor = open_locked(path, 0o600, os.O_APPEND | getattr(os, "O_NONBLOCK", 0))
             except BlockingIOError:
                 text = "is being written by another session of this id; only one at a time can make its run"
                 raise JournalError(text, path) from None
             _open_files.add(self)
-            if is_new and is_durable:
+            if is_durable:
                 _sync_directory(path.parent)
 
     def read(self) -> StoredJournal | None:
         """What is in it; None if not even a header. A torn line at the end is taken off."""
         with _reported(self.path, "read"):
-            data = read_regular(self.path)
-            whole = data[: data.rfind(b"\n") + 1]
-            if whole and is_encrypted(whole) != (self._cipher is not None):
+            data = read_bytes(self.path)
+            if b"\n" in data and is_encrypted(data) != (self._cipher is not None):
                 how = "without a key=" if self._cipher is not None else "with a key=, which encrypts it"
                 raise JournalError(f"was begun {how}, and can only be resumed as it was begun", self.path)
-            found = None
-            if whole or not _is_torn_header(data):
-                text = decrypted(self.path, whole, self._key)
-                found = StoredJournal(self.path, text, is_torn=len(whole) < len(data))
-            self._size, self._lines = len(whole), whole.count(b"\n")
+            found = _stored_in(self.path, data, self._key)
+            self._size, self._lines = data.rfind(b"\n") + 1, data.count(b"\n")
             self._take_back()
         return found
 
@@ -443,35 +431,29 @@ def branched_lines(
     Its checkpoints have ids of their own, and the last one this label, unless that is None. Calls that were cut off are
     left out, as in any journal that can be resumed.
     """
-    first, *text = _content(path, key)[1].splitlines(keepends=True)
-    old, has_found = _header_of(path, first), False
-    new = JournalHeader(session_id=session_id, secret=old.secret, redact=old.redact, http=old.http)
-    lines = [encode(new) + b"\n"]
-    for number, line in enumerate(text, 2):
-        if has_found and not events:
-            break
-        try:
-            if line.startswith(b'{"checkpoint":'):
-                checkpoint = msgspec.json.decode(line)["checkpoint"]
-                if checkpoint["id"] == until:
-                    has_found = True
-                    checkpoint["label"] = checkpoint["label"] if label is None else label
-                checkpoint["id"] = os.urandom(16).hex()
-                lines.append(encode({"checkpoint": checkpoint}) + b"\n")
-            elif line.startswith(b'{"id":'):
-                lines += [line] if is_answer(msgspec.json.decode(line, type=RecordedCall).outcome) else []
-            elif not line.startswith((b'{"trailer":', b'{"resumed":')):
-                lines.append(line)
-        except (msgspec.DecodeError, ValueError, LookupError, TypeError) as error:
-            raise JournalError(f"this line is broken: {error}", path, number) from error
-    if not has_found:
+    old, data = _read(path, key)
+    if until not in [one.id for one in old.checkpoints]:
         raise JournalError(f"has no checkpoint {until!r}", path)
+    new = JournalHeader(session_id=session_id, secret=old.header.secret, redact=old.header.redact, http=old.header.http)
+    lines, answers = [encode(new) + b"\n"], {call.id for call in old.calls if is_answer(call.outcome)}
+    for line in decrypted(path, data[: data.rfind(b"\n") + 1], key).splitlines(keepends=True)[1:]:
+        found = msgspec.json.decode(line)
+        if checkpoint := found.get("checkpoint"):
+            is_last = checkpoint["id"] == until
+            if is_last and label is not None:
+                checkpoint["label"] = label
+            checkpoint["id"] = os.urandom(16).hex()
+            lines.append(encode(found) + b"\n")
+            if is_last and not events:
+                break
+        elif found.get("id") in answers or found.keys() & {"intent", "open"}:
+            lines.append(line)
     return lines
 
 
 def write_new(target: Path, lines: list[bytes], source: Path, key: bytes | None) -> None:
     """Write a journal in one step, encrypted as its source is. Only its owner may read it. It replaces none."""
-    if is_encrypted(read_regular(source)):
+    if is_encrypted(read_bytes(source)):
         cipher = LineCipher(key_of(source, key))
         lines = [cipher.encrypt(line, number) for number, line in enumerate(lines, 1)]
     target.parent.mkdir(parents=True, exist_ok=True)

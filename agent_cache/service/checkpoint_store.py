@@ -22,10 +22,10 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from starlette.exceptions import HTTPException
 
-from agent_cache.errors import CassetteError, CheckpointError, ConfigurationError
+from agent_cache.errors import CassetteError, CassetteNotFound, CheckpointError, ConfigurationError
 from agent_cache.recording.drift import Baseline, DriftEvent, DriftReport, Tolerance
 from agent_cache.recording.encryption import decrypted
-from agent_cache.recording.file import RecordedCall, now_text
+from agent_cache.recording.file import RecordedCall, now_text, read_bytes
 from agent_cache.recording.outcomes import encode
 from agent_cache.recording.redaction import Redaction
 from agent_cache.resume.checkpoints import Checkpoint, CheckpointEntry, state_data
@@ -36,7 +36,6 @@ from agent_cache.resume.journal import (
     branched_lines,
     journal_path,
     read_journal,
-    read_regular,
     write_new,
 )
 
@@ -194,7 +193,7 @@ class CheckpointStore:
                     stamp = about.st_ino, about.st_size, about.st_mtime_ns
                     known = self._journals.get(path)
                     found[path] = known if known is not None and known.stamp == stamp else self._listed_in(path, stamp)
-                except FileNotFoundError:  # it went while the directory was read
+                except (FileNotFoundError, CassetteNotFound):  # it went while the directory was read
                     continue
                 except (OSError, CassetteError, msgspec.DecodeError, ValueError) as error:
                     _LOG.warning("%s cannot be read, so its checkpoints are not listed: %s", path.name, error)
@@ -204,7 +203,7 @@ class CheckpointStore:
                 self._by_id = {one.id: (one, path) for path, journal in found.items() for one in journal.entries}
 
     def _listed_in(self, path: Path, stamp: tuple[int, int, int]) -> _Journal:
-        first, *text = decrypted(path, read_regular(path), self._key).splitlines(keepends=True)
+        first, *text = decrypted(path, read_bytes(path), self._key).splitlines(keepends=True)
         header = msgspec.json.decode(first, type=JournalHeader)
         lines = [line for line in text if line.startswith(b'{"checkpoint"') and line.endswith(b"\n")]
         fields = [msgspec.json.decode(line)["checkpoint"] | {"session_id": header.session_id} for line in lines]

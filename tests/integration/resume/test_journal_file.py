@@ -170,6 +170,14 @@ def test_there_may_be_no_journal_or_an_empty_one_or_a_link(tmp_path):
     assert not (tmp_path / "outside").exists()
 
 
+@pytest.mark.parametrize("rest", [b"", b'{"agent_cache_jou'])
+def test_a_machine_may_have_stopped_before_the_header_was_on_the_disk(tmp_path, rest):
+    path = Journal(tmp_path).path("s")
+    path.write_bytes(rest + bytes(4096))
+    assert asyncio.run(run(tmp_path)) == ANSWERS
+    assert b"\0" not in path.read_bytes()
+
+
 def test_a_recording_does_not_replace_a_journal(tmp_path):
     path = crash(tmp_path)
     before = path.read_bytes()

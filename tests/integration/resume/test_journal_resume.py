@@ -333,41 +333,59 @@ def test_arguments_that_redaction_makes_equal_are_different_writes(world, direct
 # Runs that differ
 
 
-async def pays(day):
-    await pay("1", day)
+async def pays(note):
+    await pay("1", note)
     ship("3")
 
 
-async def pays_and_swallows(day):
+async def pays_and_swallows(note):
     try:
-        await pay("1", day)
+        await pay("1", note)
     except DivergenceError:
         await asyncio.gather(pay("2"), return_exceptions=True)
     ship("3")
 
 
-async def pays_at_once(day):
-    await asyncio.gather(pay("1", day), pay("2", day))
-    ship("3")
+@AgentCacheInvalidator("order:{order}", name="moved:pay")
+async def moved(order: str, note: str = "") -> str:
+    return await pay.__wrapped__(order, note)
+
+
+@AgentCacheInvalidator("order:{order}", name="resumed:settle_up")
+async def renamed(order: str, note: str = "") -> str:
+    return await pay.__wrapped__(order, note)
+
+
+def at_once(tool):
+    async def program(note):
+        await asyncio.gather(tool("1", note), tool("2", note))
+        ship("3")
+
+    return program
 
 
 @pytest.mark.parametrize(
-    ("program", "text", "made"),
+    ("first", "second", "note", "text", "made"),
     [
-        (pays, r"it made resumed:pay \(call 1\)", 0),  # refused before it runs
-        (pays_and_swallows, r"it made resumed:pay \(call 1\)", 0),
-        (pays_at_once, "it may have taken effect twice, with other arguments", 2),  # nothing tells which task is which
+        (pays, pays, " on tuesday", r"it made resumed:pay \(call 1\)", 0),  # refused before it runs
+        (pays_and_swallows, pays_and_swallows, " on tuesday", r"it made resumed:pay \(call 1\)", 0),
+        (at_once(pay), at_once(moved), " on monday", r"it made resumed:pay \(call 1\).* of another module", 0),
+        # Nothing tells which task is which.
+        (at_once(pay), at_once(pay), " on tuesday", "note=' on monday'.* it may have taken effect twice", 2),
+        (at_once(pay), at_once(renamed), " on monday", r"call 1, resumed:pay.* it may have taken effect twice", 2),
     ],
 )
-def test_a_write_with_other_arguments_is_never_a_second_one_in_silence(world, directory, program, text, made):
-    dies(Journal(directory), lambda: program(" on monday"), "ship 3")
+def test_a_write_that_may_be_an_earlier_one_is_never_a_second_one_in_silence(
+    world, directory, first, second, note, text, made
+):
+    dies(Journal(directory), lambda: first(" on monday"), "ship 3")
     before = Counter(world.calls)
     with pytest.raises(DivergenceError, match=text):
-        journaled(Journal(directory, on_doubt="rerun"), lambda: program(" on tuesday"))
+        journaled(Journal(directory, on_doubt="rerun"), lambda: second(note))
     assert sum((world.calls - before).values()) - world.calls["ship 3"] == made
     assert not read_journal(directory / "run.jsonl").is_sealed
     if not made:
-        journaled(Journal(directory, on_doubt="rerun"), lambda: program(" on monday"))
+        journaled(Journal(directory, on_doubt="rerun"), lambda: first(" on monday"))
         assert world.calls == before + Counter({"ship 3": 1})
 
 
