@@ -125,13 +125,8 @@ def _role_of_hint(hint: Any, function: Callable[..., Any]) -> Role | None:
 
 def _role_of_object(found: Any) -> Role | None:
     """The role of a class, or of a marker in `Annotated`."""
-    role = _role_of_dependency(found)
-    if role is not None:
-        return role
-    context = _context_of(found if isinstance(found, type) else type(found))
-    if context is None:
-        return None
-    role = _CONTEXTS[context.__name__][0]
+    context = _context_of(_kind_of(found))
+    role = _role_of_dependency(found) or (None if context is None else _CONTEXTS[context.__name__][0])
     return "context" if role == "state" and getattr(found, "field", None) is not None else role
 
 
@@ -178,22 +173,24 @@ _LIBRARY: Final = inspect.__file__.removesuffix("inspect.py")
 
 def getters_of(tool: Any) -> tuple[str, ...]:
     """The functions of `GETTERS` that the body of a tool names, or of a decorator below ours, or one that these name,
-    and so on. Of objects and classes that are named, all methods count. Installed packages are not looked into.
+    and so on. Of objects and classes that are named, all methods count. Installed packages are not looked into, but for
+    that of the tool: a program may be installed itself.
     """
     found: set[str] = set()
     bodies: dict[types.FunctionType, None] = {}
     kinds: dict[type, None] = {}
     named: list[Any] = [tool]
+    owners = [one if type(one) is types.FunctionType else _kind_of(one) for one in _parts_of(tool)]
+    own = {one.__module__.partition(".")[0] for one in owners if isinstance(one.__module__, str)}
     while named and len(bodies) < _MAX_BODIES:
         parts = [part for value in named for part in _parts_of(value)]
         if bodies:  # the tool may have such a name itself
             found |= {part.__name__ for part in parts if type(part) is types.FunctionType}
-        mentioned = dict.fromkeys(part if issubclass(type(part), type) else type(part) for part in parts)
-        within = dict.fromkeys(base for kind in mentioned for base in kind.__mro__ if base not in kinds)
+        within = dict.fromkeys(base for part in parts for base in _kind_of(part).__mro__ if base not in kinds)
         kinds |= within
         parts += [part for base in within for member in vars(base).values() for part in _parts_of(member)]
         functions = dict.fromkeys(part for part in parts if type(part) is types.FunctionType)
-        new = [one for one in functions if one not in bodies and not _is_installed(one)]
+        new = [one for one in functions if one not in bodies and not _is_installed(one, own)]
         bodies |= dict.fromkeys(new)
         named = []
         for body in new:
@@ -229,9 +226,15 @@ def _parts_of(value: Any) -> list[Any]:
     return parts
 
 
-def _is_installed(function: types.FunctionType) -> bool:
+def _kind_of(value: Any) -> Any:
+    """The class of a value; a class itself."""
+    return value if issubclass(type(value), type) else type(value)
+
+
+def _is_installed(function: types.FunctionType, own: set[str]) -> bool:
     path = function.__code__.co_filename
-    return "site-packages" in path or path.startswith((_LIBRARY, "<"))
+    is_own = str(function.__module__).partition(".")[0] in own
+    return not is_own and ("site-packages" in path or path.startswith((_LIBRARY, "<")))
 
 
 def _names_in(code: types.CodeType) -> set[str]:
@@ -255,8 +258,8 @@ def _asked_for(injected: Injected) -> list[Injected]:
     role, value = injected
     if role not in ("getter", "receiver"):
         return [injected]
-    kind = value if isinstance(value, type) else type(value)
-    return [one for getter in ([value] if role == "getter" else _getters_of_class(kind)) for one in got_by(getter)]
+    getters = (value,) if role == "getter" else _getters_of_class(_kind_of(value))
+    return [one for getter in getters for one in got_by(getter)]
 
 
 # Who asks
@@ -281,9 +284,6 @@ def asker_in(contexts: Iterable[Injected]) -> str | None:
     return blake2b(repr(found).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() if found else None
 
 
-Path = tuple[str, ...]
-
-
 class _Place(NamedTuple):
     """A value that may say who asks."""
 
@@ -301,6 +301,7 @@ _PLACES: Final = {
 }
 """Attributes of contexts that may say who asks: with everything in them, or with the fields named for someone."""
 
+Path = tuple[str, ...]
 _ABSENT: Final = object()
 _PATHS: Final = {path: path.split(".") for path in (*_PLACES, "config")}
 

@@ -15,12 +15,13 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from agent_cache.core.asker import Apart, Injected, Role, UnknownAsker, asker_in, getters_of, injected_role, meaning_of
 from agent_cache.core.keys import PLAIN, Part, Uncacheable, key_part
 from agent_cache.errors import ConfigurationError
-from agent_cache.values.canonical import MISSING, is_sentinel, serial_of
+from agent_cache.values.canonical import MISSING, has_no_content, is_sentinel, serial_of
 
 __all__ = [
     "DEFAULT_PART", "POSITIONAL", "JsonArguments", "Named", "Parameter", "Parameters", "PassedOn", "are_one_tool",
@@ -56,10 +57,11 @@ class Parameter(NamedTuple):
 
 def receiver_part(value: Any) -> Part:
     """The key of the object whose method is called: its declared fields if it is a value, else a serial number."""
-    try:
-        return key_part(value)
-    except Uncacheable:
-        return b"#%d" % serial_of(value)
+    kind: Any = type(value)
+    if not has_no_content(kind):
+        with suppress(Uncacheable):
+            return key_part(value)
+    return b"#%d" % serial_of(value)
 
 
 DEFAULT_PART: Final = key_part(MISSING)

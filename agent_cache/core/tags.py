@@ -359,9 +359,7 @@ def _templated(template: Any, parameters: Sequence[str], tool: str) -> TagRule:
         return tuple(dict.fromkeys(tags))
 
     def make(arguments: Mapping[str, Any], result: Any) -> tuple[Tag, ...]:
-        if many is None:
-            return tags_of(arguments, result, None)
-        items = many.value(arguments, result)
+        items = [None] if many is None else many.value(arguments, result)
         return tuple(dict.fromkeys([tag for item in items for tag in tags_of(arguments, result, item)])) or (root,)
 
     def of_one(value: Any) -> tuple[Tag, ...]:

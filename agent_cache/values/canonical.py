@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_DEPTH", "MISSING", "PYDANTIC_FIELDS_SET", "PYDANTIC_STATE", "STANDARD", "Encoder", "Missing", "StableEncoder",
     "attributes_of", "blake2b", "canonical", "declared_fields", "declared_names", "full_name", "has_native_state",
-    "is_member", "is_model", "is_sentinel", "lasting_digest", "make_room", "segment_digest", "serial_of",
-    "size_of", "text_of_standard_value",
+    "has_no_content", "is_member", "is_model", "is_sentinel", "lasting_digest", "make_room", "segment_digest",
+    "serial_of", "size_of", "text_of_standard_value",
 ]  # fmt: skip
 
 
@@ -68,24 +68,20 @@ STANDARD: Final[dict[str, str]] = {
 }
 """Name of each type, and the module that it is imported from."""
 
-_text_functions: dict[type, Callable[[Any], str | None]] = {}
 
-
-def text_of_standard_value(kind: type) -> Callable[[Any], str | None] | None:
+@functools.lru_cache(maxsize=4096)
+def text_of_standard_value(kind: Any) -> Callable[[Any], str | None] | None:
     """Function that gives the text by which values of an immutable standard type differ; None for any other type.
 
     The function gives None for a value without identity.
     """
-    if kind in _text_functions:
-        return _text_functions[kind]
     module, name = kind.__module__, kind.__name__
     home = STANDARD.get(name)
     if home is None or module not in (home, f"{home}._local"):  # Python 3.13 has paths in pathlib._local
         return None
     if getattr(sys.modules.get(module), name, None) is not kind:  # a class of the user's own that bears such a name
         return None
-    text = _text_functions[kind] = attrgetter("key") if name == "ZoneInfo" else str
-    return text
+    return attrgetter("key") if name == "ZoneInfo" else str
 
 
 # Fields that a class declares
@@ -234,13 +230,18 @@ def _attributes_in(kind: Any) -> tuple[tuple[str, ...], list[types.MemberDescrip
     return names, [slot for slot in _slots_beside(kind, names) if "__slots__" in vars(slot.__objclass__)]
 
 
+@functools.lru_cache(maxsize=1024)
+def has_no_content(kind: Any) -> bool:
+    """Whether the objects of a class are known by nothing that they contain: it is no collection, and has no fields."""
+    is_content = issubclass(kind, (*_CONTAINERS, tuple, type)) or hasattr(kind, "__pydantic_fields__")
+    return not is_content and declared_names(kind) is None
+
+
 def is_sentinel(value: Any) -> bool:
-    """Whether an object is known by no content: of a class without fields, it has no attributes but names."""
-    kind = type(value)
-    is_content = issubclass(kind, (*_CONTAINERS, tuple, type)) or declared_names(kind) is not None
-    if is_content or hasattr(kind, "__pydantic_fields__") or has_native_state(kind):
-        return False
-    return all(type(one) is str for one in attributes_of(value).values())
+    """Whether an object is known by no content, and has no attributes but names."""
+    kind: Any = type(value)
+    is_bare = has_no_content(kind) and not has_native_state(kind)
+    return is_bare and all(type(one) is str for one in attributes_of(value).values())
 
 
 # Serial numbers: the identity of an object for as long as it lives
@@ -301,7 +302,7 @@ class Encoder:
         self.nodes += 1
         if self.nodes > self.max_nodes:
             raise Uncacheable(f"an argument has more than {self.max_nodes} parts")
-        kind = type(value)
+        kind: Any = type(value)
         if kind not in _PLAIN_TREE:
             self.is_plain = False
         leaf = self.leaves.get(kind)

@@ -170,7 +170,7 @@ _STATE_OF_MODEL: Final = (*PYDANTIC_STATE, PYDANTIC_FIELDS_SET)
 
 def _pack(value: Any) -> Any:
     """Write a value as plain data that JSON carries exactly."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _PLAIN and _stands_for_itself(value, kind):
         return value
     if kind is list:
@@ -451,14 +451,11 @@ def _is_plain(value: Any, max_parts: int) -> bool:
     raise Unencodable(f"the value is nested more than {MAX_DEPTH} levels deep, or contains itself")
 
 
-_OPEN: Final = Schema(Any)
-
-
 def _schema(annotation: Any) -> Schema:
     try:
         return Schema(annotation)
     except Exception:  # noqa: BLE001 - it is no annotation, so it stands for none
-        return _OPEN
+        return Schema(Any)
 
 
 _remembered = lru_cache(maxsize=1024, typed=True)(_schema)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import itertools
 import logging
 import sys
@@ -796,3 +797,21 @@ def test_a_tool_that_asks_for_its_context_is_known_by_what_it_names(tool: Any):
     assert getters_of(tool) == ("get_access_token",)
     assert AgentCache("r")(tool).__agent_cache__.parameters.getters == ("get_access_token",)
     assert getters_of(of_nobody) == ()
+
+
+def test_a_program_that_is_installed_is_looked_into_and_another_package_is_not(tmp_path: Path, monkeypatch):
+    """As by ``pip install .`` in an image: the tool and its helper are below ``site-packages``."""
+    files = {
+        "desk_app/auth.py": "from desk_server import get_access_token\n\ndef user(): return get_access_token()",
+        "desk_app/tools.py": "from desk_app.auth import user\nimport desk_lib\n\ndef mine(): return user()\n\n"
+        "def common(): return desk_lib.helper()",
+        "desk_lib/__init__.py": "from desk_server import get_access_token\n\ndef helper(): return get_access_token",
+        "desk_server/__init__.py": "def get_access_token(): ...",
+    }
+    for name, text in files.items():
+        path = tmp_path / "site-packages" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    tools = importlib.import_module("desk_app.tools")
+    assert [getters_of(tools.mine), getters_of(tools.common)] == [("get_access_token",), ()]
