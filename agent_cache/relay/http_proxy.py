@@ -36,8 +36,8 @@ from agent_cache.relay.messages import (
     Message,
     RpcError,
     error_line,
+    is_unjudged,
     parsed,
-    refusal_of,
     request_line,
 )
 from agent_cache.relay.relay import HostRequest, Relay
@@ -408,13 +408,13 @@ class HttpListener:
                 await exchange.end(error_line(None, f"calls of tools go to {self.path}"), status=404)
             else:
                 await exchange.pass_on()
-        elif exchange.is_post and (line := refusal_of(body, exchange.found)):
-            await exchange.end(line, status=400)
         elif message.is_request and self.relay.answers(message):
             await self._call(exchange)
         elif is_replay:
             status = {"POST": 202, "DELETE": 204}.get(exchange.request.method, 405)
             await exchange.whole(status, [(b"allow", b"POST, DELETE")] if status == 405 else [])
+        elif exchange.is_post and is_unjudged(body, exchange.found):
+            await self.relay.pass_unjudged(exchange.pass_on)
         else:
             if message.method == "notifications/cancelled":
                 running = self._calls.get((exchange.session_id, exchange.params.get("requestId")))

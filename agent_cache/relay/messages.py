@@ -14,7 +14,6 @@ import msgspec
 
 from agent_cache.recording import register
 
-INVALID_REQUEST: Final = -32600
 INTERNAL_ERROR: Final = -32603
 MODERN: Final = "2026-07-28"
 """Since this revision a request has no session, and its ``_meta`` says who asks, and by which version."""
@@ -110,18 +109,11 @@ def _leniently(text: bytes) -> Any:
         return None
 
 
-def refusal_of(line: bytes, message: Message | None) -> bytes | None:
-    """The error that answers a message of a host which calls a tool in a form that nobody can judge: a batch, a call
-    without an id, what is no JSON. None for any other message.
+def is_unjudged(line: bytes, message: Message | None) -> bool:
+    """Whether a message of a host may call a tool in a form that no response tells the end of: a batch, a call without
+    a usable id, what is no JSON.
     """
-    if message is None:
-        is_judged = b"tools/call" not in line
-    else:
-        is_judged = message.method != "tools/call" or (message.id is not None and message.is_plain)
-    if is_judged:
-        return None
-    text = "a call of a tool is one request of plain JSON; this is not passed on"
-    return error_line(None if message is None else message.id, text, INVALID_REQUEST)
+    return bool(line.strip()) if message is None else message.method == "tools/call" and message.id is None
 
 
 def envelope_of(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from contextvars import Context, copy_context
 from functools import partial
@@ -253,6 +253,17 @@ class Relay:
             write = self._own.call(method, {"params": params}, _nothing)
             await asyncio.shield(self._start_outside(write))
 
+    async def pass_unjudged(self, pass_on: Callable[[], Awaitable[object]]) -> None:
+        """Pass on what `is_unjudged`: a write of everything, in doubt, since nobody sees its end."""
+
+        async def write() -> None:
+            with suppress(ConnectionLost):
+                async with writing(*self._every_tag):
+                    await pass_on()
+                    raise ConnectionLost("nobody has seen the end of a call")
+
+        await asyncio.shield(self._start_outside(write()))
+
     def _start_outside(self, work: Any) -> asyncio.Task[Any]:
         """Run something that is no call of the agent outside of its session."""
         return asyncio.get_running_loop().create_task(work, context=self._outside.copy())
@@ -313,7 +324,7 @@ class Relay:
     async def _call_tool(self, request: HostRequest) -> Any:
         params = request.params
         name, arguments = params.get("name"), params.get("arguments", {})
-        if not isinstance(name, str) or not isinstance(arguments, dict):
+        if not isinstance(name, str) or not isinstance(arguments, dict) or not request.message.is_plain:
             async with writing(*self._every_tag):  # the server says what is wrong with it, or takes it for something
                 return await self._other(request)
         tool = await self._tool(name, request)

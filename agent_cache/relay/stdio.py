@@ -26,15 +26,14 @@ from typing import Any, Final, cast
 
 from agent_cache.relay.messages import (
     ENVELOPE,
-    INVALID_REQUEST,
     MODERN,
     ConnectionLost,
     Message,
     RpcError,
     error_line,
+    is_unjudged,
     listed,
     parsed,
-    refusal_of,
     request_line,
 )
 from agent_cache.relay.relay import HostRequest, Relay
@@ -161,8 +160,8 @@ class _Link:
 
     def _from_host(self, line: bytes) -> None:
         message = parsed(line)
-        if refusal := refusal_of(line, message):
-            self.write(refusal)
+        if is_unjudged(line, message):
+            self._pass_unjudged(line)
         elif message is not None and message.is_request:
             self._request_from_host(message)
         elif message is None or message.method != "notifications/cancelled" or not self._has_cancelled(message):
@@ -171,7 +170,9 @@ class _Link:
     def _request_from_host(self, message: Message) -> None:
         name, known = message.id, self._calls.get(message.id)
         if (known is not None and not known.is_answered) or name in self._open:
-            self.write(error_line(name, "another request has this id", INVALID_REQUEST))
+            if known is not None:
+                known.asked_host = True  # which of the two a response is for, nobody knows
+            self._pass_unjudged(message.line)
         elif self.relay.answers(message):
             request = self._calls[name] = _Request(self, message)
             self._run(request.task)
@@ -180,6 +181,15 @@ class _Link:
         else:
             self._open[name] = None
             self.pass_on(message.line)
+
+    def _pass_unjudged(self, line: bytes) -> None:
+        async def pass_on() -> None:
+            self.pass_on(line)
+
+        if self.relay.is_replay:
+            self.write(error_line(None, "what is no request with an id of its own is not recorded"))
+        else:
+            self._run(asyncio.create_task(self.relay.pass_unjudged(pass_on)))
 
     def _has_cancelled(self, message: Message) -> bool:
         """Cancel a request that the relay answers. False if it is none, and the server's affair."""

@@ -292,6 +292,8 @@ async def test_a_miss_names_the_nearest_call_and_the_exit_code_is_one(rules, tap
         assert await host.call("get_value", key="abc") == "nothing (1)"
         other = await host.start("prompts/get", {"name": "greet"})
         assert "mcp:request" in other["error"]["message"]
+        await host.write(b'[{"jsonrpc":"2.0","id":9,"method":"tools/call"}]\n')
+        await host.until(lambda: b"is not recorded" in host.lines[-1])
         assert await host.end() == 1
     assert "was not recorded" in host.errors
 
