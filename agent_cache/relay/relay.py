@@ -392,7 +392,7 @@ class Relay:
         if host.tools is None:
             work = self._listed(request)
             host.tools = asyncio.get_running_loop().create_task(work, context=self._inside.copy())
-        return (await asyncio.shield(host.tools)).get(name, {})
+        return host.known(name) if host.tools.done() else (await asyncio.shield(host.tools)).get(name, {})
 
     def _host_of(self, request: HostRequest) -> HostSession:
         """The session that knows the tools of a request. While a cassette is used, that is one for all hosts."""

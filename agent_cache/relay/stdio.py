@@ -175,12 +175,16 @@ class _Link:
             self._pass_unjudged(message.line)
         elif self.relay.answers(message):
             request = self._calls[name] = _Request(self, message)
-            self._run(request.task)
-            # The host may use the id again as soon as it is answered: then it is the next request's.
-            request.task.add_done_callback(lambda _: self._calls.get(name) is request and self._calls.pop(name))
+            self._running.add(request.task)
+            request.task.add_done_callback(lambda _: self._has_ended(request))
         else:
             self._open[name] = None
             self.pass_on(message.line)
+
+    def _has_ended(self, request: _Request) -> None:
+        self._running.discard(request.task)
+        if self._calls.get(request.id) is request:  # else the host has used the id again, as it may when it is answered
+            del self._calls[request.id]
 
     def _pass_unjudged(self, line: bytes) -> None:
         async def pass_on() -> None:
