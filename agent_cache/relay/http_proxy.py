@@ -414,7 +414,8 @@ class HttpListener:
             status = {"POST": 202, "DELETE": 204}.get(exchange.request.method, 405)
             await exchange.whole(status, [(b"allow", b"POST, DELETE")] if status == 405 else [])
         elif exchange.is_post and is_unjudged(body, exchange.found):
-            await self.relay.pass_unjudged(exchange.pass_on)
+            async with self.relay.unjudged():
+                await exchange.pass_on()
         else:
             if message.method == "notifications/cancelled":
                 running = self._calls.get((exchange.session_id, exchange.params.get("requestId")))

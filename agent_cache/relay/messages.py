@@ -136,9 +136,9 @@ def result_line(id: Any, result: Any) -> bytes:  # noqa: A002 - as above
     return _line_of(id=id, result=result)
 
 
-def error_line(id: Any, error: dict[str, Any] | str, code: int = INTERNAL_ERROR) -> bytes:  # noqa: A002 - as above
+def error_line(id: Any, error: dict[str, Any] | str) -> bytes:  # noqa: A002 - as above
     """A response with an error of the protocol, or with one of the relay's own, as text."""
-    told = error if isinstance(error, dict) else {"code": code, "message": f"agent-cache: {error}"}
+    told = error if isinstance(error, dict) else {"code": INTERNAL_ERROR, "message": f"agent-cache: {error}"}
     return _line_of(id=id, error=told)
 
 

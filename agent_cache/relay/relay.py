@@ -15,8 +15,8 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from pathlib import Path
@@ -155,7 +155,8 @@ class Relay:
         tier = tier_of(box)
         shared: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
         lists = {method: Read(tag, ttl=_life_of, **shared) for method, tag in _HINTED.items()}
-        changes = {method: (*_CHANGES.get(method, ()), *settings.tags_of(method)) for method in _CHANGES | settings.on}
+        ends = {method: tuple(said.invalidate) for method, said in settings.on.items()}
+        changes = {method: _CHANGES.get(method, ()) + ends.get(method, ()) for method in _CHANGES | ends}
         writes = {method: Write(tags) for method, tags in changes.items()}
         self._own = Toolbox({**lists, **writes}, namespace=f"{box.namespace}.mcp")
         self._changes = frozenset(changes)
@@ -166,7 +167,8 @@ class Relay:
         self._blocks = AsyncExitStack()
         self._outside = self._inside = copy_context()
         self._host = HostSession(self._inside, self.session)
-        self._request = intercept(self._forwarded, name="mcp:request", skip_args=1, vary=_who_asks)
+        who_asks: Any = lambda request, *_: getattr(request.vary, "who", request.vary)  # noqa: E731
+        self._request = intercept(self._forwarded, name="mcp:request", skip_args=1, vary=who_asks)
         self._list = intercept(_all_pages, name="mcp:tools", skip_args=2)
 
     # Life
@@ -250,19 +252,18 @@ class Relay:
         elif method == "notifications/tasks/status":
             self._note_task(params)
         if method in self._changes:
-            write = self._own.call(method, {"params": params}, _nothing)
+            write = self._own.call(
+                method, {"params": params}, partial(asyncio.sleep, 0)
+            )  # the change was made elsewhere
             await asyncio.shield(self._start_outside(write))
 
-    async def pass_unjudged(self, pass_on: Callable[[], Awaitable[object]]) -> None:
-        """Pass on what `is_unjudged`: a write of everything, in doubt, since nobody sees its end."""
-
-        async def write() -> None:
-            with suppress(ConnectionLost):
-                async with writing(*self._every_tag):
-                    await pass_on()
-                    raise ConnectionLost("nobody has seen the end of a call")
-
-        await asyncio.shield(self._start_outside(write()))
+    @asynccontextmanager
+    async def unjudged(self) -> AsyncIterator[None]:
+        """Surrounds the passing of what `is_unjudged`: a write of everything, in doubt, since nobody sees its end."""
+        with suppress(ConnectionLost):
+            async with writing(*self._every_tag):
+                yield
+                raise ConnectionLost
 
     def _start_outside(self, work: Any) -> asyncio.Task[Any]:
         """Run something that is no call of the agent outside of its session."""
@@ -345,9 +346,8 @@ class Relay:
             if request.is_sent or self.is_replay:
                 raise
             _LOG.error("%s was not cached: %s", name, error)
-            if self._rule(request).kind != "write":
-                return await self._run(request)
-            async with writing(*self._every_tag):  # nobody knows what it touches
+            is_write = self._rule(request).kind == "write"
+            async with writing(*self._every_tag) if is_write else nullcontext():  # nobody knows what it touches
                 return await self._run(request)
 
     async def _hinted(self, request: HostRequest) -> Any:
@@ -435,14 +435,6 @@ class Relay:
 
 def _plain(result: Any) -> Any:
     return result.answer if type(result) is Private else result
-
-
-def _who_asks(request: HostRequest, *_: Any) -> Any:
-    return request.vary.who if type(request.vary) is Apart else request.vary
-
-
-async def _nothing() -> None:
-    """What a notification runs: the change was made elsewhere."""
 
 
 async def _all_pages(request: HostRequest, envelope: dict[str, Any]) -> dict[str, Any]:

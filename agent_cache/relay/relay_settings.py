@@ -43,10 +43,6 @@ class RelaySettings(msgspec.Struct, frozen=True, kw_only=True):
     new_turn_after: Annotated[float, Meta(gt=0, le=1e9)] | None = 60.0
     on: dict[Annotated[str, Meta(pattern="^notifications/")], _Ends] = {}
 
-    def tags_of(self, method: str) -> tuple[str, ...]:
-        """The templates of the tags that a notification invalidates."""
-        return tuple(self.on[method].invalidate) if method in self.on else ()
-
 
 def load(path: str | os.PathLike[str]) -> tuple[Toolbox, RelaySettings]:
     """Read a file of rules and settings. Raises `ConfigurationError`, which names the file and the key."""

@@ -86,12 +86,13 @@ class _Request(HostRequest):
         return await self._link.exchange(name, request_line(name, method, params))
 
     def reply(self, line: bytes) -> None:
+        self._link.calls.pop(self.id, None)
         self._link.write(line)
 
 
 class _Link:
-    """Both ends, and what is under way between them, by the ids of requests: `_calls` are those that the relay answers,
-    `_open` what was sent to the server, with what waits for the response; None if that passes as it comes.
+    """Both ends, and what is under way between them, by the ids of requests: `calls` are those that the relay is to
+    answer, `_open` what was sent to the server, with what waits for the response; None if that passes as it comes.
     """
 
     def __init__(self, relay: Relay) -> None:
@@ -107,7 +108,7 @@ class _Link:
         self._to_server: LineWriter | None = None
         self._is_connected = False  # whether the server may still answer
         self._open: dict[Any, asyncio.Future[Message] | None] = {}
-        self._calls: dict[Any, _Request] = {}
+        self.calls: dict[Any, _Request] = {}
         self._running: set[asyncio.Task[None]] = set()
 
     # Life
@@ -161,45 +162,36 @@ class _Link:
     def _from_host(self, line: bytes) -> None:
         message = parsed(line)
         if is_unjudged(line, message):
-            self._pass_unjudged(line)
+            self._run(asyncio.create_task(self._pass_unjudged(line)))
         elif message is not None and message.is_request:
             self._request_from_host(message)
         elif message is None or message.method != "notifications/cancelled" or not self._has_cancelled(message):
             self.pass_on(line)
 
     def _request_from_host(self, message: Message) -> None:
-        name, known = message.id, self._calls.get(message.id)
-        if (known is not None and not known.is_answered) or name in self._open:
+        name, known = message.id, self.calls.get(message.id)
+        if known is not None or name in self._open:
             if known is not None:
                 known.asked_host = True  # which of the two a response is for, nobody knows
-            self._pass_unjudged(message.line)
+            self._run(asyncio.create_task(self._pass_unjudged(message.line)))
         elif self.relay.answers(message):
-            request = self._calls[name] = _Request(self, message)
-            self._running.add(request.task)
-            request.task.add_done_callback(lambda _: self._has_ended(request))
+            request = self.calls[name] = _Request(self, message)
+            self._run(request.task)
         else:
             self._open[name] = None
             self.pass_on(message.line)
 
-    def _has_ended(self, request: _Request) -> None:
-        self._running.discard(request.task)
-        if self._calls.get(request.id) is request:  # else the host has used the id again, as it may when it is answered
-            del self._calls[request.id]
-
-    def _pass_unjudged(self, line: bytes) -> None:
-        async def pass_on() -> None:
+    async def _pass_unjudged(self, line: bytes) -> None:
+        async with self.relay.unjudged():
             self.pass_on(line)
-
         if self.relay.is_replay:
             self.write(error_line(None, "what is no request with an id of its own is not recorded"))
-        else:
-            self._run(asyncio.create_task(self.relay.pass_unjudged(pass_on)))
 
     def _has_cancelled(self, message: Message) -> bool:
         """Cancel a request that the relay answers. False if it is none, and the server's affair."""
         name = message.params_by_name.get("requestId")
-        request = self._calls.get(name) if isinstance(name, str | int) else None
-        return request is not None and not request.is_answered and request.task.cancel()
+        request = self.calls.pop(name, None) if isinstance(name, str | int) else None
+        return request is not None and request.task.cancel()
 
     def pass_on(self, line: bytes) -> None:
         """Send a line to the server as it came. The end of the server ends this process too."""
