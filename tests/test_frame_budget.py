@@ -218,6 +218,18 @@ def test_a_hit_with_a_nested_argument_recognises_it_without_walking_it() -> None
     assert large == small
 
 
+def test_a_hit_of_a_method_adds_what_tells_objects_apart() -> None:
+    """Their number, and whether their class asks for who calls. Nothing is built for one that does not."""
+
+    class Shop:
+        @AgentCache(resource="card", ttl=60)
+        async def get_card(self, user_id: str) -> str:
+            return "#W2378156"
+
+    entered = asyncio.run(warm_frames(Shop().get_card, "u1"))
+    assert len(entered) <= HIT + 4, entered
+
+
 def test_a_hit_in_a_session_is_a_small_constant() -> None:
     """The same for the fifth call and for the thousandth: the trace and the loop guard scan nothing."""
     tool = AgentCache(resource="card", ttl=60)(get_card)

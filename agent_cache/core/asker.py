@@ -40,7 +40,7 @@ from agent_cache.values.canonical import (
 )
 
 __all__ = [
-    "GETTERS", "TRANSPORT", "Apart", "Injected", "Role", "UnknownAsker", "asker_in", "getters_of", "got_by",
+    "GETTERS", "TRANSPORT", "Apart", "Injected", "Role", "UnknownAsker", "asker_in", "asks", "getters_of", "got_by",
     "injected_role", "meaning_of",
 ]  # fmt: skip
 
@@ -205,6 +205,11 @@ def getters_of(tool: Any) -> tuple[str, ...]:
 _getters_of_class: Final = lru_cache(maxsize=1024)(getters_of)
 
 
+def asks(receiver: Any) -> tuple[str, ...]:
+    """The functions of `GETTERS` that the methods of an object, or of a class, name."""
+    return _getters_of_class(_kind_of(receiver))
+
+
 _INNER: Final[dict[Any, str]] = {
     **dict.fromkeys((classmethod, staticmethod, types.MethodType), "__func__"),
     **dict.fromkeys((functools.partial, functools.cached_property), "func"),
@@ -258,7 +263,7 @@ def _asked_for(injected: Injected) -> list[Injected]:
     role, value = injected
     if role not in ("getter", "receiver"):
         return [injected]
-    getters = (value,) if role == "getter" else _getters_of_class(_kind_of(value))
+    getters = (value,) if role == "getter" else asks(value)
     return [one for getter in getters for one in got_by(getter)]
 
 

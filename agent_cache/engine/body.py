@@ -49,6 +49,7 @@ from typing import Any, Final, NamedTuple
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
+from agent_cache.core.asker import asks
 from agent_cache.core.keys import ALIASES, PLAIN, Uncacheable, key_part
 from agent_cache.core.options import ReadPolicy
 from agent_cache.core.parameters import DEFAULT_PART, POSITIONAL, Parameter, Parameters, PassedOn, receiver_part
@@ -69,7 +70,7 @@ Body = Callable[..., Any]
 
 _NAMES: Final[dict[str, Any]] = {
     "run": run, "run_blocking": run_blocking, "hit": hit, "place": PLACE.get, "root": ROOT, "Uncacheable": Uncacheable,
-    "part": key_part, "receiver_part": receiver_part, "PLAIN": PLAIN, "type": type,
+    "part": key_part, "receiver_part": receiver_part, "asks": asks, "PLAIN": PLAIN, "type": type,
     "str": str, "int": int, "dict": dict, "list": list, "MISSING": MISSING, "NEVER": NEVER, "versions": VERSIONS,
     "current": CURRENT, "known": ALIASES.get, "image": marshal.dumps, "END": END, "WAIT": WAIT,
 }  # fmt: skip
@@ -214,7 +215,11 @@ def _key_expression(operation: ReadOperation, passed: str) -> str:
     if operation.policy.key is not None:
         key = f"$by_key({passed})"
     if operation.heeds_contexts:
-        return f"($by_contexts({_mapping_of(parameters.contexts)}), {key})"
+        contexts = parameters.contexts
+        asker = f"$by_contexts({_mapping_of(contexts)})"
+        if [*contexts.values()] == ["receiver"] and not parameters.getters:  # 1 us less for most methods
+            asker += f" if $asks({next(iter(contexts))}) else None"
+        return f"({asker}, {key})"
     return key if operation.policy.vary is None else f"($by_vary({_mapping_of(parameters.names)}), {key})"
 
 
