@@ -128,9 +128,6 @@ class _BackgroundLoop:
         """In a forked child: the thread is the parent's. Another one may have had the lock."""
         self.__init__()  # type: ignore[misc]
 
-    def is_running_here(self) -> bool:
-        return self._loop is not None and running_loop() is self._loop
-
     def get(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             with self._lock:
@@ -184,13 +181,13 @@ def in_background(
     Returns:
         Its outcome, to be awaited in a synchronous call.
     """
-    if _BACKGROUND.is_running_here():
+    if (loop := _BACKGROUND.get()) is running_loop():
         return function(*args, **kwargs)
 
     async def work() -> T:
         return await function(*args, **kwargs)
 
-    future = asyncio.run_coroutine_threadsafe(work(), _BACKGROUND.get())
+    future = asyncio.run_coroutine_threadsafe(work(), loop)
     _works.add(future)
     future.add_done_callback(_works.discard)
     return _Work(future, is_shielded=is_shielded)

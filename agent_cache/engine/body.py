@@ -215,10 +215,9 @@ def _key_expression(operation: ReadOperation, passed: str) -> str:
     if operation.policy.key is not None:
         key = f"$by_key({passed})"
     if operation.heeds_contexts:
-        contexts = parameters.contexts
-        asker = f"$by_contexts({_mapping_of(contexts)})"
-        if [*contexts.values()] == ["receiver"] and not parameters.getters:  # 1 us less for most methods
-            asker += f" if $asks({next(iter(contexts))}) else None"
+        asker = f"$by_contexts({_mapping_of(parameters.contexts)})"
+        if [*parameters.contexts.values()] == ["receiver"] and not parameters.getters:  # 1.6 us less for most methods
+            asker += f" if $asks({parameters.names[0]}) else None"
         return f"({asker}, {key})"
     return key if operation.policy.vary is None else f"($by_vary({_mapping_of(parameters.names)}), {key})"
 
