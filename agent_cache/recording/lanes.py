@@ -136,6 +136,11 @@ class Turns:
         self._in_flight: dict[asyncio.AbstractEventLoop, list[int]] = {}  # ranks, sorted
         self._waiting: dict[int, asyncio.Event] = {}  # by rank
 
+    def has_before(self, rank: int) -> bool:
+        """Whether a call is in flight in this event loop that had ended earlier."""
+        ranks = self._in_flight.get(asyncio.get_running_loop())
+        return bool(ranks) and ranks[0] < rank
+
     async def take(self, rank: int, *, is_next: bool = True) -> None:
         """Let other tasks run, and wait for those calls in flight in this event loop that had ended earlier."""
         loop = asyncio.get_running_loop()

@@ -346,7 +346,8 @@ class Tape:
             return self.answer(call, is_plain=False)
         is_plain |= call.is_sync_tool
         try:
-            if not is_plain and recorded.source != "hit":  # a cancellation is noticed here, too
+            # A hit lets no other task run, unless that has an earlier answer. A cancellation is noticed here, too.
+            if not is_plain and (recorded.source != "hit" or (answers.is_concurrent and not self._is_next(call))):
                 await (self.turn(call) if answers.is_concurrent else CHECKPOINT)
             if "stream" in outcome:
                 return replayed_stream(call, self)
@@ -394,6 +395,13 @@ class Tape:
         else:
             rank = answers.positions[~call.index]
             await self._turns.take(rank, is_next=answers.has_made_all_before(rank))
+
+    def _is_next(self, call: ActiveCall) -> bool:
+        """Whether no call is missing or in flight that had ended before this one."""
+        assert self.answers is not None
+        assert call.index is not None
+        rank = self.answers.positions[~call.index]
+        return not self._turns.has_before(rank) and self.answers.has_made_all_before(rank)
 
     async def wait_until_cancelled(self, call: ActiveCall, *, is_for_ever: bool = False) -> None:
         """Wait until this task is cancelled, as it was when the call was recorded: by a timeout of the caller, say.

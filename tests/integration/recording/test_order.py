@@ -202,6 +202,22 @@ async def test_tools_are_answered_in_one_order_however_many_tasks_wait_for_them(
     assert await stage.twice(lambda: agent([TOOLS[other], FUNCTION])) == list(range(COUNT))[::-1]
 
 
+async def test_answers_of_the_cache_come_in_their_order_whichever_task_asks_first(stage, path, empty_caches):
+    """`asyncio.as_completed` starts coroutines in an order of its own, which is another one in each run."""
+    get = AgentCache("n:{n}", name="order:hit")(FUNCTION.__wrapped__)
+
+    async def run(*numbers: int) -> list[int]:
+        tasks = [asyncio.create_task(get(number)) for number in numbers]
+        return [await each for each in asyncio.as_completed(tasks)]
+
+    GATES[:] = [asyncio.Event() for _ in range(4)]
+    for gate in GATES:
+        gate.set()
+    await run(0, 1, 2)  # the last one is a miss
+    await stage.twice(lambda: run(1, 3, 0, 2), lambda: run(3, 0, 2, 1))
+    assert [call.source for call in Cassette.load(path)].count("hit") == 3
+
+
 async def test_calls_that_did_not_overlap_are_answered_in_their_order_if_they_do_now(fetch, stage):
     async def late(number: int) -> int:
         for _ in range(10 * number if stage.is_live else 1):
