@@ -38,7 +38,15 @@ from agent_cache.recording.file import UNKNOWN_ASKER, RecordedCall, digest_of, d
 from agent_cache.recording.functions import ActiveCall, FunctionCall, RecordedFunction, function_of
 from agent_cache.recording.lanes import CHECKPOINT, Lanes, Turns
 from agent_cache.recording.match import ADVICE, ROOT_PLACE, Matcher, by_nobody, call_data, described, missing, place_of
-from agent_cache.recording.outcomes import check_outcome, encode, exact_json, problems_of, read_value, value_outcome
+from agent_cache.recording.outcomes import (
+    check_outcome,
+    copied,
+    encode,
+    exact_json,
+    problems_of,
+    read_value,
+    value_outcome,
+)
 from agent_cache.recording.prices import Savings, model_calls, savings_of
 from agent_cache.recording.redaction import Redaction, redact_key
 from agent_cache.recording.streams import NO_STREAMS, failure_outcome, is_stream, recorded_stream, replayed_stream
@@ -362,7 +370,9 @@ class Tape:
             if "error" in outcome:
                 error = read_error(outcome["error"])
             else:
-                value = outcome["value"] if len(outcome) == 1 and "value" in outcome else self.read(call, outcome)
+                value = (
+                    copied(outcome["value"]) if "value" in outcome and len(outcome) == 1 else self.read(call, outcome)
+                )
             if call.tool_call is not None:
                 show_in_sessions(call.tool_call, recorded, value, error)
             if error is not None:
@@ -379,7 +389,7 @@ class Tape:
     def read(self, call: ActiveCall, outcome: dict[str, Any], *, is_chunk: bool = False) -> Any:
         """A recorded value or chunk, as the annotation of the function describes it."""
         if "value" in outcome and "made" not in outcome:
-            return outcome["value"]
+            return copied(outcome["value"])
         schema = call.function.chunk_schema if is_chunk else call.schema
         try:
             return read_value(outcome, schema, self.source_path, 0 if call.index is None else call.index + 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_cache.recording import Cassette, DivergenceError, intercept, record, replay
+from agent_cache.recording import Cassette, DivergenceError, fork, intercept, record, replay
 
 
 @intercept(name="ask")
@@ -106,6 +106,33 @@ async def test_an_equal_run_leaves_the_file_untouched(mode, path):
     assert path.stat().st_mtime == 1
     assert [one.name for one in path.parent.iterdir()] == [path.name], "nothing is left beside it"
     assert len(recorder.cassette) == 11
+
+
+async def test_what_a_run_does_to_its_answers_is_neither_written_nor_answered_once_more(path):
+    @intercept(name="tell")
+    def tell() -> dict[str, list[str]]:
+        return {"words": ["a"]}
+
+    @intercept(name="words")
+    async def words():
+        yield {"word": "a", "usage": [3]}
+
+    async def run() -> dict[str, list[str]]:
+        answer = tell()
+        answer["words"].append("b")
+        async for chunk in words():
+            chunk.pop("usage")
+        return answer
+
+    before = await lines_of(path, run)
+    with record(path, mode="new_episodes"):
+        await run()
+        await ask("more")
+    assert path.read_bytes().splitlines(keepends=True)[1:-2] == before[1:-1]
+    original = Cassette.load(path)
+    for number in range(2):
+        with fork(original, at=3, to=path.with_name(f"{number}.jsonl")):
+            assert await run() == {"words": ["a", "b"]}
 
 
 async def test_a_killed_recording_has_its_calls_as_they_ended(path, tmp_path):
