@@ -155,8 +155,8 @@ class record(Block[Tape]):  # noqa: N801 - used as a function, as in vcrpy and a
             answered, which `agent-cache advise` needs. A recording with the cache on hides its stale answers.
 
     Raises:
-        CassetteError: if the path cannot be written or is being recorded; at the end, as `replay`, and under `strict`
-            if a recorded call cannot be replayed.
+        CassetteError: if the path cannot be written, is another file or is being recorded; at the end, as `replay`, and
+            under `strict` if a recorded call cannot be replayed.
         ConfigurationError: if an argument cannot work.
     """
 

@@ -152,6 +152,7 @@ def _named(value: Any, plain: Plain) -> Any:
     if module is None and isinstance(owner, type(sys)):  # a function written in C
         module = owner.__name__
     module = module or getattr(getattr(value, "__objclass__", None), "__module__", None)
+    module = "types" if value is type(None) else module  # it says that it is a builtin
     found: Any = sys.modules.get(module, MISSING)  # type: ignore[arg-type]  # None is no module
     for name in path.split("."):
         found = getattr(found, name, MISSING)

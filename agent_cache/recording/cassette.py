@@ -307,7 +307,12 @@ def _read_header(path: Path, text: bytes) -> Header | None:
     elif not text or text[:1] == b"{":
         return None
     elif not text.startswith(_CONFLICT):
-        raise CassetteError('is no cassette: it does not begin with {"agent_cache_cassette": 2, ...}', path, 1)
+        raise CassetteError(
+            'is no cassette: it does not begin with {"agent_cache_cassette": 2, ...}. "agent-cache cassette convert" '
+            "makes one of the YAML of vcrpy and cassetter",
+            path,
+            1,
+        )
     header: Header = _decoded(path, 1, text, _header_decoder)
     try:
         Redaction().joined({**header.redact, "hook": False})

@@ -220,7 +220,7 @@ def missing(
     nearest = nearest_to(matcher, call)
     if nearest is None:
         name = call.function.name
-        text += f". No call of {name} was recorded{_at_other_servers(name, matcher.cassette)}"
+        text += f". No call of {name} was recorded{_under_other_names(name, matcher.cassette)}"
     elif not rule:
         found = matcher.shown(nearest)
         state = "played already" if matcher.is_covered[nearest] else "not played yet"
@@ -237,12 +237,17 @@ def by_nobody(call: ActiveCall) -> str:
     )
 
 
-def _at_other_servers(name: str, cassette: Cassette) -> str:
-    """Where the same request was recorded, and what to do if these servers are one; empty for other calls."""
+def _under_other_names(name: str, cassette: Cassette) -> str:
+    """Where the same request was recorded, or a function of another module, and what to do; empty if none was."""
     asked = _REQUEST.fullmatch(name)
+    if asked is None:
+        path = name.rpartition(":")[2]
+        other = next((call.name for call in cassette if call.name.rpartition(":")[2] == path), None)
+        advice = "If that is the same function, as of a file that was run as a program, give it this name by name="
+        return "" if other is None else f", but of {other}. {advice}"
     recorded = [one for call in cassette if (one := _REQUEST.fullmatch(call.name))]
-    found = [one for one in recorded if asked is not None and one["rest"] == asked["rest"]]
-    if asked is None or not found:
+    found = [one for one in recorded if one["rest"] == asked["rest"]]
+    if not found:
         return ""
     return (
         f". It was recorded at {found[0]['server']}, which is another server. If that is this one, say so when it is "

@@ -119,8 +119,11 @@ class PartialFile:
         if not os.access(self._target, os.W_OK):
             raise CassetteError("cannot be written: it is read-only", self.path)
         with self._target.open("rb") as file:
-            if file.read(len(_OF_JOURNAL)) == _OF_JOURNAL:
-                raise CassetteError("cannot be written: it is a journal, by which a run is resumed", self.path)
+            start = file.read(len(_OF_JOURNAL)).removeprefix(b"\xef\xbb\xbf").lstrip()
+        if start == _OF_JOURNAL:
+            raise CassetteError("cannot be written: it is a journal, by which a run is resumed", self.path)
+        if start and not start.startswith((b"{", b"<<<<<<< ")):
+            raise CassetteError("would be lost: it is no recording; give another path, or delete it", self.path)
 
     def _keep_remains(self) -> None:
         """Copy aside what a killed recording has left. Only the latest is kept."""

@@ -104,6 +104,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "a date and a time": (date(2026, 7, 1), NOON.replace(hour=0)),
     "functions": (nested, cyclic),
     "generics": (list[int], list[str]),
+    "types that may be none": (int | None, str | None),
     "an hour that a clock shows twice": (BERLIN, BERLIN.replace(fold=1)),
 }
 SAME: dict[str, tuple[Any, Any]] = {

@@ -132,6 +132,14 @@ def test_a_call_that_is_not_recorded_names_the_nearest_and_what_differs(case, is
     assert player.divergences == [{"call_id": number, "expected": caught.value.expected, "actual": caught.value.actual}]
 
 
+def test_a_function_that_was_recorded_under_another_module_is_named(path):
+    """A file that was run as a program has the module __main__, and another one in a test."""
+    with record(path):
+        intercept(lambda: 1, name="__main__:Shop.look")()
+    with pytest.raises(DivergenceError, match=r"but of __main__:Shop\.look.*by name="), replay(path):
+        intercept(lambda: 1, name="shop:Shop.look")()
+
+
 def test_strict_refuses_what_is_left_over(path):
     with record(path):
         double(1)

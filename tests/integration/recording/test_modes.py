@@ -259,7 +259,7 @@ CALL = b'{"id":1,"kind":"call","name":"ask","digest":"00","outcome":{"value":1}}
 
 BROKEN = {
     "empty": (b"", "is empty", 0),
-    "yaml": (b"interactions:\n- request: {}\n", "no cassette", 1),
+    "yaml": (b"interactions:\n- request: {}\n", "no cassette.*cassette convert", 1),
     "json that is something else": (b'{"a": 1}', "no cassette of agent-cache or agentcassette", 1),
     "a header that breaks off": (b'{"agent_cache_cassette":2,"rec', "truncated", 1),
     "a newer version": (b'{"agent_cache_cassette":3,"shiny":true}\n', "version 3.*; update agent-cache", 1),
@@ -287,6 +287,15 @@ def test_what_is_no_cassette_is_refused_with_its_line_and_left_alone(name, path)
         assert str(path) in str(caught.value)
     assert path.read_bytes() == content
     assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def test_a_file_that_is_no_recording_is_not_written_over(tmp_path):
+    path = tmp_path / "agent.py"
+    path.write_text("# the work of a week")
+    for write in (record(path).__enter__, lambda: Cassette().save(path)):
+        with pytest.raises(CassetteError, match="would be lost.*no recording"):
+            write()
+    assert path.read_text() == "# the work of a week"
 
 
 def test_a_cassette_may_be_edited_by_hand_and_a_last_line_that_breaks_off_is_dropped(path):
