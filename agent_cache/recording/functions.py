@@ -64,6 +64,8 @@ class RecordedFunction:
         # Whether anything may tell apart who calls it, beside a tenant.
         self.has_askers = vary is not None or (self.parameters is not None and self.parameters.may_say_who_asks)
         every = () if self.parameters is None or isinstance(self.parameters, JsonArguments) else self.parameters.all
+        is_named = all(one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for one in every)
+        self._named = tuple(one.name for one in every) if every and is_named else None
         self._left_out = {one.name for one in every if not one.in_key or one.is_receiver}
         self._defaults = {one.name: one.default for one in every if one.is_sentinel or one.default is None}
         self.records_all = not self._left_out and not self._defaults
@@ -82,6 +84,11 @@ class RecordedFunction:
         """Arguments of a call by name, with defaults. Raises TypeError if the function does not accept them."""
         if self.parameters is None:
             return {"args": list(args), "kwargs": dict(kwargs)}
+        if self._named is not None:  # the two spellings of most calls, which need no `inspect`
+            if not kwargs and len(args) == len(self._named):
+                return dict(zip(self._named, args, strict=True))
+            if not args and tuple(kwargs) == self._named:
+                return dict(kwargs)
         return self.parameters.bind(args, kwargs)
 
     def recorded_arguments(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -138,7 +138,7 @@ class Turns:
 
     def has_before(self, rank: int) -> bool:
         """Whether a call is in flight in this event loop that had ended earlier."""
-        ranks = self._in_flight.get(asyncio.get_running_loop())
+        ranks = self._in_flight.get(asyncio.get_running_loop(), [])
         return bool(ranks) and ranks[0] < rank
 
     async def take(self, rank: int, *, is_next: bool = True) -> None:

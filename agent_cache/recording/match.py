@@ -8,7 +8,7 @@ calls come does not matter, unless the replay is strict.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from difflib import SequenceMatcher
 from functools import cached_property
 from hashlib import blake2b
@@ -63,11 +63,11 @@ class Matcher:
                 places[index] = place = place_of(enclosing, digest, number)
                 self.index_of[place] = index
 
-    def cover(self, indices: Iterable[int]) -> None:
-        """Mark calls as played, or made again."""
-        for index in indices:
-            if not self.is_covered[index]:
-                self.is_covered[index] = 1
+    def cover(self, index: int, *, is_played: bool) -> None:
+        """Mark a call as played, with those that it encloses, or as made again."""
+        for each in (index, *self.inside(index)) if is_played and index in self._children else (index,):
+            if not self.is_covered[each]:
+                self.is_covered[each] = 1
                 self.remaining -= 1
 
     def has_made_all_before(self, rank: int) -> bool:

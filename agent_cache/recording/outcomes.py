@@ -60,11 +60,6 @@ def exact_json(value: Any) -> tuple[bytes, Any] | None:
         return None
 
 
-def copied(value: Any) -> Any:
-    """A value of a recording for a caller, which may change it: the recording is written or answers once more."""
-    return decode(encode(value)) if type(value) in (dict, list) else value
-
-
 # Registered classes
 
 REGISTERED: Final[dict[str, type]] = {}

@@ -137,9 +137,7 @@ class Redaction(TextRules):
         has_escapes = b"\\" in raw
         strings = _STRING.findall(raw) if has_escapes else raw.split(b'"')[1::2]
         clean = self._clean_strings
-        for string in strings:
-            if string in clean:
-                continue
+        for string in set(strings) - clean:
             text = msgspec.json.decode(b'"%b"' % string) if has_escapes else string.decode()
             if names_command(text):  # a word such as any other, but for an option beside it
                 if b'"-' in raw:

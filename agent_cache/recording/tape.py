@@ -40,7 +40,7 @@ from agent_cache.recording.lanes import CHECKPOINT, Lanes, Turns
 from agent_cache.recording.match import ADVICE, ROOT_PLACE, Matcher, by_nobody, call_data, described, missing, place_of
 from agent_cache.recording.outcomes import (
     check_outcome,
-    copied,
+    decode,
     encode,
     exact_json,
     problems_of,
@@ -58,6 +58,9 @@ _PATIENCE = 5.0
 """Seconds that a call which should be cancelled waits for that longer than it took when it was recorded."""
 _OPEN_ENDED = frozenset({"stream", "cancelled", "unfinished"})
 """Outcomes of calls that end by what their caller does."""
+
+_TREES = frozenset({dict, list})
+"""Values that their caller may change, although the recording is written or answers once more: they are copied."""
 
 NO_CONTEXT = (
     "run_in_executor and Thread do not take the context along; use asyncio.to_thread, or contextvars.copy_context().run"
@@ -102,7 +105,7 @@ class Tape:
         self._problems: set[str] = set()  # calls that a replay cannot repeat, of which the log has been warned
         self._last: dict[tuple[int, int, int], int] = {}  # call, by parent, lane of the run and of the recording
         self._turns = Turns()
-        self._answered: set[int] = set()  # indices of the calls that were answered, and of those inside of them
+        self._made_again: set[int] = set()  # indices of recorded calls that were made instead of answered
         self._lock = threading.RLock()
         if answers is not None and answers.cassette.is_partial:
             _LOG.warning("%s was left by a recording that was killed; calls may be missing", answers.cassette.path)
@@ -146,7 +149,7 @@ class Tape:
         answers = self.answers
         if answers is None:
             return Savings()
-        chosen = filter(self._answered.__contains__, answers.outline.of_models)
+        chosen = [one for one in answers.outline.of_models if answers.is_covered[one] and one not in self._made_again]
         calls = model_calls(answers.cassette.steps, chosen, answers.parents.__getitem__)
         return savings_of(calls, answers.cassette.recorded_at)
 
@@ -298,26 +301,22 @@ class Tape:
     def take(self, call: ActiveCall, index: int, answers: Matcher) -> None:
         """Answer a call with the recorded one at this index."""
         call.index = index
-        try:
-            call.recorded = answers.cassette.steps[index]
-            outcome = call.recorded.outcome
-            if len(outcome) > 1 or "value" not in outcome:
-                check_outcome(outcome)
-        except CassetteError as error:  # loading a cassette does not read the outcomes
-            raise self.latch(error) from error.__cause__
-        except msgspec.ValidationError as error:
-            raise self.broken(index, f"has a malformed outcome: {error}") from error
+        call.recorded = recorded = answers.cassette.steps[index]
+        if len(recorded.outcome) > 1 or "value" not in recorded.outcome:
+            try:
+                check_outcome(recorded.outcome)
+            except msgspec.ValidationError as error:
+                raise self.broken(index, f"has a malformed outcome: {error}") from error
         if self.is_strict:
             self._check_order(call, index, answers)
-        played = [index, *answers.inside(index)]
-        answers.cover(played)
-        self._answered.update(played)
+        answers.cover(index, is_played=True)
         self.cursor += 1
 
     def pass_by(self, call: ActiveCall, index: int, answers: Matcher) -> None:
         """Note a call that runs although it was recorded."""
         call.index = index
-        answers.cover((index,))
+        answers.cover(index, is_played=False)
+        self._made_again.add(index)
 
     def _check_order(self, call: ActiveCall, index: int, answers: Matcher) -> None:
         """Calls of one task come in the order in which one task had made them.
@@ -370,9 +369,7 @@ class Tape:
             if "error" in outcome:
                 error = read_error(outcome["error"])
             else:
-                value = (
-                    copied(outcome["value"]) if "value" in outcome and len(outcome) == 1 else self.read(call, outcome)
-                )
+                value = self.read(call, outcome)
             if call.tool_call is not None:
                 show_in_sessions(call.tool_call, recorded, value, error)
             if error is not None:
@@ -389,7 +386,8 @@ class Tape:
     def read(self, call: ActiveCall, outcome: dict[str, Any], *, is_chunk: bool = False) -> Any:
         """A recorded value or chunk, as the annotation of the function describes it."""
         if "value" in outcome and "made" not in outcome:
-            return copied(outcome["value"])
+            value = outcome["value"]
+            return decode(encode(value)) if type(value) in _TREES else value
         schema = call.function.chunk_schema if is_chunk else call.schema
         try:
             return read_value(outcome, schema, self.source_path, 0 if call.index is None else call.index + 2)

@@ -293,7 +293,7 @@ def test_a_file_that_is_no_recording_is_not_written_over(tmp_path):
     path = tmp_path / "agent.py"
     path.write_text("# the work of a week")
     for write in (record(path).__enter__, lambda: Cassette().save(path)):
-        with pytest.raises(CassetteError, match="would be lost.*no recording"):
+        with pytest.raises(CassetteError, match=r"would be lost.*no recording"):
             write()
     assert path.read_text() == "# the work of a week"
 
