@@ -59,9 +59,6 @@ _PATIENCE = 5.0
 _OPEN_ENDED = frozenset({"stream", "cancelled", "unfinished"})
 """Outcomes of calls that end by what their caller does."""
 
-_TREES = frozenset({dict, list})
-"""Values that their caller may change, although the recording is written or answers once more: they are copied."""
-
 NO_CONTEXT = (
     "run_in_executor and Thread do not take the context along; use asyncio.to_thread, or contextvars.copy_context().run"
 )
@@ -112,7 +109,9 @@ class Tape:
 
     @property
     def cassette(self) -> Cassette:
-        """The recorded calls: of a replay those that answer, of a recording those that have ended so far."""
+        """The recorded calls: of a replay those that answer, with what the run has made of their values; of a recording
+        those that have ended so far.
+        """
         if self.file is None and self.answers is not None:
             return self.answers.cassette
         if self.path is None:
@@ -386,8 +385,8 @@ class Tape:
     def read(self, call: ActiveCall, outcome: dict[str, Any], *, is_chunk: bool = False) -> Any:
         """A recorded value or chunk, as the annotation of the function describes it."""
         if "value" in outcome and "made" not in outcome:
-            value = outcome["value"]
-            return decode(encode(value)) if type(value) in _TREES else value
+            value = outcome["value"]  # a chunk is written again when the stream has ended, and its reader may change it
+            return decode(encode(value)) if is_chunk else value
         schema = call.function.chunk_schema if is_chunk else call.schema
         try:
             return read_value(outcome, schema, self.source_path, 0 if call.index is None else call.index + 2)
