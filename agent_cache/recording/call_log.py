@@ -112,13 +112,9 @@ class CassetteLog(CallLog):
     """
 
     def __init__(
-        self,
-        path: Path,
-        model: str | None,
-        redaction: Redaction,
-        http: dict[str, Any] | None = None,
+        self, path: Path, model: str | None, redaction: Redaction, http: dict[str, Any] | None = None,
         forked_from: dict[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.path = path
         self._file = PartialFile(path)
         super().__init__(redaction)
@@ -126,14 +122,12 @@ class CassetteLog(CallLog):
         self._failure: OSError | None = None
         self._copied_ids: dict[int, int] = {}
         self._copied_lanes = 0
+        model = None if model is None else redaction.labelled("model", model)
         header = Header(
-            recorded_at=now_text(),
-            model=None if model is None else redaction.labelled("model", model),
-            redact=redaction.describe(),
+            recorded_at=now_text(), model=model, redact=redaction.describe(), log=True,
             http=msgspec.UNSET if http is None else http,
             forked_from=msgspec.UNSET if forked_from is None else forked_from,
-            log=True,
-        )
+        )  # fmt: skip
         try:
             self._file.append(call_line(header))
         except OSError as error:

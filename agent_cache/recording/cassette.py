@@ -210,11 +210,7 @@ class Cassette:
         return self
 
     def lines(self) -> Iterator[bytes]:
-        """The lines of its file, one by one; of a recording that was killed, those of its log.
-
-        Raises:
-            CassetteError: if a call cannot be read.
-        """
+        """The lines of its file, one by one; of a recording that was killed, those of its log."""
         if self.trailer is None:
             yield call_line(msgspec.structs.replace(self.header, agent_cache_cassette=VERSION))
             yield from map(call_line, self.steps)
@@ -307,12 +303,7 @@ def _read_header(path: Path, text: bytes) -> Header | None:
     elif not text or text[:1] == b"{":
         return None
     elif not text.startswith(_CONFLICT):
-        raise CassetteError(
-            'is no cassette: it does not begin with {"agent_cache_cassette": 2, ...}. "agent-cache cassette convert" '
-            "makes one of the YAML of vcrpy and cassetter",
-            path,
-            1,
-        )
+        raise CassetteError('is no cassette; "agent-cache cassette convert" makes one of those of vcrpy', path, 1)
     header: Header = _decoded(path, 1, text, _header_decoder)
     try:
         Redaction().joined({**header.redact, "hook": False})
@@ -347,14 +338,10 @@ def redacted_header(header: Header, rules: Redaction, described: dict[str, Any])
 def redact_call(call: RecordedCall, rules: Redaction) -> RecordedCall:
     """The same call without its secrets, with the digest of its new arguments or key."""
     arguments, key, digest = redacted_identity(call, rules)
+    name, outcome = redacted_name(call.name, rules), redact_call_outcome(call.outcome, rules)
+    model = None if call.model is None else rules.labelled("model", call.model)
     return msgspec.structs.replace(
-        call,
-        name=redacted_name(call.name, rules),
-        arguments=arguments,
-        key=key,
-        digest=digest.hex(),
-        model=None if call.model is None else rules.labelled("model", call.model),
-        outcome=redact_call_outcome(call.outcome, rules),
+        call, name=name, arguments=arguments, key=key, digest=digest.hex(), model=model, outcome=outcome
     )
 
 

@@ -25,8 +25,6 @@ from agent_cache.recording.http.identity import Http, identity
 from agent_cache.recording.prices import Usage, asked_model
 from agent_cache.recording.redaction import Redaction
 
-__all__ = ["is_foreign", "read_foreign"]
-
 _YAML = frozenset({".yaml", ".yml"})
 _LISTS = ("interactions", "http_interactions")
 _OTHERS = ("ws_interactions", "grpc_interactions")
@@ -111,16 +109,11 @@ def _call(number: int, interaction: Any, rules: Redaction) -> RecordedCall:
             usage.add(payload)
         if usage.model is None:
             usage.model = asked_model(arguments)
-    call = RecordedCall(
-        id=number,
-        kind=kind,
-        name=name,
-        arguments=arguments,
-        digest=digest_of(name, arguments).hex(),
-        outcome={"response": data},
-        model=usage.model,
-    )
-    return msgspec.structs.replace(call, **usage.tokens.fields())
+    counted: dict[str, Any] = usage.tokens.fields()
+    return RecordedCall(
+        id=number, kind=kind, name=name, arguments=arguments, digest=digest_of(name, arguments).hex(),
+        outcome={"response": data}, model=usage.model, **counted,
+    )  # fmt: skip
 
 
 def _response(response: Any, rules: Redaction) -> dict[str, Any]:

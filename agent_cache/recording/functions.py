@@ -32,10 +32,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _LOG = logging.getLogger("agent_cache")
 
-KINDS = ("tool", "llm", "call", "write", "env")
-"""Kinds of calls of functions; ``env`` is a clock, an identifier or a random number. A request is ``http``
-or ``llm``."""
-
 
 class RecordedFunction:
     """A function whose calls are recorded."""
@@ -354,7 +350,7 @@ def intercept(
     Raises:
         ConfigurationError: if it cannot be recorded, or is recorded already.
     """
-    checked_choice(kind, KINDS, "intercept: kind")
+    checked_choice(kind, ("tool", "llm", "call", "write", "env"), "intercept: kind")
     decorate = _decorator("intercept", name, kind, skip_args, cache_key=cache_key, vary=vary)
     return decorate if fn is None else decorate(fn)
 

@@ -16,7 +16,7 @@ from agent_cache.engine.hooks import CURRENT_CALL, leave_call
 from agent_cache.recording.exceptions import error_outcome, read_error
 from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.lanes import CHECKPOINT, is_cancellation
-from agent_cache.recording.outcomes import schema_of, value_outcome
+from agent_cache.recording.outcomes import decode, encode, schema_of, value_outcome
 from agent_cache.recording.redaction import Redaction
 
 NO_STREAMS = frozenset({dict, list, tuple, set, str, bytes, int, float, bool, type(None)})
@@ -198,7 +198,7 @@ def _replay(call: ActiveCall, stream: dict[str, Any], tape: Any) -> Generator[An
     chunks: list[Any] = []
     try:
         for chunk in stream["chunks"]:
-            chunks.append(tape.read(call, chunk, is_chunk=True))
+            chunks.append(tape.read(call, decode(encode(chunk)), is_chunk=True))  # its reader may change it
             yield chunks[-1]
         returned = _replayed_end(call, stream, tape)
     except BaseException as error:

@@ -38,15 +38,7 @@ from agent_cache.recording.file import UNKNOWN_ASKER, RecordedCall, digest_of, d
 from agent_cache.recording.functions import ActiveCall, FunctionCall, RecordedFunction, function_of
 from agent_cache.recording.lanes import CHECKPOINT, Lanes, Turns
 from agent_cache.recording.match import ADVICE, ROOT_PLACE, Matcher, by_nobody, call_data, described, missing, place_of
-from agent_cache.recording.outcomes import (
-    check_outcome,
-    decode,
-    encode,
-    exact_json,
-    problems_of,
-    read_value,
-    value_outcome,
-)
+from agent_cache.recording.outcomes import check_outcome, encode, exact_json, problems_of, read_value, value_outcome
 from agent_cache.recording.prices import Savings, model_calls, savings_of
 from agent_cache.recording.redaction import Redaction, redact_key
 from agent_cache.recording.streams import NO_STREAMS, failure_outcome, is_stream, recorded_stream, replayed_stream
@@ -109,9 +101,7 @@ class Tape:
 
     @property
     def cassette(self) -> Cassette:
-        """The recorded calls: of a replay those that answer, with what the run has made of their values; of a recording
-        those that have ended so far.
-        """
+        """The recorded calls: of a replay those that answer, as the run has left them, else those that have ended."""
         if self.file is None and self.answers is not None:
             return self.answers.cassette
         if self.path is None:
@@ -344,16 +334,17 @@ class Tape:
 
         Of a plain function or a generator nothing may be awaited here.
         """
-        recorded, answers, form = call.recorded, self.answers, call.function.form
+        recorded, answers, index, form = call.recorded, self.answers, call.index, call.function.form
         assert recorded is not None
         assert answers is not None
+        assert index is not None
         outcome = recorded.outcome
         if is_plain and outcome.get("awaited"):
             return self.answer(call, is_plain=False)
         is_plain |= call.is_sync_tool
         try:
             # A hit lets no other task run, unless that has an earlier answer. A cancellation is noticed here, too.
-            if not is_plain and (recorded.source != "hit" or (answers.is_concurrent and not self._is_next(call))):
+            if not is_plain and (recorded.source != "hit" or not self._is_next(index, answers)):
                 await (self.turn(call) if answers.is_concurrent else CHECKPOINT)
             if "stream" in outcome:
                 return replayed_stream(call, self)
@@ -385,8 +376,7 @@ class Tape:
     def read(self, call: ActiveCall, outcome: dict[str, Any], *, is_chunk: bool = False) -> Any:
         """A recorded value or chunk, as the annotation of the function describes it."""
         if "value" in outcome and "made" not in outcome:
-            value = outcome["value"]  # a chunk is written again when the stream has ended, and its reader may change it
-            return decode(encode(value)) if is_chunk else value
+            return outcome["value"]
         schema = call.function.chunk_schema if is_chunk else call.schema
         try:
             return read_value(outcome, schema, self.source_path, 0 if call.index is None else call.index + 2)
@@ -403,12 +393,10 @@ class Tape:
             rank = answers.positions[~call.index]
             await self._turns.take(rank, is_next=answers.has_made_all_before(rank))
 
-    def _is_next(self, call: ActiveCall) -> bool:
+    def _is_next(self, index: int, answers: Matcher) -> bool:
         """Whether no call is missing or in flight that had ended before this one."""
-        assert self.answers is not None
-        assert call.index is not None
-        rank = self.answers.positions[~call.index]
-        return not self._turns.has_before(rank) and self.answers.has_made_all_before(rank)
+        rank = answers.positions[~index] if answers.is_concurrent else -1
+        return rank < 0 or (not self._turns.has_before(rank) and answers.has_made_all_before(rank))
 
     async def wait_until_cancelled(self, call: ActiveCall, *, is_for_ever: bool = False) -> None:
         """Wait until this task is cancelled, as it was when the call was recorded: by a timeout of the caller, say.
