@@ -109,17 +109,21 @@ class Announcement:
         await (in_background(self._begin, is_shielded=True) if self._is_sync else self._begin())
 
     async def _begin(self) -> None:
-        loop, intent = event_loop(self._name), self.intent
-        self._begun = loop.create_future()
-        to_former = replace(intent, on_unreachable="run")
+        loop = event_loop(self._name)
+        if self._is_sync:
+            self._begun = loop.create_future()
         try:
-            await self._send("begin", lambda tier: tier.begin(intent if self.tiers[tier] else to_former))
+            await self._send("begin", lambda tier: tier.begin(self._intent_for(tier)))
             interval = min(tier.lease for tier in self.tiers) / 3
             # A task is made only for a write that takes that long. The timer gets an empty context: also a cancelled
             # one keeps its context alive.
             self._renewal = loop.call_later(interval, self._renew_later, interval, copy_context(), context=Context())
         finally:
-            self._begun.set_result(None)
+            if self._begun is not None:
+                self._begun.set_result(None)
+
+    def _intent_for(self, tier: Tier) -> WriteIntent:
+        return self.intent if self.tiers[tier] else replace(self.intent, on_unreachable="run")
 
     def _renew_later(self, interval: float, context: Context) -> None:
         loop, name = asyncio.get_running_loop(), f"agent_cache renews {self._name}"
@@ -138,6 +142,7 @@ class Announcement:
         failed: bool,
         hold: float,
         may_wait: bool,
+        then_waits: bool = False,
     ) -> Awaitable[None]:
         """End it: `commit` of every tier is called in this very step, or in the background loop.
 
@@ -147,6 +152,7 @@ class Announcement:
             failed: whether what it has touched is not known.
             hold: seconds in which it may still take effect.
             may_wait: False for a caller that is being closed.
+            then_waits: whether `then` may wait for anything but the tiers.
 
         Returns:
             The rest, which goes on if who awaits it is cancelled.
@@ -156,6 +162,8 @@ class Announcement:
             if self._renewal is not None:
                 self._renewal.cancel()
             commits = {tier: tier.commit(self.intent, tags, failed=failed, hold=hold) for tier in self.tiers}
+            if len(commits) == 1 and not then_waits and all(tier.never_waits for tier in commits):
+                return finish(commits)  # which nothing can come between, and which takes no task
             return run_shielded(finish(commits), *commits.values(), may_wait=may_wait)
 
         async def finish(commits: dict[Tier, Awaitable[None]]) -> None:

@@ -408,7 +408,7 @@ class Write(Hold):
                 insert_if_valid(fill.call, fill.entry)
             return ENDED
         touched, then = (*announced.intent.tags, *late, *bare), partial(self._end_again, late, bare, fills)
-        return announced.end(touched, then, failed=failed, hold=hold, may_wait=may_wait)
+        return announced.end(touched, then, failed=failed, hold=hold, may_wait=may_wait, then_waits=bool(fills))
 
     def _end_with(
         self, fills: Sequence[Fill], late: tuple[Tag, ...], bare: tuple[str, ...], hold: float = 0.0

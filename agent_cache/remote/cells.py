@@ -88,8 +88,8 @@ class Cells:
             return whole_roots(map(root_of, tags))
         cells: set[Cell] = set()
         for tag in tags:
-            root, *below = tag.split(":")
-            cells |= {self._entity(root, below[0]), f"{root}:D"} if below else {f"{root}:S", f"{root}:D"}
+            entity = self.read(tag)[-1]  # of a root it is D
+            cells |= {entity, f"{root_of(tag)}:D" if ":" in tag else f"{tag}:S"}
         return cells
 
     def place_of(self, request: Request) -> Place:

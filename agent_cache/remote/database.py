@@ -19,7 +19,6 @@ the token of its database, and the others are marks: "an invalidation of mine is
 from __future__ import annotations
 
 import fcntl
-import json
 import mmap
 import os
 import secrets
@@ -33,6 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from agent_cache.clock import CLOCK
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import ARMED, HELD, IDLE, Reading, Refused, State, open_head
@@ -43,7 +44,7 @@ __all__ = ["PASSING", "SqliteBackend", "beside", "require_ours", "wall_time"]
 
 _LEFT_AS_IT_IS: Final = "it is left as it is: name another file"
 _APPLICATION: Final = 0x61676361
-_FORMAT: Final = 4
+_FORMAT: Final = 5
 """SQLite's ``application_id`` of our files, and its ``user_version``: the version of the tables."""
 _KEPT_MESSAGES: Final = 10_000
 _MOST_CELLS: Final = 200_000
@@ -54,10 +55,9 @@ _AHEAD: Final = 0.01
 
 _SCHEMA: Final = """
 create table meta (name text primary key, value integer) without rowid;
-insert into meta values ('number', 1), ('floor', 1), ('bytes', 0);
+insert into meta values ('floor', 1), ('bytes', 0);
 create table cell (name text primary key, number integer) without rowid;
 create table hold (cell text, writer text, mode integer, deadline real, primary key (cell, writer)) without rowid;
-create index hold_of on hold (writer);
 create index hold_ends on hold (deadline);
 create table value (
     address text primary key, head blob, payload blob, ends real, stored real, size integer, space text
@@ -77,9 +77,11 @@ create table ttl (tool text primary key, ttl real) without rowid;
 _STATES: Final = """
 select asked.value,
     coalesce((select number from cell where name = asked.value), (select value from meta where name = 'floor')),
-    coalesce((select max(mode) from hold where cell = asked.value), 0)
+    coalesce((select max(mode) from hold where cell = asked.value), 0), (select min(deadline) from hold)
 from json_each(?) as asked
 """
+
+_encode: Final = msgspec.json.Encoder().encode
 
 PASSING: Final = (sqlite3.Error, OSError, TimeoutError)
 """What opening or using the files raises for reasons that pass."""
@@ -217,6 +219,7 @@ class SqliteBackend:
     Attributes:
         page: None while the files are not open; `followed`: that of the last answer of `feed`.
         look_by: the clock reading by which the files are to be looked at again.
+        is_missing: whether an invalidation of this process is missing in them.
     """
 
     def __init__(self, path: Path, *, timeout: float, lease: float, max_bytes: int, namespace: str) -> None:
@@ -228,7 +231,7 @@ class SqliteBackend:
         self._lease = lease
         self._max_bytes = max_bytes
         self._namespace = namespace
-        self._is_slow = self._is_missing = self._is_over = False
+        self._is_slow = self.is_missing = self._is_over = False
         self._opened: _Opened | None = None
         self.followed: _Page | None = None
         self._identity: tuple[int, int] | None = None
@@ -289,7 +292,7 @@ class SqliteBackend:
             if former is not None:
                 former.word[0] = _NOBODYS  # copies are trusted by it, here and where it is still used
             self.page = _Page(self.path, token, newest)
-            self.mark(is_missing=self._is_missing)
+            self.mark(is_missing=self.is_missing)
             if self.page.is_new and not is_new:  # whose invalidations were missing in the former one nobody knows
                 self._step(db, (EVERYTHING,), LOST)
         return self.page
@@ -393,15 +396,16 @@ class SqliteBackend:
     # Steps
 
     def _step(self, db: sqlite3.Connection, moved: Iterable[Cell], message: bytes) -> int:
-        ((number,),) = db.execute("update meta set value = value + 1 where name = 'number' returning value").fetchall()
-        db.executemany("replace into cell values (?, ?)", [(name, number) for name in moved])
         space = "" if message == LOST else self._namespace
-        db.execute("insert into feed values (?, ?, ?)", (number, space, message))
+        # SQLite gives it the number after the newest one, which is never deleted.
+        number = db.execute("insert into feed (space, message) values (?, ?)", (space, message)).lastrowid
+        assert number is not None
+        db.executemany("replace into cell values (?, ?)", [(name, number) for name in moved])
         if number % 256 == 0:
             self._prune(db, number)
         if self.page is not None:
             self.page.word[0] = number  # before the commit, under the lock: in order, and never one too few
-        return int(number)
+        return number
 
     def _prune(self, db: sqlite3.Connection, number: int) -> None:
         db.execute("delete from feed where number <= ?", (number - _KEPT_MESSAGES,))
@@ -458,19 +462,20 @@ class SqliteBackend:
     async def read(self, cells: SomeCells, address: Cell | None) -> Reading:
         self.require_clean()
         with self._using() as db:
-            now = wall_time()
-            if db.execute("select 1 from hold where deadline <= ? limit 1", (now,)).fetchone():
-                with self._transaction():
-                    pass  # which ends it
-            head, raw_head, payload = None, b"", b""
+            now, head, raw_head, payload = wall_time(), None, b"", b""
             # The value first: cells that have its versions after that had them before. Each statement reads one state.
             if address is not None:
                 found = db.execute("select head, payload, ends from value where address = ?", (address,)).fetchone()
                 if found is not None and (found[2] is None or found[2] > now):
                     raw_head, payload, _ = found
                     head = open_head(raw_head)
-            names = json.dumps([*{*cells, *(() if head is None else head.versions)}])
-            states: dict[Cell, State] = {name: (number, mode) for name, number, mode in db.execute(_STATES, (names,))}
+            names = _encode([*{*cells, *(() if head is None else head.versions)}]).decode()
+            rows = db.execute(_STATES, (names,)).fetchall()
+            if any(ends is not None and ends <= now for *_, ends in rows[:1]):
+                with self._transaction():
+                    pass  # which ends it
+                rows = db.execute(_STATES, (names,)).fetchall()
+            states: dict[Cell, State] = {name: (number, mode) for name, number, mode, _ in rows}
             assert self._opened is not None
             states[STORE] = self._opened.token, IDLE
         self.require_clean()
@@ -571,7 +576,7 @@ class SqliteBackend:
         Returns:
             Whether that could be said.
         """
-        self._is_missing = is_missing
+        self.is_missing = is_missing
         if self.page is not None:
             self.page.mark(wall_time() + self._lease if is_missing else 0)
         return self.page is not None
@@ -601,7 +606,7 @@ class SqliteBackend:
     def after_fork(self) -> None:
         """In the child, which is a process of its own."""
         self._lock = threading.RLock()
-        self._is_missing = False
+        self.is_missing = False
         self.page = None  # a child has a mark of its own
 
 

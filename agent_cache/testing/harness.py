@@ -126,6 +126,7 @@ class FaultyTier(_Forwarded):
     lookup, store, discard = _with_faults("lookup"), _with_faults("store"), _with_faults("discard")
     begin, renew, commit = _with_faults("begin"), _with_faults("renew"), _with_faults("commit")
     aclose = _with_faults("aclose")
+    never_waits = False  # it hangs
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier

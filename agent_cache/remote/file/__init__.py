@@ -161,6 +161,8 @@ class FileTier(VersionedTier):
     def _note_pending(self) -> None:
         with self._marking:  # or a thread that has delivered the last one takes back what another has just said
             is_missing = bool(self.pending)
+            if not (is_missing or self.backend.is_missing):
+                return
             is_said = self.backend.mark(is_missing=is_missing)
         if is_said and is_missing:
             self.log.once("an invalidation could not be written, so nobody uses the file until it is")
