@@ -423,6 +423,7 @@ class RedisBackend:
             for _, _, future in asked:
                 if not future.done():
                     future.set_exception(failure)
+                    future.exception()  # who was cancelled will not ask for it, and asyncio would log that
             if not isinstance(error, Exception):
                 raise
             return

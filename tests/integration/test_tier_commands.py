@@ -25,6 +25,7 @@ from agent_cache.remote import from_url
 from tests.harness import rights
 from tests.harness.servers import Server, free_port
 from tests.harness.slow import slow_rows
+from tests.harness.tiers import PATIENT
 
 GOOD = {"maxmemory": "200mb", "maxmemory_policy": "volatile-ttl"}
 SECRET = "K9-very-secret-argument"
@@ -79,7 +80,8 @@ def fit(start_server: Callable[..., Server]) -> Server:
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     def run(command: str, *arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = main(("tier", *command.split(), *arguments))
+        patience = () if "--timeout" in arguments else ("--timeout", "60")
+        code = main(("tier", *command.split(), *arguments, *patience))
         said = capsys.readouterr()
         return code, said.out, said.err
 
@@ -87,7 +89,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 
 
 def tier(url: str, **options: Any) -> Any:
-    return from_url(url, timeout=2.0, **({} if "sqlite" in url else {"max_staleness": 3.0}), **options)
+    return from_url(url, **({} if "sqlite" in url else PATIENT), **options)
 
 
 def with_entries(url: str, *, orders: int = 3, carts: int = 2, **options: object) -> None:
@@ -288,8 +290,8 @@ def test_the_doctor_finds_replicas_without_a_fence_and_that_a_replica_is_none(fi
     replica = start_server(replicaof=f"127.0.0.1 {fit.port}", **GOOD)
     assert verdicts(run, "--url", replica.url)[1]["role"][0] == "finding"
     deadline = time.monotonic() + 60
-    while not fit.command("INFO", "replication")["connected_slaves"] and time.monotonic() < deadline:
-        time.sleep(0.05)
+    while replica.info("replication")["master_link_status"] != "up" and time.monotonic() < deadline:
+        time.sleep(0.05)  # until then it is loading
     assert "min-replicas-to-write 1" in verdicts(run, "--url", fit.url)[1]["replication"][1]
     code, _, err = run("stats", "--url", replica.url)
     assert code == 2

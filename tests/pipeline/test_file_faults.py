@@ -50,7 +50,7 @@ def locker(tmp_path: Path) -> Iterator[Callable[[], sqlite3.Connection]]:
 @pytest.mark.slow
 def test_what_a_dead_writer_names_is_held_for_a_lease(start: Callable[..., Peer], truth: Truth):
     """Its effect may still come."""
-    writer, reader = start(lease=3.0), start(lease=3.0)
+    writer, reader = start(lease=8.0), start(lease=8.0)
     assert reader.do("get", 7) == 0
     writer.ask("put", 7, 1, waits=True)
     assert writer.wait() == "saving"
@@ -317,7 +317,7 @@ async def test_deleted_files_are_noticed_and_made_anew(tmp_path: Path, suffixes:
         assert await value_of(other, read("order:7", key=7)) == "old"
         for suffix in suffixes:
             (tmp_path / f"cache{suffix}").unlink()
-        await until(lambda: one.stats()["losses"] and other.stats()["losses"], 20.0)
+        await until(lambda: one.stats()["losses"] and other.stats()["losses"])
         async with FileTier(path) as late:
             await works(one, other, late)
         assert all((tmp_path / f"cache{suffix}").exists() for suffix in ("", ".page"))

@@ -20,6 +20,7 @@ from tests.contract import TierContract
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
 from tests.harness.servers import Server
+from tests.harness.tiers import PATIENT
 
 _numbers = itertools.count()
 
@@ -27,7 +28,7 @@ _numbers = itertools.count()
 class TestRedisTier(TierContract):
     """Two tiers on a server, each behind a proxy. The server's clock is moved on with that of the library."""
 
-    max_staleness = 5.0
+    max_staleness = 30.0
 
     @pytest.fixture(autouse=True)
     def server(self, any_server: Server) -> Iterator[None]:
@@ -36,7 +37,7 @@ class TestRedisTier(TierContract):
             yield
 
     async def make_tiers(self) -> tuple[Tier, Tier]:
-        options: dict[str, Any] = {"namespace": f"n{next(_numbers)}", "timeout": 2.0, "lease": self.lease}
+        options: dict[str, Any] = {"namespace": f"n{next(_numbers)}", "timeout": 9.0, "lease": self.lease}
         options["max_staleness"] = self.max_staleness
         self.both = one, other = [RedisTier.from_url(proxy.url, **options) for proxy in self.proxies]
         return one, other
@@ -84,7 +85,7 @@ class OnServers(BackendContract):
     server: Server | Cluster
 
     async def make_backends(self) -> tuple[Backend, Backend]:
-        options: dict[str, Any] = {"namespace": f"n{next(_numbers)}", "timeout": 5.0, "max_staleness": 10.0}
+        options: dict[str, Any] = {"namespace": f"n{next(_numbers)}", **PATIENT}
         options["cluster"] = isinstance(self.server, Cluster)
         self.both = [RedisTier.from_url(self.server.url, **options) for _ in range(2)]
         return self.both[0].backend, self.both[1].backend

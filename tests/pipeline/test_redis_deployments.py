@@ -29,13 +29,10 @@ from tests.harness.servers import HOST, Server
 from tests.harness.slow import slow
 from tests.harness.tiers import Make, making, until
 
-PATIENT: dict[str, Any] = {"timeout": 9.0, "max_staleness": 30.0}
-"""A busy machine may take seconds for a handshake."""
-
 
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
-    async with making(is_heard=True, **PATIENT) as make:
+    async with making(is_heard=True) as make:
         yield make
 
 
@@ -71,8 +68,8 @@ async def test_every_connection_logs_in_with_the_settings_of_its_url_or_client(
 
         def logged_in() -> set[tuple[str, str]]:
             connections = [each for each in client.client_list() if each["user"] == "me"]
-            assert len(connections) >= 2  # of this loop, and of the thread
-            return {(each["name"], each["db"]) for each in connections}
+            is_whole = len(connections) >= 2  # of this loop, and of the thread
+            return {(each["name"], each["db"]) for each in connections if is_whole}
 
         # One that is being opened has its name before its database.
         await until(lambda: logged_in() == {("agent", "2")})

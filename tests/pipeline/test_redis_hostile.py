@@ -41,7 +41,7 @@ class Order:
 
 @pytest.fixture
 async def make(valkey: Server) -> AsyncIterator[Make]:
-    async with making(max_value_size=LIMIT, timeout=1.5, max_staleness=3.0) as make:
+    async with making(max_value_size=LIMIT) as make:
         yield partial(make, valkey.url)
 
 
@@ -133,7 +133,7 @@ MESSAGES = [b"x", b"p B", b"\xff" * 9, b" ", b"x" * (2 << 20)]
 
 async def test_a_message_that_cannot_be_understood_means_everything(make: Make, raw: redis.Redis, caplog):
     """It is logged once, and the feed goes on."""
-    tier = make(max_staleness=5.0)
+    tier = make()
 
     @AgentCache("order:{id}", remote_cache=tier)
     async def get_order(id: int) -> str:

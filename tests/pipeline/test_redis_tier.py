@@ -24,13 +24,11 @@ from tests.harness.slow import slow
 from tests.harness.tiers import Make, making, until
 
 MIB = 1_048_576
-PATIENT: dict[str, Any] = {"timeout": 9.0, "max_staleness": 30.0}
-"""A busy machine is no outage."""
 
 
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
-    async with making(is_heard=True, **PATIENT) as make:
+    async with making(is_heard=True) as make:
         yield make
 
 

@@ -33,7 +33,7 @@ def server(valkey: Server) -> Iterator[Server]:
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
     gc.collect()  # A write reaches the tiers of every tool that is alive: those of earlier tests are closed.
-    async with making(max_staleness=2.0, timeout=1.5, lease=20.0) as make:
+    async with making(lease=20.0) as make:
         yield make
 
 
@@ -79,7 +79,7 @@ async def written_elsewhere(tier: RedisTier, truth: Truth) -> None:
 
 async def test_a_strong_read_sees_a_write_elsewhere_although_no_message_arrives(make, server, proxy, truth):
     """A bounded one would serve its local copy for as long as it is trusted."""
-    mine, other = make(proxy.url, max_staleness=5.0), make(server.url)
+    mine, other = make(proxy.url), make(server.url)
     for options, seen in (({}, "old"), ({"remote": STRONG}, "new")):
         server.command("FLUSHALL")
         truth.orders["7"] = "old"
