@@ -141,7 +141,7 @@ LINES = {
     "resume": 2_145,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,190
     "pytest_plugin": 926,  # of 850
     "service": 634,  # of 520: the schemas are 90, the drift of restored sessions 75
-    "testing": 600,  # of 820: the contract of backends is 386
+    "testing": 594,  # of 820: the contract of backends is 386
     "integrations": 2_386,  # of 2,070: `wrap` and `explain` (190) were no row; who asks is a fifth of each adapter
     "relay": 1_719,  # of 1,350: JSON-RPC (181) was no row, nor were lists by hints (70) and tasks (60); pipes that
     # are read and written without a change of thread are 85, half of which saves two thirds of what a message costs

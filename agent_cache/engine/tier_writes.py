@@ -109,21 +109,17 @@ class Announcement:
         await (in_background(self._begin, is_shielded=True) if self._is_sync else self._begin())
 
     async def _begin(self) -> None:
-        loop = event_loop(self._name)
-        if self._is_sync:
-            self._begun = loop.create_future()
+        loop, intent = event_loop(self._name), self.intent
+        self._begun = loop.create_future()
+        to_former = intent if all(self.tiers.values()) else replace(intent, on_unreachable="run")
         try:
-            await self._send("begin", lambda tier: tier.begin(self._intent_for(tier)))
+            await self._send("begin", lambda tier: tier.begin(intent if self.tiers[tier] else to_former))
             interval = min(tier.lease for tier in self.tiers) / 3
             # A task is made only for a write that takes that long. The timer gets an empty context: also a cancelled
             # one keeps its context alive.
             self._renewal = loop.call_later(interval, self._renew_later, interval, copy_context(), context=Context())
         finally:
-            if self._begun is not None:
-                self._begun.set_result(None)
-
-    def _intent_for(self, tier: Tier) -> WriteIntent:
-        return self.intent if self.tiers[tier] else replace(self.intent, on_unreachable="run")
+            self._begun.set_result(None)
 
     def _renew_later(self, interval: float, context: Context) -> None:
         loop, name = asyncio.get_running_loop(), f"agent_cache renews {self._name}"
@@ -137,7 +133,7 @@ class Announcement:
     def end(
         self,
         tags: tuple[Tag, ...],
-        then: Callable[[], Awaitable[None]] | None = None,
+        then: Callable[[], Awaitable[None]] = lambda: ENDED,
         *,
         failed: bool,
         hold: float,
@@ -168,8 +164,7 @@ class Announcement:
 
         async def finish(commits: dict[Tier, Awaitable[None]]) -> None:
             await self._send("commit", commits.__getitem__)
-            if then is not None:
-                await then()
+            await then()
 
         async def commit_when_begun() -> None:
             if self._begun is not None:  # the caller may have been interrupted while it waited for that

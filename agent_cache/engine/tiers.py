@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from agent_cache.remote.protocol import Found, Request, Touched
     from agent_cache.remote.versioned import Ticket, Tier
 
-__all__ = [
-    "ask_tiers", "lease_in", "offer_result", "request_of", "take_tickets", "unsubscribe_all",
-]  # fmt: skip
+__all__ = ["ask_tiers", "lease_in", "offer_result", "request_of", "take_tickets", "unsubscribe_all"]
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from agent_cache.remote.feed import News
 
 __all__ = [
     "ARMED", "HELD", "IDLE", "Backend", "Head", "Reading", "Refused", "State", "checked_namespace", "drive",
-    "encode_head", "open_head",
+    "open_head",
 ]  # fmt: skip
 
 IDLE, ARMED, HELD = 0, 1, 2
@@ -41,8 +41,11 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
     tool: str
     late: bytes = b""
 
+    def encode(self) -> bytes:
+        """What `open_head` reads."""
+        return msgspec.json.encode(self)
 
-encode_head: Final = msgspec.json.Encoder().encode
+
 _decode_head: Final = msgspec.json.Decoder(Head).decode
 
 

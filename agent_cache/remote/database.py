@@ -81,8 +81,6 @@ select asked.value,
 from json_each(?) as asked
 """
 
-_encode: Final = msgspec.json.Encoder().encode
-
 PASSING: Final = (sqlite3.Error, OSError, TimeoutError)
 """What opening or using the files raises for reasons that pass."""
 
@@ -120,7 +118,7 @@ def _identity_of(place: Path | int) -> tuple[int, int] | None:
 
 # The page
 
-_NOBODYS: Final = (1 << 64) - 1
+_NOBODYS: Final = (1 << 62) - 1
 """A number that no step has."""
 _WORDS: Final = 256
 _MARKS: Final = range(2, _WORDS)
@@ -295,6 +293,10 @@ class SqliteBackend:
             self.mark(is_missing=self.is_missing)
             if self.page.is_new and not is_new:  # whose invalidations were missing in the former one nobody knows
                 self._step(db, (EVERYTHING,), LOST)
+        # By more than the steps of a transaction that was killed: the database is an older copy of itself.
+        if newest + 2 < (number := self.page.word[0]) < _NOBODYS:
+            db.execute("insert into feed values (?, '', x'')", (number,))  # no number is used again
+            self._step(db, (EVERYTHING,), LOST)
         return self.page
 
     def _connect(self, timeout: float) -> sqlite3.Connection:
@@ -398,8 +400,7 @@ class SqliteBackend:
     def _step(self, db: sqlite3.Connection, moved: Iterable[Cell], message: bytes) -> int:
         space = "" if message == LOST else self._namespace
         # SQLite gives it the number after the newest one, which is never deleted.
-        number = db.execute("insert into feed (space, message) values (?, ?)", (space, message)).lastrowid
-        assert number is not None
+        number = db.execute("insert into feed (space, message) values (?, ?)", (space, message)).lastrowid or 0
         db.executemany("replace into cell values (?, ?)", [(name, number) for name in moved])
         if number % 256 == 0:
             self._prune(db, number)
@@ -469,7 +470,7 @@ class SqliteBackend:
                 if found is not None and (found[2] is None or found[2] > now):
                     raw_head, payload, _ = found
                     head = open_head(raw_head)
-            names = _encode([*{*cells, *(() if head is None else head.versions)}]).decode()
+            names = msgspec.json.encode([*{*cells, *(() if head is None else head.versions)}]).decode()
             rows = db.execute(_STATES, (names,)).fetchall()
             if any(ends is not None and ends <= now for *_, ends in rows[:1]):
                 with self._transaction():
@@ -591,7 +592,7 @@ class SqliteBackend:
         with self._lock:
             self._is_over = True
             self._disconnect()
-            self.page = None
+            self.page = self.followed = None
 
     def before_fork(self) -> Callable[[], None]:
         """Close the connections, which must not be carried across a fork (https://sqlite.org/howtocorrupt.html, 2.6).

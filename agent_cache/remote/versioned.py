@@ -32,19 +32,7 @@ from agent_cache.core.options import count, seconds
 from agent_cache.core.tags import root_of
 from agent_cache.core.versions import VERSIONS
 from agent_cache.errors import ConfigurationError, RemoteTierError
-from agent_cache.remote.backend import (  # fmt: skip
-    ARMED,
-    HELD,
-    IDLE,
-    Backend,
-    Head,
-    Reading,
-    Refused,
-    State,
-    checked_namespace,
-    drive,
-    encode_head,
-)
+from agent_cache.remote.backend import ARMED, HELD, IDLE, Backend, Head, Reading, Refused, checked_namespace, drive
 from agent_cache.remote.cells import EVERYTHING, MOST_ENTITIES, STORE, Cell, Cells, whole_roots
 from agent_cache.remote.codecs import Codec, MessagePackCodec, Undecodable, Unencodable
 from agent_cache.remote.feed import LOST, Feed, Log, Message
@@ -98,7 +86,7 @@ class Ticket:
         self.tier = tier
         self.request = request
         self.place = place = tier.cells.place_of(request)
-        self.seen: Mapping[Cell, State] = {}
+        self.seen: Mapping[Cell, tuple[Any, int]] = {}
         self.known: tuple[str, ...] = request.tags + request.late_roots
         if place.address is not None:
             self.known += (place.address,)
@@ -411,7 +399,7 @@ class VersionedTier:
             if late:
                 late_tags = self.codec.encode(late, list[str], context=b"tags of " + address)
                 head = msgspec.structs.replace(head, late=late_tags)
-            raw_head = encode_head(head)
+            raw_head = head.encode()
             payload = self.codec.encode(value, request.returns, context=address + b"\n" + raw_head)
         except Exception as error:  # noqa: BLE001 - an exception of the user's codec does not fail a call
             text, reason = "cannot be encoded", error if isinstance(error, Unencodable) else type(error).__name__

@@ -11,16 +11,9 @@ from agent_cache.remote.memory import MemoryServer, MemoryTier
 from agent_cache.testing.harness import FakeClock, FaultyTier, calls_waiting, loads_in_flight, reset
 
 __all__ = [
-    "FakeClock",
-    "FaultyTier",
-    "JITTER",
-    "MemoryServer",
-    "MemoryTier",
-    "SAMPLING",
-    "calls_waiting",
-    "loads_in_flight",
+    "FakeClock", "FaultyTier", "JITTER", "MemoryServer", "MemoryTier", "SAMPLING", "calls_waiting", "loads_in_flight",
     "reset",
-]
+]  # fmt: skip
 
 JITTER: Final = random_numbers("jitter")
 """The random numbers behind ``jitter=``, a `random.Random` that a test may seed. The global one is not touched."""

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import wraps
 from typing import Any, Final
 
-from agent_cache.remote.backend import ARMED, HELD, IDLE, Backend, Head, encode_head
+from agent_cache.remote.backend import ARMED, HELD, IDLE, Backend, Head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell
 from agent_cache.remote.protocol import Request, WriteIntent
 from agent_cache.remote.versioned import VersionedTier
@@ -69,7 +69,7 @@ async def stored(backend: Backend, address: Cell, payload: bytes, *cells: Cell, 
     """Store a value under the present versions."""
     seen = (await backend.read((*cells, STORE), None)).states
     head = Head({cell: seen[cell][0] for cell in (*cells, STORE)}, 0.0, keep, 0.0, 0.1, "shop:get_order")
-    await backend.put(address, encode_head(head), payload, keep=keep)
+    await backend.put(address, head.encode(), payload, keep=keep)
 
 
 class BackendContract:
@@ -174,7 +174,7 @@ class BackendContract:
         reading = await other.read(("order::7", STORE), "@1")
         assert reading.head is not None, HEADLESS
         assert reading.payload == b"payload \n\0"
-        assert encode_head(reading.head) == reading.raw_head
+        assert reading.head.encode() == reading.raw_head
         assert reading.states.keys() >= {*ORDER, STORE}
         assert {cell: reading.states[cell][0] for cell in reading.head.versions} == reading.head.versions
 

@@ -17,7 +17,7 @@ import redis
 from hypothesis import given, settings, strategies as st
 
 from agent_cache import AgentCache
-from agent_cache.remote.backend import encode_head, open_head
+from agent_cache.remote.backend import open_head
 from agent_cache.remote.codecs import Codec, EncryptedCodec, JsonCodec, MessagePackCodec, SignedCodec
 from agent_cache.remote.redis import RedisTier
 from agent_cache.testing import reset
@@ -191,7 +191,7 @@ async def test_a_header_is_signed_too(make: Make, raw: redis.Redis, codec: Codec
     assert head is not None
     fewer = {cell: version for cell, version in head.versions.items() if "::" not in cell}
     forged = [
-        encode_head(msgspec.structs.replace(head, **change)) + b"\n" + payload
+        msgspec.structs.replace(head, **change).encode() + b"\n" + payload
         for change in (
             {"ttl": head.ttl * 100},
             {"loaded": head.loaded - 1.0},
