@@ -53,8 +53,7 @@ def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: b
         readers = [tool for tool in readers if tool.policy.remote.share]
     if not in_sessions or any(not tool.own_tiers for tool in readers):
         found.update(dict.fromkeys(CURRENT.tiers_once_configured(), False))
-        if found:
-            found.update(dict.fromkeys(CURRENT.configured_tiers(), True))
+        found.update(dict.fromkeys(CURRENT.configured_tiers(), True))
     if not in_sessions:
         found.update(dict.fromkeys(own, True))
     for tool in readers:

@@ -15,7 +15,7 @@ import os
 import weakref
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.lease import CombinedLease, Lease
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from agent_cache.remote.versioned import Ticket, Tier
 
 __all__ = ["ask_tiers", "lease_in", "offer_result", "request_of", "take_tickets", "unsubscribe_all"]
-
-T = TypeVar("T")
-
 
 # The steps of a call
 
@@ -88,7 +85,7 @@ async def take_tickets(call: Call) -> tuple[Ticket, ...]:
     return tuple([(await _ask(tier, tiers[farther:], call))[1] for farther, tier in enumerate(tiers, 1)])
 
 
-def _of_tier(call: Call, method: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> Awaitable[T]:
+def _of_tier(call: Call, method: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Awaitable[Any]:
     """What a method of a tier returns; for a synchronous tool, in the background loop."""
     return in_background(method, *args, **options) if call.operation.is_sync else method(*args, **options)
 
