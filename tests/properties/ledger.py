@@ -475,15 +475,21 @@ class Ledger:
                 yield part
                 yield from self.ended_parts(part.load)
 
-    def reads_within(self, read: Read) -> Iterator[Read]:
-        """Every read made by a load that this one leads or may wait for: another's, also if it hands over."""
-        for load in self.loads:
-            if load.read.identity == read.identity and not 0 < load.ended < read.started:
-                for part in load.parts:
-                    yield part.read
-                    yield from self.reads_within(part.read)
-                    if part.load is not None:
-                        yield from (inner.read for inner in self.ended_parts(part.load))
+    def reads_within(self, read: Read, since: int, clock: float) -> Iterator[tuple[Read, int, float]]:
+        """Every read made by a load that this one leads or may wait for, another's, also if it hands over.
+
+        With the moment from which on a write counts that concerns it: when the oldest load around it began.
+        """
+        around = [load for load in self.loads if load.read.identity == read.identity]
+        around = [load for load in around if not 0 < load.ended < read.started]
+        since = min([since, *[load.read.started for load in around]])
+        clock = min([clock, *[load.read.clock for load in around]])
+        for load in around:
+            for part in load.parts:
+                yield part.read, since, clock
+                yield from self.reads_within(part.read, since, clock)
+                if part.load is not None:
+                    yield from ((inner.read, since, clock) for inner in self.ended_parts(part.load))
 
     def _is_doubtful(self, load: Load) -> bool:
         """Whether only a ttl of its own allows to keep it."""
@@ -558,10 +564,8 @@ class Ledger:
     def _parts_parted(self, one: Load, other: Load) -> bool:
         """The same for what they have read, and read: also before one took over, as the flight is older then."""
         since, clock = min(one.read.started, other.read.started), min(one.read.clock, other.read.clock)
-        for load in self.loads:
-            if load.read.identity == one.read.identity and not 0 < load.ended < since:
-                since, clock = min(since, load.read.started), min(clock, load.read.clock)
-        for inner in (*self.reads_within(one.read), *self.reads_within(other.read)):
+        within = (*self.reads_within(one.read, since, clock), *self.reads_within(other.read, since, clock))
+        for inner, since, clock in within:
             if Part(inner).belongs_to_another(one.read):
                 return True
             known = inner.reader.tags(inner.key, None)
