@@ -224,8 +224,6 @@ task_in: Callable[[Any], Any] = (
 )
 """The running task of an event loop."""
 
-_NO_CALL: Final = Signature("", None, None)
-
 _ITERATIONS: Final[dict[asyncio.AbstractEventLoop, int]] = {}
 """The number of the iteration that an event loop is in, where a session has made a call in it. One callback, at its
 end, serves all sessions."""
@@ -256,7 +254,7 @@ class LoopDetector:
         self.active = now  # the clock reading at the last call, where that matters
         self.epoch = 0  # how many have ended
         self.clock = 0  # how many calls were counted
-        self.last: Signature | _Once = _NO_CALL  # the last counted call of this epoch
+        self.last: Signature | None = None  # the last counted call that has one
         self.streak: list[Signature] = []  # the last calls since the last new signature,
         self.length = 0  # so many of them in all;
         self.is_mixed = False  # whether they have several signatures,
@@ -292,12 +290,9 @@ class LoopDetector:
     def end_epoch(self) -> None:
         """Start all counts again: the same question may have another answer now."""
         self.epoch += 1
-        self.last = _NO_CALL
         self._error = None
         if self.blocked:
             self.blocked.clear()
-        if self.length:
-            self.begin_streak()
 
     def begin_streak(self) -> None:
         """Note a new signature: no cycle reaches back beyond it, and none stays blocked."""
@@ -372,10 +367,10 @@ class ToolHistory:
                 forget_oldest(calls, _MAX_CALLS - 1)
             if self.is_write:
                 state.end_epoch()
-            elif state.length or state.blocked:
+            if state.length or state.blocked:
                 state.begin_streak()
             state.clock = state.newest = state.progress = clock = state.clock + 1
-            state.last = calls[key] = digest, state.epoch, clock, iteration, task
+            calls[key] = digest, state.epoch, clock, iteration, task
             return None
         signature = former = self._made_again(key, known) if isinstance(known, tuple) else known
         if former is None or former.epoch != state.epoch or (former.digest is not digest and former.digest != digest):
@@ -445,8 +440,6 @@ class ToolHistory:
         made = self.calls[key] = Signature(self.name, key, digest, None, epoch, state.levels[self.repeat].notice)
         made.count = made.in_a_row = 1
         made.ended, made.iteration, made.task = ended, iteration, task
-        if state.last is once:
-            state.last = made
         return made
 
     def _signature(self, key: Hashable, digest: Hashable, *, has_written: bool) -> Signature:
