@@ -34,36 +34,26 @@ async def test_the_events_after_a_checkpoint_are_replayed_in_order():
     seen: list[Any] = []
     events = [*CALLS[:2], checkpoint(1, 2), *CALLS[2:4], checkpoint(2, 4), CALLS[4]]
     report = await AutoReplayManager(events, after=events[2], on_event=seen.append).run()
-    assert numbers(report.replayed) == [3, 4, "c2", 5]
-    assert numbers(seen) == [3, 4, "c2", 5]
-    assert report.filtered == ()
-    assert report.cancelled_at is None
+    assert numbers(report.replayed) == numbers(seen) == [3, 4, "c2", 5]
+    assert (report.filtered, report.cancelled_at) == ((), None)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_false_stops_before_the_event(is_async):
-    async def stops_later(event):
-        await asyncio.sleep(0)
-        return event.id != 4
+async def test_a_function_stops_before_an_event_and_others_are_left_out_by_a_function_and_by_their_importance(is_async):
+    def is_not(number):
+        async def later(event):
+            await asyncio.sleep(0)
+            return event.id != number
 
-    manager = AutoReplayManager(
-        CALLS, after=checkpoint(after=1), on_event=stops_later if is_async else lambda event: event.id != 4
-    )
+        return later if is_async else lambda event: event.id != number
+
+    manager = AutoReplayManager(CALLS, after=checkpoint(after=1), on_event=is_not(4))
     report = await manager.run()
     assert numbers(report.replayed) == numbers(manager.replayed) == [2, 3]
     assert report.cancelled_at is CALLS[3]
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-async def test_events_are_left_out_by_a_function_and_by_their_importance(is_async):
-    async def later(event):
-        return event.id != 2
-
     calls = [call(1), call(2, 1, kind="llm"), call(3, 2, source="write"), call(4, 3, outcome={"error": {}})]
-    where = later if is_async else lambda event: event.id != 2
-    report = await AutoReplayManager(calls, after=checkpoint(), where=where, min_importance=0.6).run()
-    assert numbers(report.replayed) == [3, 4]
-    assert numbers(report.filtered) == [1, 2]
+    report = await AutoReplayManager(calls, after=checkpoint(), where=is_not(2), min_importance=0.6).run()
+    assert (numbers(report.replayed), numbers(report.filtered)) == ([3, 4], [1, 2])
 
 
 def test_importance():
@@ -80,24 +70,12 @@ async def test_what_was_under_way_at_the_checkpoint_is_replayed_and_what_had_end
     calls = [call(3), call(2), call(1), call(4, 1)]
     report = await AutoReplayManager(calls, after=checkpoint(after=2)).run()
     assert numbers(report.replayed) == [1, 4]
-
-
-async def test_what_has_calls_and_checkpoints_gives_them():
     made = [checkpoint(1, 2), checkpoint(2, 2), checkpoint(3, 5)]
     journal = SimpleNamespace(calls=CALLS, checkpoints=made)
     assert numbers((await AutoReplayManager(journal, after=made[0]).run()).replayed) == ["c2", 3, 4, 5, "c3"]
-
-
-@pytest.mark.parametrize(
-    ("events", "after"),
-    [
-        (CALLS, checkpoint(after=9)),
-        ([*CALLS, checkpoint(2, session_id="other")], checkpoint()),
-    ],
-)
-def test_events_of_another_run_are_refused(events, after):
-    with pytest.raises(CheckpointError):
-        AutoReplayManager(events, after=after)
+    for events, after in (CALLS, checkpoint(after=9)), ([*CALLS, checkpoint(2, session_id="other")], checkpoint()):
+        with pytest.raises(CheckpointError):
+            AutoReplayManager(events, after=after)
 
 
 @pytest.mark.parametrize(

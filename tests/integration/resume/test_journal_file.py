@@ -394,7 +394,9 @@ async def test_a_branch_goes_on_from_its_checkpoint_with_keys_of_its_own_and_rep
     assert len(keys) == 4 + 1  # the first payment is one write, its second one is another in each
 
 
-async def test_a_write_that_was_running_at_the_checkpoint_is_in_doubt_in_the_branch(run_with_checkpoints, tmp_path):
+async def test_a_write_that_was_running_at_the_checkpoint_is_in_doubt_in_the_branch_and_keeps_its_key(
+    run_with_checkpoints, tmp_path
+):
     source, _, second, key = run_with_checkpoints
     (doubt,) = read_journal(branch_journal(source, "branch", until=second, directory=tmp_path)).in_doubt
     assert (doubt.name, doubt.arguments, doubt.key) == ("slow_pay", {"order": "o3"}, key)
@@ -402,11 +404,6 @@ async def test_a_write_that_was_running_at_the_checkpoint_is_in_doubt_in_the_bra
         async with AgentCacheSession("branch", journal=Journal(tmp_path)):
             await pay("o1")
     assert caught.value.key == key
-
-
-async def test_it_has_its_key_also_when_the_branch_makes_it_again(run_with_checkpoints, tmp_path):
-    source, _, second, key = run_with_checkpoints
-    branch_journal(source, "branch", until=second, directory=tmp_path)
     with pytest.raises(TimeoutError):
         async with AgentCacheSession("branch", journal=Journal(tmp_path, on_doubt="rerun")), asyncio.timeout(0):
             await slow_pay("o3")

@@ -14,6 +14,7 @@ from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
 from agent_cache.errors import InDoubtError
 from agent_cache.recording import cached_llm_call, intercept, replay
 from agent_cache.resume import Journal, NotDone, idempotency_key
+from agent_cache.testing import reset
 from tests.harness.searches import searched
 
 
@@ -69,6 +70,12 @@ async def nested_write(label: str) -> str:
     return f"{inner}, {await effect(label)}"
 
 
+@AgentCache("thing:{label}", name="prop:look")
+async def look(label: str) -> str:
+    """A read that makes a write."""
+    return f"{await write(f'{label}/inner')}, {await read(label)}"
+
+
 async def effect(label):
     await pause()
     WORLD.writes[label] += 1
@@ -87,7 +94,7 @@ async def step(program: list, label: str) -> list:
     return [await run(one, f"{label}.{at}") for at, one in enumerate(program)]
 
 
-CALLS = {"read": read, "ask": ask, "write": write, "nested": nested_write}
+CALLS = {"read": read, "look": look, "ask": ask, "write": write, "nested": nested_write}
 
 
 async def run(operation, label):
@@ -112,11 +119,12 @@ async def everything(program, label="top"):
 
 
 async def session(directory, program, **options):
+    reset()  # another process
     async with AgentCacheSession("run", journal=Journal(directory, **options)):
         return await everything(program)
 
 
-simple = st.sampled_from(["read", "ask", "write", "note", "nested", "refuse"]).map(lambda kind: (kind,))
+simple = st.sampled_from(["read", "look", "ask", "write", "note", "nested", "refuse"]).map(lambda kind: (kind,))
 programs = st.lists(
     st.recursive(
         simple,

@@ -63,10 +63,9 @@ class WrittenJournal:
 
     def call(self, name: str, value: Any = None, source: str = "miss", **arguments: Any) -> None:
         self.last_id += 1
-        digest = digest_of(name, arguments).hex()
         call = RecordedCall(
-            id=self.last_id, name=name, arguments=arguments, digest=digest, after=self.last_ended, kind="tool",
-            outcome={"value": value}, source=source, place=os.urandom(16).hex(),
+            id=self.last_id, name=name, arguments=arguments, digest=digest_of(name, arguments).hex(), kind="tool",
+            after=self.last_ended, outcome={"value": value}, source=source, place=os.urandom(16).hex(),
         )  # fmt: skip
         self.append(call_line(call))
         self.last_ended = self.last_id
@@ -75,8 +74,8 @@ class WrittenJournal:
         """A write that has begun. Returns its key."""
         self.last_id += 1
         key = os.urandom(16).hex()
-        intent = {"id": self.last_id, "kind": "tool", "name": name, "arguments": arguments, "place": key, "key": key}
-        self._append({"intent": intent})
+        about = {"kind": "tool", "name": name, "arguments": arguments, "place": key, "key": key}
+        self._append({"intent": {"id": self.last_id, **about}})
         return key
 
     def write(self, name: str, value: Any = None, **arguments: Any) -> None:
@@ -86,11 +85,10 @@ class WrittenJournal:
 
     def checkpoint(self, label: str = "", state: dict[str, Any] | None = None, **fields: Any) -> str:
         self.sequence += 1
-        number = uuid.uuid4().hex
-        about = {"id": number, "sequence": self.sequence, "after": self.last_ended, "label": label, "importance": 0.5}
-        made = {"created_at": f"2026-01-01T{next(_minutes):05}Z", "framework": "custom", "state": state or {}}
-        self._append({"checkpoint": {**about, **made, **fields}})
-        return number
+        about = {"id": uuid.uuid4().hex, "sequence": self.sequence, "after": self.last_ended, "label": label}
+        made = {"created_at": f"2026-01-01T{next(_minutes):05}Z", "importance": 0.5, "framework": "custom"}
+        self._append({"checkpoint": {**about, **made, "state": state or {}, **fields}})
+        return about["id"]
 
     def seal(self) -> None:
         self.append(trailer_line(Trailer(calls=self.last_ended)))
@@ -248,18 +246,14 @@ def test_checkpoints_are_listed_newest_first_and_read_with_their_state(client, k
     assert whole == {**first, "state": {"framework": "custom", "step": 2, "messages": ["hi"]}}
 
 
-def test_the_list_is_filtered_by_session_and_label(client, journal):
+def test_the_list_is_filtered_by_session_and_label_and_a_page_has_50_unless_something_else_is_asked(client, journal):
     one, other = journal("ann-1"), journal("ann-2")
     first, second, third = one.checkpoint("a"), other.checkpoint("a"), other.checkpoint("b")
     assert ids(client) == [third, second, first]
     assert ids(client, session_id="ann-2") == [third, second]
     assert ids(client, label="a", session_id="ann-1") == [first]
     assert ids(client, label="") == []
-
-
-def test_a_page_has_50_checkpoints_unless_something_else_is_asked(client, journal):
-    run = journal()
-    made = [run.checkpoint() for _ in range(51)]
+    made = [first, second, third, *(one.checkpoint() for _ in range(48))]
     page = client.get("/checkpoints").json()
     assert [one["id"] for one in page["checkpoints"]] == made[:0:-1]
     assert ids(client, cursor=page["next_cursor"]) == made[:1]
@@ -280,18 +274,10 @@ def test_pages_stay_the_same_while_checkpoints_are_added(client, journal):
     assert seen == made[::-1]
 
 
-@pytest.mark.parametrize(
-    "query",
-    [{"cursor": "x"}, {"cursor": "[1]"}, {"limit": "0"}, {"limit": "201"}, {"offset": "3"}],
-)
-def test_a_wrong_query_is_refused_with_the_name_of_the_parameter(client, query):
-    assert problem(client.get("/checkpoints", params=query)) == (400, list(query))
-
-
 # Restoring
 
 
-def test_a_restore_makes_a_session_with_the_calls_until_the_checkpoint(client, killed, store):
+def test_a_restore_makes_a_session_with_the_calls_until_the_checkpoint_or_with_all(client, killed, store):
     [_, checkpoint_id] = ids(client)
     answer = restored(client, checkpoint_id, label="second try").json()
     assert answer["checkpoint_id"] == checkpoint_id
@@ -309,16 +295,10 @@ def test_a_restore_makes_a_session_with_the_calls_until_the_checkpoint(client, k
     assert not new.is_sealed
     assert [(one.id, one.label) for one in new.checkpoints] == [(answer["new_checkpoint_id"], "second try")]
     assert answer["new_checkpoint_id"] != checkpoint_id
-
-
-def test_events_after_the_checkpoint_are_replayed_on_request_and_counted(client, killed, store):
-    [_, checkpoint_id] = ids(client)
-    answer = restored(client, checkpoint_id, replay_events=True, session_id="ann-new").json()
-    assert (answer["copied_call_count"], answer["replayed_events_count"]) == (2, 2)
-    assert answer["new_session_id"] == "ann-new"
-    assert answer["later_writes"] == []
-    [path] = [path for path in store.glob("*.jsonl") if path != killed.path]
-    new = read_journal(path)
+    with_events = restored(client, checkpoint_id, replay_events=True, session_id="ann-new").json()
+    assert (with_events["copied_call_count"], with_events["replayed_events_count"]) == (2, 2)
+    assert (with_events["new_session_id"], with_events["later_writes"]) == ("ann-new", [])
+    new = read_journal(journal_path(store, "ann-new"))
     assert [call.id for call in new.calls] == [1, 2, 3, 4]
     assert [one.key for one in new.in_doubt] == [killed.key]
 
@@ -456,60 +436,58 @@ def limited(*asked):
     raise HTTPException(429, "slowly", {"Retry-After": "3"})
 
 
-@pytest.mark.parametrize(
-    ("authorize", "status"), [(refuse_later, 403), (fail, 500), (limited, 429), (lambda *asked: 1, 500)]
-)
-def test_whatever_authorize_does_but_allow_refuses(store, killed, authorize, status):
-    with running(restore_app(store, authorize=authorize)) as url:
-        answer = httpx.get(f"{url}/checkpoints")
-    assert problem(answer) == (status, [])
-    assert "internal reason" not in answer.text
-    assert ("Retry-After" in answer.headers) == (status == 429)
+def test_whatever_authorize_does_but_allow_refuses_and_a_hidden_session_looks_as_if_it_were_not_there(
+    served, server, store, killed
+):
+    number = killed.checkpoint()
+    with httpx.Client(base_url=served) as client:
+        for authorize, status in [(refuse_later, 403), (fail, 500), (limited, 429), (lambda *asked: 1, 500)]:
+            server[1].app = restore_app(store, authorize=authorize)
+            answer = client.get("/checkpoints")
+            assert problem(answer) == (status, [])
+            assert "internal reason" not in answer.text
+            assert ("Retry-After" in answer.headers) == (status == 429)
+        for status in (401, 403, 404):
+
+            def refuse(request, action, session_id, status=status):
+                if session_id is not None:
+                    raise HTTPException(status, "this one is secret")
+                return True
+
+            server[1].app = restore_app(store, authorize=refuse)
+            assert ids(client) == []
+            hidden, absent = (client.get(f"/checkpoints/{one}") for one in (number, "0" * 32))
+            assert (hidden.status_code, hidden.content) == (404, absent.content)
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_session_that_authorize_refuses_by_an_error_looks_as_if_it_were_not_there(store, killed, status):
-    def refuse(request, action, session_id):
-        if session_id is not None:
-            raise HTTPException(status, "this one is secret")
-        return True
-
-    with running(restore_app(store, authorize=refuse)) as url, httpx.Client(base_url=url) as client:
-        assert ids(client) == []
-        hidden, absent = (client.get(f"/checkpoints/{one}") for one in (killed.checkpoint(), "0" * 32))
-        assert (hidden.status_code, hidden.content) == (404, absent.content)
-
-
-def test_authorize_is_asked_for_the_action_and_then_for_the_session(store, killed):
+def test_authorize_is_asked_for_the_action_and_then_for_the_session(client, server, store, killed):
     asked = []
 
     def authorize(request, action, session_id):
         asked.append((action, session_id))
         return True
 
-    path = f"/checkpoints/{killed.checkpoint()}"
-    with running(restore_app(store, authorize=authorize)) as url, httpx.Client(base_url=url) as client:
-        assert client.get("/checkpoints").status_code == client.get(path).status_code == 200
-        assert restored(client, path.rpartition("/")[2], session_id="new", track_drift=True).status_code == 200
-        assert client.get("/sessions/new/drift").status_code == 200
+    number = killed.checkpoint()
+    server[1].app = restore_app(store, authorize=authorize)
+    assert client.get("/checkpoints").status_code == client.get(f"/checkpoints/{number}").status_code == 200
+    assert restored(client, number, session_id="new", track_drift=True).status_code == 200
+    assert client.get("/sessions/new/drift").status_code == 200
     actions = [("list", "ann-1"), ("read", "ann-1"), ("restore", "ann-1"), ("create", "new"), ("drift", "new")]
     assert [one for one in asked if one[1] is not None] == actions
     assert [one for one in asked if one[1] is None] == [(action, None) for action, _ in actions if action != "create"]
-
-
-def test_there_is_no_service_without_authorize(store):
     with pytest.raises(ConfigurationError, match="authorize"):
         restore_app(store, authorize=None)
 
 
 # What is sent
 
-
-@pytest.mark.parametrize(
-    ("body", "status", "field"),
-    [
+LIST, RESTORE = ("GET", "/checkpoints"), ("POST", "/checkpoints/{}/restore")
+REFUSED = [
+    *((LIST, {"params": {name: value}}, 400, name) for name, value in [
+        ("cursor", "x"), ("cursor", "[1]"), ("limit", "0"), ("limit", "201"), ("offset", "3"),
+    ]),
+    *((RESTORE, {"content": body}, status, field) for body, status, field in [
         (b"", 400, None),
-        (b"{}", 415, None),
         (b"{", 400, None),
         (b"null", 422, "$"),
         (b'{"session_id": 3}', 422, "session_id"),
@@ -517,20 +495,26 @@ def test_there_is_no_service_without_authorize(store):
         (json.dumps({"session_id": "x" * 501}).encode(), 422, "session_id"),
         (b'{"replay": true}', 422, "replay"),
         (b'{"label": "' + b"x" * 70_000 + b'"}', 413, None),
-    ],
-)  # fmt: skip
-def test_a_wrong_body_is_refused_with_the_name_of_the_field(client, killed, store, body, status, field):
+    ]),
+    (RESTORE, {"content": b"{}", "headers": {"Content-Type": "text/plain"}}, 415, None),
+    *((RESTORE, {"json": {}, "headers": {"Idempotency-Key": key.encode()}}, 400, "Idempotency-Key")
+      for key in ("", '"', "a b", "x" * 256, "é")),
+    *((request, {}, status, None) for *request, status in [
+        ("GET", "/", 404), ("GET", "/checkpoints/", 404), ("GET", "/checkpoints/none", 404),
+        ("POST", "/checkpoints", 405), ("DELETE", "/checkpoints/{}", 405), ("GET", "/checkpoints/none/restore", 405),
+        ("GET", "/sessions/ann-1/drift", 404), ("GET", "/sessions/x", 404),
+    ]),
+]  # fmt: skip
+
+
+def test_what_is_wrong_is_a_problem_document_that_names_the_field_and_changes_nothing(client, killed, store):
     [_, checkpoint_id] = ids(client)
-    headers = {"Content-Type": "text/plain" if status == 415 else "application/json"}
-    answer = client.post(f"/checkpoints/{checkpoint_id}/restore", content=body, headers=headers)
-    assert problem(answer) == (status, [field] if field else [])
-    assert sessions_in(store) == ["ann-1"]
-
-
-@pytest.mark.parametrize("key", ["", '"', "a b", "x" * 256, "é"])
-def test_a_malformed_idempotency_key_is_refused(client, killed, store, key):
-    assert problem(restored(client, ids(client)[0], key=key.encode())) == (400, ["Idempotency-Key"])
-    assert sessions_in(store) == ["ann-1"]
+    for (method, path), options, status, field in REFUSED:
+        headers = {"Content-Type": "application/json"} | options.get("headers", {})
+        answer = client.request(method, path.format(checkpoint_id), **{**options, "headers": headers})
+        assert problem(answer) == (status, [field] if field else []), options
+        assert ("Allow" in answer.headers) == (status == 405)
+        assert sessions_in(store) == ["ann-1"]
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a\0b", "ä" * 200, "%2e%2e"])
@@ -543,17 +527,6 @@ def test_no_id_leads_out_of_the_store(client, killed, store, name):
     assert answer.json()["new_session_id"] == f"ann-{name}"
     assert {path.parent for path in store.parent.rglob("*") if path not in before} <= {store}
     assert sessions_in(store) == sorted(["ann-1", f"ann-{name}"])
-
-
-def test_what_there_is_not_is_a_problem_document(client, killed):
-    for method, path, status in [
-        ("GET", "/", 404), ("GET", "/checkpoints/", 404), ("GET", "/checkpoints/none", 404),
-        ("POST", "/checkpoints", 405), ("DELETE", f"/checkpoints/{killed.checkpoint()}", 405),
-        ("GET", "/checkpoints/none/restore", 405), ("GET", "/sessions/ann-1/drift", 404), ("GET", "/sessions/x", 404),
-    ]:  # fmt: skip
-        answer = client.request(method, path)
-        assert problem(answer) == (status, [])
-        assert ("Allow" in answer.headers) == (status == 405)
 
 
 # Drift
