@@ -30,7 +30,7 @@ class LineCipher:
     """
 
     def __init__(self, key: bytes) -> None:
-        if not isinstance(key, bytes):
+        if not isinstance(key, bytes) or len(key) not in (16, 24, 32):
             raise ConfigurationError("Journal: key must be 16, 24 or 32 random bytes: secrets.token_bytes(32)")
         self._codec = EncryptedCodec(MessagePackCodec(max_size=1 << 30), key)
 
