@@ -111,7 +111,7 @@ class Upstream:
             self.url = httpx2.URL(url)
         except httpx2.InvalidURL as error:
             raise ConfigurationError(f"--url: {error}") from None
-        if self.url.scheme not in {"http", "https"} or not self.url.host:
+        if self.url.scheme not in {"http", "https"} or not self.url.host or (self.url.port or 0) > 65_535:
             raise ConfigurationError("--url: give the endpoint of the server, such as https://example.com/mcp")
         self._client = httpx2.AsyncClient(
             timeout=None,
@@ -139,7 +139,8 @@ class Upstream:
         """The headers for the host, who gets the body without content-encoding. A redirection to another path of the
         server leads to that path of the relay.
         """
-        names = [b"content-encoding", b"content-length"] if "content-encoding" in response.headers else []
+        is_another_length = "content-encoding" in response.headers or _is_event_stream(response)
+        names = [b"content-encoding", b"content-length"] if is_another_length else []
         headers = end_to_end([(name.lower(), value) for name, value in response.headers.raw], *names)
         location = header(headers, b"location")
         if not location.startswith(self._origin):
@@ -172,7 +173,7 @@ def _broken_off(error: Exception) -> ConnectionLost:
 
 async def parts_of(response: httpx2.Response) -> AsyncGenerator[tuple[bytes, Message | None]]:
     """The body, in parts that joined are the body, and the message in each: an event where there are events, else all
-    of it.
+    of it. An event that the end has cut is none.
     """
     rest = b""
     try:
@@ -187,8 +188,6 @@ async def parts_of(response: httpx2.Response) -> AsyncGenerator[tuple[bytes, Mes
                     yield event, parsed(event_data(event))
     except httpx2.TransportError as error:
         raise _broken_off(error) from error
-    if rest:
-        yield rest, None
 
 
 def _is_event_stream(response: httpx2.Response) -> bool:
@@ -311,7 +310,7 @@ class _Exchange(HostRequest):
         """The response without a stream. What only HTTP refuses is an error of JSON-RPC to the relay."""
         if self.status >= 500:  # of a proxy on the way, perhaps: nobody knows what the server has done
             raise ConnectionLost(f"the server answered HTTP {self.status}")
-        if message is not None and message.is_response:
+        if message is not None and (message.error or (message.result and message.id == self.id)):
             return message
         error = {"code": INTERNAL_ERROR, "message": f"agent-cache: the server answered HTTP {self.status}"}
         return Message(id=self.id, error=msgspec.Raw(msgspec.json.encode(error)), line=body)

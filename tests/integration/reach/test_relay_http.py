@@ -346,6 +346,22 @@ async def test_a_write_that_a_proxy_has_answered_is_in_doubt_and_a_redirection_l
         await host.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        ("application/json", '{"jsonrpc":"2.0","id":"another","result":{"content":[]}}', '"another"'),
+        ("text/event-stream", 'data: {"jsonrpc":"2.0","id":1,"result":{"content":[]}}\n', "without an answer"),
+    ],
+)
+async def test_another_response_and_an_event_without_an_end_are_no_answers(rules, key, kind, body, said):
+    async with running(Response(body, media_type=kind)) as origin, relaying(f"{origin}/mcp", rules) as relay:
+        host = HttpHost(relay.url)
+        for _ in range(2):
+            [message] = (await host.begin("get_value", key=key)).messages
+            assert said in json.dumps(message)
+        await host.close()
+
+
 @pytest.mark.parametrize("path", ["/mcp/", "/%6dcp", "/x/../mcp", "/./mcp"])
 async def test_a_call_on_another_spelling_of_the_path_goes_through_the_rules(relay, key, path):
     async with hosted(relay.url) as host:
@@ -432,6 +448,7 @@ async def test_explain_asks_a_server_over_http(server, rules):
     ("options", "said"),
     [
         (["--url", "example.com/mcp", "--listen", "1"], "give the endpoint of the server"),
+        (["--url", "http://a:99999/", "--explain"], "give the endpoint of the server"),
         (["--url", "http://a/", "--listen", "nowhere"], "'nowhere' is no address"),
         (["--url", "http://a/", "--listen", "1", "--header", "Authorization"], "write NAME:VALUE"),
         (
