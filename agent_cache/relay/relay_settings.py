@@ -113,7 +113,7 @@ def proposals(tools: Iterable[Mapping[str, Any]], box: Toolbox | None = None) ->
     """Lines of a file of rules, which stand above its first table, for tools as a server lists them, but for those that
     have a rule in the box already.
     """
-    named = [tool for tool in tools if tool["name"].isprintable()]
+    named = [tool for tool in tools if tool["name"] and tool["name"].isprintable()]
     return "".join(_proposal(tool) for tool in named if box is None or not has_rule(box, tool["name"]))
 
 

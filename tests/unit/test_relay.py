@@ -317,6 +317,7 @@ TOOLS = [
     {"name": "get current time", "annotations": {"readOnlyHint": True}},
     {"name": "git_commit", "annotations": {"readOnlyHint": False}, "inputSchema": {"properties": {"repo_path": {}}}},
     {"name": 'a "b" \N{PILE OF POO}.c', "description": "one\ntwo"},
+    {"name": ""},  # no rule can be of it
 ]
 
 
@@ -333,6 +334,7 @@ def test_a_file_to_begin_with_is_one_however_its_lines_are_chosen(chosen, tmp_pa
     box, _ = load(path)
     active = [tool["name"] for place, tool in enumerate(TOOLS) if chosen >> place & 1]
     assert [row.tool for row in box.explain()] == active
+    assert number == 5
 
 
 def test_nothing_that_changes_by_itself_is_proposed_to_be_stored():
