@@ -143,7 +143,7 @@ LINES = {
     "service": 634,  # of 520: the schemas are 90, the drift of restored sessions 75
     "testing": 594,  # of 820: the contract of backends is 386
     "integrations": 2_386,  # of 2,070: `wrap` and `explain` (190) were no row; who asks is a fifth of each adapter
-    "relay": 1_719,  # of 1,350: JSON-RPC (181) was no row, nor were lists by hints (70) and tasks (60); pipes that
+    "relay": 1_717,  # of 1,350: JSON-RPC (181) was no row, nor were lists by hints (70) and tasks (60); pipes that
     # are read and written without a change of thread are 85, half of which saves two thirds of what a message costs
     "advise": 2_553,  # of 2,150: what links a write to a read (`mine`, `paths`: 1,051 of 850) keeps each
     # rule that a world of the benchmark has shown to be needed; five forms of logs are 681 of 520 with their time line

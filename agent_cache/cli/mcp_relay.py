@@ -21,7 +21,7 @@ from agent_cache.cli.output import escaped
 from agent_cache.recording import CassetteError
 from agent_cache.relay.messages import RpcError
 from agent_cache.relay.relay import Relay
-from agent_cache.relay.relay_settings import DEFAULT_NAMESPACE, RelaySettings, load, proposals, starter_rules
+from agent_cache.relay.relay_settings import RelaySettings, load, proposals, starter_rules
 from agent_cache.relay.stdio import introduced_by_command, serve
 
 __all__ = ["add_options", "run"]
@@ -86,7 +86,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _settings(options: argparse.Namespace) -> tuple[Toolbox, RelaySettings]:
     if options.config is None:
-        return Toolbox({}, namespace=DEFAULT_NAMESPACE, hints="kind"), RelaySettings()
+        return Toolbox({}, namespace="mcp", hints="kind"), RelaySettings()
     return load(options.config)
 
 

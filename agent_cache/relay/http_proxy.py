@@ -205,7 +205,7 @@ async def answer_in(response: httpx2.Response) -> Message:
     try:
         async with aclosing(parts_of(response)) as parts:
             async for _, message in parts:
-                if message is not None and message.is_response:
+                if message is not None and (message.result or message.error):
                     return message
     finally:
         await response.aclose()

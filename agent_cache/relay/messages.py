@@ -7,6 +7,7 @@ by is never built as objects, and what is passed on is what came, byte for byte.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -22,6 +23,10 @@ ENVELOPE: Final = "io.modelcontextprotocol/"
 
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _NOTHING: Final = msgspec.Raw()
+_ID_OF_RESPONSE: Final = re.compile(
+    rb'\A\s*\{[^\[{]*?"id"\s*:\s*(\d+|"[\w.:-]*")|"id"\s*:\s*(\d+|"[\w.:-]*")[^\[\]{}]*\}\s*\Z'
+)
+"""What is known of one that is nested too deep, or broken; its caller waits for it."""
 
 
 class Message(msgspec.Struct, dict=True):
@@ -41,11 +46,6 @@ class Message(msgspec.Struct, dict=True):
     def is_request(self) -> bool:
         """Whether it waits for a response."""
         return bool(self.method) and self.id is not None
-
-    @property
-    def is_response(self) -> bool:
-        """Whether it answers a request."""
-        return not self.method and bool(self.result or self.error)
 
     def _read(self) -> tuple[Any, bool]:
         read: tuple[Any, bool] | None = self.__dict__.get("read")
@@ -90,7 +90,9 @@ def parsed(line: bytes) -> Message | None:
     except _UNREADABLE:
         found = _leniently(line)
         if not isinstance(found, dict):
-            return None
+            is_response = b'"jsonrpc"' in line and b'"method"' not in line
+            name = _ID_OF_RESPONSE.search(line) if is_response else None
+            return name and Message(id=json.loads(name[1] or name[2]), result=msgspec.Raw(line), line=line)
         raw = {name: json.dumps(found[name]).encode() for name in ("params", "result", "error") if name in found}
         members = {name: msgspec.Raw(text) for name, text in raw.items()}
         try:

@@ -25,9 +25,6 @@ from agent_cache.toolbox.box import has_rule
 from agent_cache.toolbox.rules import compiled_tags
 from agent_cache.values.compare import escaped
 
-DEFAULT_NAMESPACE: Final = "mcp"
-"""The namespace of a relay without a file."""
-
 
 class _Ends(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a notification invalidates."""

@@ -15,6 +15,7 @@ ODD = {
     "no Unicode": b'"\xff\xfe"',
     "half a character": b'"\\ud800"',
     "no number": b"NaN",
+    "too deep": b"[" * 5000 + b"]" * 5000,
     "large": b'"' + b"x" * 300_000 + b'"',
     "plain": b'"plain"',
 }

@@ -23,7 +23,7 @@ tools.release = { kind = "pass" }
 tools.seen = { kind = "pass" }
 """
 
-UNREADABLE = ("no Unicode", "half a character", "no number")
+UNREADABLE = ("no Unicode", "half a character", "no number", "too deep")
 NOT_JUDGED = [
     b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"set","arguments":{"key":"a"}},}',
     b"[%b]" % call_of("set", "a", b"2"),
