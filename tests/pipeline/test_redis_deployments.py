@@ -143,9 +143,9 @@ async def until_found(tier: RedisTier, request: Request, value: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["url", *slow("client")])
-async def test_a_cluster_is_reached_by_a_url_or_a_client(cluster: Cluster, in_cluster: Make, make: Make, kind: str):
+async def test_a_cluster_is_reached_by_a_url_or_a_client(cluster: Cluster, make: Make, kind: str):
     if kind == "url":
-        await works(in_cluster(cluster.url))
+        await works(make(cluster.url, cluster=True))
     else:
         client = redis.asyncio.RedisCluster(host=HOST, port=cluster.primaries[0].port)
         await works(make(client))
