@@ -136,7 +136,7 @@ def _kind_of(tool: str, facts: ToolFacts, servers: Mapping[str, int]) -> Given:
         return ("write" if facts.given["write"] else "read"), "given"
     if facts.hint is not None:
         return facts.hint, "hint"
-    by_name = kind_by_name(tool, servers)
+    by_name = None if facts.is_open else kind_by_name(tool, servers)
     return by_name, "unknown" if by_name is None else "name"
 
 
@@ -544,7 +544,11 @@ def _concluded(
             volatile[read] = by_itself
             continue
         links += chosen
-    advised = {tool: _advised(tools[tool], kinds[tool], links, volatile, evidence) for tool in sorted(tools)}
+    is_judged = any(kind == "read" and tool not in volatile for tool, (kind, _) in kinds.items())
+    advised = {
+        tool: _advised(facts, kinds[tool], links, volatile, evidence.repeats[tool], is_judged=is_judged)
+        for tool, facts in sorted(tools.items())
+    }
     kept = [link for link in links if advised[link.pair.write].kind in ("write", "unknown")]
     advised, rooted = tagged(kept, advised)
     return Advice(tools=advised, links=rooted, is_shared=worlds.are_one, resets=worlds.resets)
@@ -567,7 +571,7 @@ def _change_by_itself(read: ToolFacts, evidence: _Evidence, chosen: list[Link]) 
 
 
 def _advised(
-    facts: ToolFacts, given: Given, links: list[Link], volatile: Mapping[str, str], evidence: _Evidence
+    facts: ToolFacts, given: Given, links: list[Link], volatile: Mapping[str, str], repeats: int, *, is_judged: bool
 ) -> ToolAdvice:
     kind: Kind
     by, why = given
@@ -581,12 +585,13 @@ def _advised(
     elif by is not None:
         kind = by
         reason = {"given": "its log says so", "hint": "its annotations say so", "name": "its name says so"}[why]
-    elif linked or not evidence.readers:
+    elif linked or not is_judged:  # where no answer is followed, none can change
         kind, why, reason = "unknown", "unknown", "neither its log nor its name says what it is"
+        reason = "its arguments, and not its name, say whether it writes" if facts.is_open else reason
     else:
         kind, why, reason = "pass", "evidence", "no answer changes after it"
     return ToolAdvice(
         facts.name, kind, why, reason,
-        calls=facts.calls, repeats=evidence.repeats[facts.name],
+        calls=facts.calls, repeats=repeats,
         parameters=dict(facts.parameters), parse=facts.is_text,
     )  # fmt: skip

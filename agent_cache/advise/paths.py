@@ -158,6 +158,14 @@ def kind_by_name(tool: str, servers: Mapping[str, int]) -> Literal["read", "writ
 _DATE: Final = re.compile(r"\d{4}-\d\d(-\d\d)?([T ].*)?|\d{1,2}:\d\d(:\d\d)?|\d{1,2}[/.]\d{1,2}[/.]\d{2,4}")
 
 
+_COMMANDS: Final = _set("command commands cmd script shell bash sql graphql")
+_STATEMENT: Final = re.compile(
+    r"(^|;)\s*(select\s[^;]+\sfrom|with\s+\w+\s+as|insert\s+into|update\s+\S+\s+set|delete\s+from|(create|alter|drop)"
+    r"\s+table)\s|^\s*mutation\b[^{]*\{|^(post|put|patch|delete)$",
+    re.IGNORECASE,
+)
+
+
 @lru_cache(65_536)
 def _class_of(text: str) -> str:
     """The class of a text, empty for what is no id."""
@@ -237,6 +245,7 @@ class ToolFacts:
         given, hint: what the log says of its kind; what its annotations say.
         parameters: in the order seen, and whether every call had them.
         listed: values of its lists, and keys of its tables.
+        is_open: whether its arguments say what it does, as those of a shell, of SQL or of HTTP do.
     """
 
     name: str
@@ -250,12 +259,17 @@ class ToolFacts:
     is_text: bool = False
     paths: dict[str, Path] = field(default_factory=dict)
     listed: set[str] = field(default_factory=set)
+    is_open: bool = False
 
     def add(self, call: LoggedCall, at: int) -> None:
         """Take the call at a position into account."""
         for name in {**self.parameters, **call.arguments}:
             is_known = name in self.parameters or self.calls == 0
             self.parameters[name] = is_known and self.parameters.get(name, True) and name in call.arguments
+        self.is_open |= any(
+            name in _COMMANDS or (isinstance(value, str) and _STATEMENT.search(value) is not None)
+            for name, value in call.arguments.items()
+        )
         self.calls += 1
         self.is_text |= call.is_parsed
         self.errors += call.error is not None

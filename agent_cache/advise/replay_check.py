@@ -4,7 +4,7 @@ How many reads the cache would have answered, and how many of them wrongly: tags
 own functions (`agent_cache.core.tags`, `core.versions`), from the rules of a `Toolbox` or the operations of decorated
 tools, in the order of its engine: a write drops what its arguments name before it runs, and what its result names when
 it has ended; if it fails, the whole roots of what only its result would have named. A read that a write overlaps is not
-stored. Hits on calls that a cache has answered, when the log was made, are counted as unjudged: they show nothing.
+stored. Repeated reads whose answer the log lacks or has from a cache, and those without arguments, count as unjudged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ answers are still true. A mapping has the names of the log; a tool that is not i
 _MOST_STALE: Final = 1_000
 _MOST_WRITES: Final = 100
 _UNJUDGED: Final = 0.05
-"""The share of hits that may be unjudged, before the replay proves too little."""
+"""How many reads may be unjudged for each hit, before the replay proves too little."""
 
 
 class StaleAnswer(NamedTuple):
@@ -60,7 +60,7 @@ class StaleAnswer(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The figures of a log under one policy: calls that read, those that the cache would have answered, also by tool,
-    those that it would have answered wrongly, and those of which the log does not say what was true.
+    those that it would have answered wrongly, and those that it may have answered and that are unjudged.
     """
 
     reads: int
@@ -72,7 +72,7 @@ class Outcome:
 
     @property
     def proves_little(self) -> bool:
-        """Whether so many hits are unjudged that stale answers may be among them."""
+        """Whether so many reads are unjudged that stale answers may be among them."""
         return self.unjudged > _UNJUDGED * self.hits
 
 
@@ -218,6 +218,7 @@ class _Player:
         self.writes = frozenset(name for name, one in known.items() if one.kind in ("write", "unknown"))
         self.is_shared = advice is None or advice.is_shared
         self.entries: dict[tuple[str, str | None, Any], _Entry] = {}
+        self.blank = set[tuple[str, str | None, Any]]()  # reads that the log shows no answer of
         self.written: dict[Any, int] = {}
         self.hits_of = Counter[str]()
         self.stale_answers: list[StaleAnswer] = []
@@ -247,6 +248,7 @@ class _Player:
     def _read(self, call: LoggedCall, tool: _Tool, answer: bytes | None) -> None:
         self.reads += 1
         if (own := key_of(call)) is None:
+            self.unjudged += not call.arguments  # redacted ones are told apart as little in the next log
             return
         key = (call.tool, call.run if tool.is_per_session or not self.is_shared else None, own)
         entry = self.entries.get(key)
@@ -254,6 +256,9 @@ class _Player:
             self._hit(entry, call, answer)
             return
         self.entries.pop(key, None)
+        if answer is None and call.error is None:
+            self.unjudged += key in self.blank
+            self.blank.add(key)
         if answer is not None and (tags := _tags_of_read(call, tool)) is not None:
             paths = frozenset(path for tag in tags for path in paths_read(tag))
             if not self.drops or all(ran.paths.isdisjoint(paths) for ran in self._overlapping(call)):
@@ -275,7 +280,7 @@ class _Player:
             entry.true_at, entry.writes = self.at, None
             return
         if answer is None and (call.error is None or is_transient(call)):
-            self.unjudged += call.is_from_cache  # the log does not say what was true
+            self.unjudged += call.error is None
             return
         if self._overlapping(call):
             return  # both answers were true while the read was running

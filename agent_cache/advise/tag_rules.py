@@ -319,13 +319,14 @@ class RuleText:
         taken: set[str] = set()
         blocks = [self._function(tool, taken) for tool in self._written if tool.kind != "pass"]
         unknown = [tool.tool for tool in self.advice.tools.values() if tool.kind == "unknown"]
-        put = [f"Put @AgentCacheInvalidator(EVERYTHING) above {self._several(unknown)}."] if unknown else []
-        if unknown:
-            tags = [tag for tool in self._written if tool.kind == "read" for tag in tool.tags]
+        tags = [tag for tool in self._written if tool.kind == "read" for tag in tool.tags]
+        put = []
+        if unknown and tags:
+            put = [f"Put @AgentCacheInvalidator(EVERYTHING) above {self._several(unknown)}."]
             every = dict.fromkeys(_python(tag.partition(":")[0]) for tag in tags)
             blocks.insert(0, f"EVERYTHING = {_array([*every])}")
         head = self._head("Put each decorator above your own function, which may be a plain def.", *put)
-        text = "\n".join(blocks)
+        text = "\n".join([*put, *blocks])
         used = [name for name in _DECORATORS.values() if f"@{name}(" in text]
         imports = [f"from agent_cache import {', '.join(used)}"] if used else []
         return "\n\n\n".join(["\n".join([*head, "", *imports]).rstrip(), *blocks]) + "\n"

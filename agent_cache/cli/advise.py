@@ -188,8 +188,8 @@ def _check(options: argparse.Namespace, redaction: Redaction) -> int:
     if outcome.unjudged:
         printer.line(
             ("no proof", "red" if outcome.proves_little else "yellow"),
-            f"  {outcome.unjudged:,} of {plural(outcome.hits, 'hit')} are on calls that a cache answered in the log: "
-            "it does not show what was true. Record with record(path, cache=False)",
+            f"  {plural(outcome.unjudged, 'repeated read')} without arguments or an answer in the log, or with one of "
+            "a cache: it does not show what was true. Record with record(path, cache=False), spans with content=True",
         )
     counts = {
         f"{plural(outcome.reads, 'read')}, {plural(outcome.hits, 'hit')} ({_percent(outcome.hits, outcome.reads)})": 1,

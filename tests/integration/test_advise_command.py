@@ -492,20 +492,30 @@ def test_runs_that_find_what_others_changed_share_a_world(tmp_path: Path, capsys
     assert "share one state" not in err
 
 
-# Answers of a cache
+# Calls that show nothing
 
 
-@pytest.mark.parametrize(("hits", "code"), [(0, 0), (1, 0), (2, 1), (30, 1)])
-def test_a_check_says_how_many_hits_cannot_be_judged_and_fails_if_these_are_one_in_twenty(
-    hits: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+FROM_CACHE, NO_ANSWER, NO_ARGUMENTS = {"result": "paid", "source": "hit"}, {}, {"result": "paid", "arguments": None}
+
+
+@pytest.mark.parametrize(
+    ("blank", "number", "unjudged", "code"),
+    [
+        (FROM_CACHE, 0, 0, 0), (FROM_CACHE, 1, 1, 0), (FROM_CACHE, 2, 2, 1), (FROM_CACHE, 30, 30, 1),
+        (NO_ANSWER, 1, 1, 0), (NO_ANSWER, 2, 2, 1), (NO_ANSWER, 31, 30, 1),
+        (NO_ARGUMENTS, 1, 1, 0), (NO_ARGUMENTS, 31, 31, 1),
+    ],
+)  # fmt: skip
+def test_a_check_says_how_many_reads_cannot_be_judged_and_fails_if_these_are_one_in_twenty(
+    blank: Call, number: int, unjudged: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rules.toml").write_text(RULES)
     read = {"tool": "get_order", "arguments": {"order_id": "o1"}, "kind": "read"}
-    calls = [{**read, "result": "paid", **({"source": "hit"} if at >= 31 - hits else {})} for at in range(31)]
+    calls = [{**read, **(blank if at >= 31 - number else {"result": "paid"})} for at in range(31)]
+    calls = [{name: value for name, value in call.items() if value is not None} for call in calls]
     calls.append({"tool": "cancel_order", "arguments": {"order_id": "o1"}, "result": "ok", "kind": "write"})
     log = written(tmp_path / "log.jsonl", timed(("1", call) for call in calls))
-    options = ["advise", "--check", str(tmp_path / "rules.toml"), str(log), "--fail-on", "stale"]
-    assert main(options) == code
-    said, out = f"{hits} of 30 hits are on calls that a cache answered in the log", capsys.readouterr().out
-    assert (said in out) == bool(hits)
-    assert ("30 hits (97 %), 0 stale" in out, f"{hits} not judged" in out) == (True, bool(hits))
+    assert main(["advise", "--check", str(tmp_path / "rules.toml"), str(log), "--fail-on", "stale"]) == code
+    out = capsys.readouterr().out
+    assert (f"{unjudged} repeated read" in out, f"{unjudged} not judged" in out) == (bool(unjudged),) * 2
+    assert "0 stale" in out

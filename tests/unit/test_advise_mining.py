@@ -413,3 +413,35 @@ def test_a_read_that_a_write_overlapped_is_neither_stale_nor_stored() -> None:
     read = Read("order:{order_id}")
     assert replay(log, {"get_order": read, "ship": Write("parcel")}).stale == 1
     assert replay(log, {"get_order": read, "ship": Write("order:{order_id}")}).hits == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"sql": "UPDATE orders SET status = 'closed' WHERE id = 7"},
+        {"q": "SELECT status FROM orders WHERE id = 7; delete  from orders where id = 7"},
+        {"statement": "with old as (select 1) delete from orders"},
+        {"query": 'mutation Close { close(id: "7") { id } }'},
+        {"url": "https://example.com/orders/7", "method": "DELETE"},
+        {"command": "cat order-7"},
+    ],
+)
+def test_a_tool_whose_arguments_say_what_it_does_is_no_read_by_its_name(arguments: dict[str, Any]) -> None:
+    log = [
+        LoggedCall("get_data", {"query": "how to select a gift from a shop"}, 1),
+        LoggedCall("get_data", arguments, 1),
+    ]
+    assert mine(log[:1]).tools["get_data"].kind == "read"
+    advice = mine(log).tools["get_data"]
+    assert (advice.kind, advice.reason) == ("unknown", "its arguments, and not its name, say whether it writes")
+
+
+def test_where_no_answer_is_followed_nothing_is_said_to_leave_answers_alone() -> None:
+    """Neither where no tool is known to read, nor where every read changes by itself."""
+    turns = [[LoggedCall("alpha", {"id": 1}, n), LoggedCall("beta", {"id": 1}, "ok")] for n in range(40)]
+    log = [one for turn in turns for one in turn]
+    assert {tool.kind for tool in mine(log).tools.values()} == {"unknown"}
+    clock = [LoggedCall("get_time", {}, n) for n in range(40)]
+    assert {name: one.kind for name, one in mine([*clock, *log]).tools.items()} == {
+        "get_time": "watch", "alpha": "unknown", "beta": "unknown",
+    }  # fmt: skip
