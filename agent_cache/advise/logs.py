@@ -25,6 +25,7 @@ import msgspec
 from agent_cache.advise.calls import UNKNOWN, LoggedCall
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording import Cassette
+from agent_cache.recording.encryption import is_encrypted
 
 __all__ = ["Log", "files_of", "read_log"]
 
@@ -89,7 +90,7 @@ def files_of(paths: Iterable[str | os.PathLike[str]]) -> list[tuple[str, Path | 
         if os.fspath(given) == "-":
             found["-"] = ("standard input", None)
             continue
-        inside = [path] if path.is_file() else []
+        inside = [path] if path.exists() else []  # a pipe is one, too
         if path.is_dir():
             parts = ((one, one.relative_to(path).parts) for one in path.rglob("*"))
             inside = [one for one, own in parts if one.is_file() and not any(name.startswith(".") for name in own)]
@@ -151,16 +152,12 @@ class _Reader:
 
     def calls(self, data: bytes, path: Path | None) -> Iterator[LoggedCall]:
         """The calls of the file, in its order."""
-        if path is not None and data.startswith((b'{"agent_cache_cassette"', b'{"agent_cache_journal"')):
-            try:
-                yield from self._recorded(Cassette.load(path), data)
-            except CassetteError as error:
-                line = "" if error.line is None else f", line {error.line}"
-                self.note(f"recordings that cannot be read were left out: it {error.reason}{line}")
-            except _BROKEN:
-                self.note("recordings that are not as a recorder writes them")
+        data = data.removeprefix(b"\xef\xbb\xbf")
+        if _RECORDING.match(data):
+            for number, part in enumerate(_RECORDING.split(data)[1:]):
+                yield from self._recording(part, path, self._name if number == 0 else f"{self._name}, run {number + 1}")
             return
-        for record in self._records(data.removeprefix(b"\xef\xbb\xbf")):
+        for record in self._records(data):
             try:
                 yield from self._read(record)
             except _BROKEN:
@@ -210,9 +207,21 @@ class _Reader:
         else:
             self.note("records of no known form were left out")
 
-    # Our own recordings
+    # Our own recordings, of which standard input may have several
 
-    def _recorded(self, cassette: Cassette, data: bytes) -> Iterator[LoggedCall]:
+    def _recording(self, data: bytes, path: Path | None, run: str) -> Iterator[LoggedCall]:
+        try:
+            cassette = (
+                Cassette.load(path) if path is not None and is_encrypted(data) else Cassette.read(Path(run), data)
+            )
+            yield from self._recorded(cassette, data, run)
+        except CassetteError as error:
+            line = "" if error.line is None else f", line {error.line}"
+            self.note(f"recordings that cannot be read were left out: it {error.reason}{line}")
+        except _BROKEN:
+            self.note("recordings that are not as a recorder writes them")
+
+    def _recorded(self, cassette: Cassette, data: bytes, run: str) -> Iterator[LoggedCall]:
         base = began = self._moment(cassette.recorded_at)
         resumes = [(int(number), self._moment(at.decode())) for at, number in _RESUMED.findall(data)]
         enclosing, last, hints = {call.parent for call in cassette.steps}, 0.0, dict[str, Any]()
@@ -235,7 +244,7 @@ class _Reader:
                     "kind": "write" if "write" in (call.kind, call.source) else "read" if call.source else None,
                     "started": began and began + starts, "ended": began and began + starts + duration,
                     "encloses": call.kind == "call" and call.id in enclosing,
-                })  # fmt: skip
+                }, run)  # fmt: skip
 
     # Spans: the GenAI conventions of OpenTelemetry, as OTLP or as the console exporter prints them
 
@@ -420,6 +429,7 @@ class _Reader:
 
 # Parts of records
 
+_RECORDING: Final = re.compile(rb'^(?=\{"agent_cache_(?:cassette|journal)")', re.MULTILINE)
 _RESUMED: Final = re.compile(rb'^\{"resumed":\{"at":"?([^",}]+)"?,"calls":(\d+)', re.MULTILINE)
 _CANCELLED: Final = re.compile(r"(?:[\w.]+[.:])?(?:CancelledError|Cancelled|GeneratorExit|KeyboardInterrupt): ")
 _MARK: Final = re.compile(

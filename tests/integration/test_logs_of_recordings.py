@@ -1,8 +1,11 @@
 """What this library writes of its calls, read as logs: cassettes, journals, broken ones, and spans."""
 
 import asyncio
+import gzip
 import io
 import json
+import os
+import threading
 from datetime import UTC, datetime
 
 import pytest
@@ -141,15 +144,27 @@ async def test_a_journal_that_was_resumed(tmp_path):
     assert abs(second.ended - now) < 60
 
 
-async def test_short_runs_one_after_the_other_keep_their_order(tmp_path):
-    """Several begin within one millisecond."""
+@pytest.mark.parametrize("form", ["a folder", "standard input", "a pipe", "compressed", "an editor's"])
+async def test_short_runs_one_after_the_other_keep_their_order(tmp_path, monkeypatch, form):
+    """Several begin within one millisecond; and all of them may come as one stream."""
     items = [f"s{number:02}" for number in range(40)]
     for item in items:
         with record(tmp_path / f"{item}.jsonl"):
             await get_item(item)
             await take(item)
-    log = read_log(tmp_path)
+    data = b"".join(path.read_bytes() for path in sorted(tmp_path.glob("*.jsonl")))
+    stream = tmp_path.parent / f"{tmp_path.name}-all.jsonl"
+    if form == "standard input":
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    elif form == "a pipe":
+        os.mkfifo(stream)
+        threading.Thread(target=stream.write_bytes, args=[data]).start()
+    elif form != "a folder":
+        windows = b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n")
+        stream.write_bytes(gzip.compress(data) if form == "compressed" else windows)
+    log = read_log({"a folder": tmp_path, "standard input": "-"}.get(form, stream))
     assert [call.arguments["item"] for call in log.calls] == [item for item in items for _ in range(2)]
+    assert [call.kind for call in log.calls] == ["read", "write"] * len(items)
     assert len({call.run for call in log.calls}) == len(items)
 
 
