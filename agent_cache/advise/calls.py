@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from agent_cache.core.keys import Uncacheable, key_part
 
-__all__ = ["UNKNOWN", "LoggedCall", "Unknown", "answer_digest", "is_failure", "is_transient", "key_of"]
+__all__ = ["UNKNOWN", "LoggedCall", "Unknown", "answer_digest", "is_failure", "is_transient", "key_of", "says_outage"]
 
 
 class Unknown(Enum):
@@ -59,7 +59,9 @@ class LoggedCall:
     encloses: bool = False
 
 
-_ERROR_TEXT: Final = re.compile(r"\s*(error|exception|traceback|failed|failure|fatal|denied|invalid)\b", re.IGNORECASE)
+_ERROR_TEXT: Final = re.compile(
+    r"\s*((an )?[\w.]*(error|exception)|traceback|failed|failure|fatal|denied|invalid)\b", re.IGNORECASE
+)
 _TRANSIENT: Final = re.compile(
     r"time(d )?.?out|connect|unavailable|rate.?limit|too many requests|overload|temporar|broken pipe|reset by peer"
     r"|\b(408|425|429|500|502|503|504)\b|cancel",
@@ -83,6 +85,11 @@ def is_failure(call: LoggedCall) -> bool:
 def is_transient(call: LoggedCall) -> bool:
     """Whether an error says nothing of what the tool reads: another call at the same time might have succeeded."""
     return call.error is not None and _TRANSIENT.search(call.error) is not None
+
+
+def says_outage(answer: Any) -> bool:
+    """Whether an answer is the text of such an error, in a form of logs that has no other way to say so."""
+    return isinstance(answer, str) and bool(_ERROR_TEXT.match(answer) and _TRANSIENT.search(answer[:500]))
 
 
 def answer_digest(result: Any) -> bytes:

@@ -1,8 +1,8 @@
 """Reads logs of tool calls into one time line: `read_log`.
 
-The forms are our own recordings, OTel spans, messages of OpenAI and Anthropic, trajectories (ATIF-v1.7), and JSON with
-one call a record. A method of `_Reader` for each of the first four makes records of the last of it, and `_Reader.call`
-makes a call of each of these. Everything is kept in memory.
+The forms are our own recordings, OTel spans, messages of OpenAI, Anthropic and MCP, trajectories (ATIF-v1.7), and JSON
+with one call a record. A method of `_Reader` for each of the first four makes records of the last of it, and
+`_Reader.call` makes a call of each of these. Everything is kept in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent_cache.advise.calls import UNKNOWN, LoggedCall
+from agent_cache.advise.calls import UNKNOWN, LoggedCall, says_outage
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording import Cassette
 from agent_cache.recording.encryption import is_encrypted
@@ -33,17 +33,18 @@ Record = Mapping[str, Any]
 Fields = dict[str, Any]
 """Some of the fields of a `LoggedCall`."""
 
-_RUNS: Final = ("run", "run_id", "session", "session_id", "sessionId", "conversation_id", "thread_id")
+_RUNS: Final = ("run", "run_id", "session", "session_id", "sessionId", "conversation_id", "thread_id", "traceId")
 _TIMES: Final = ("time", "timestamp", "created_at", "created")
 _NAMES: Final = ("tool", "tool_name", "name")
-_ARGUMENTS: Final = ("arguments", "args", "input", "parameters")
+_ARGUMENTS: Final = ("arguments", "args", "input", "inputs", "parameters")
 _CACHED: Final = ("hit", "validated")
-_RESULTS: Final = ("result", "output", "content")
+_RESULTS: Final = ("result", "output", "outputs", "content")
 _IDS: Final = ("call_id", "tool_call_id", "tool_use_id", "id")
 _HINTS: Final = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 _SPAN_TOOL: Final = ("agent_cache.tool", "gen_ai.tool.name", "tool.name")
 _SPAN_ARGUMENTS: Final = ("gen_ai.tool.call.arguments", "tool_arguments", "input.value")  # the last of OpenInference
 _SPAN_RESULT: Final = ("gen_ai.tool.call.result", "tool_response", "output.value")
+_NO_TOOLS: Final = ("llm", "chain", "generation", "agent")
 _BROKEN: Final = (AttributeError, TypeError, ValueError, LookupError, RecursionError)
 
 
@@ -277,12 +278,15 @@ class _Reader:
         run = _text(_first(record, ("session_id", "trajectory_id"))) or self._name
         for step in record.get("steps") or ():
             results = (step.get("observation") or {}).get("results") or ()
-            answers = {one.get("source_call_id"): {"result": one.get("content")} for one in results}
+            answers = {
+                one.get("source_call_id"): {"result": one.get("content"), "error": says_outage(one.get("content"))}
+                for one in results
+            }
             for one in step.get("tool_calls") or ():
                 asked = {"tool": one["function_name"], "arguments": one["arguments"], "ended": step.get("timestamp")}
                 yield from self.call(asked | answers.get(one.get("tool_call_id"), {}), run)
 
-    # Messages: Chat Completions, Responses, Messages of Anthropic
+    # Messages: Chat Completions, Responses, Messages of Anthropic, MCP
 
     def _conversation(self, record: Record, messages: list[Record]) -> Iterator[LoggedCall]:
         run = self._run_of(record, messages)
@@ -323,7 +327,10 @@ class _Reader:
         if not (tool := _text(_first(record, _NAMES))):
             self.note("calls without the name of a tool were left out")
             return
-        run = _text(_first(record, _RUNS)) or run or self._name
+        if str(_first(record, ("run_type", "type"))).lower() in _NO_TOOLS:
+            self.note("calls of models and chains were left out")
+            return
+        run = _text(_first(record, ("trace_id",) if "run_type" in record else _RUNS)) or run or self._name
         if own := _text(_first(record, _IDS)):
             if (run, tool, own) in self._seen:
                 self.note("calls that are there twice were counted once")
@@ -332,10 +339,14 @@ class _Reader:
         asked = _first(record, _ARGUMENTS)
         asked = {} if asked is None and any(name in record for name in _ARGUMENTS) else asked
         error, result = _first(record, ("error", "is_error")), _first(record, _RESULTS)
+        if record.get("level") == "ERROR":  # of Langfuse
+            error = _first(record, ("statusMessage",)) or True
         error = None if error in (False, "") else error
         result = result if any(name in record for name in _RESULTS) else UNKNOWN
-        began = self._moment(_first(record, ("started", "start_time")))
-        ended = self._moment(_first(record, ("ended", "end_time", *_TIMES)))
+        if "run_type" in record:  # of LangSmith
+            asked, result = _only(asked, "input"), _of_message(_only(result, "output"))
+        began = self._moment(_first(record, ("started", "start_time", "startTime")))
+        ended = self._moment(_first(record, ("ended", "end_time", "endTime", *_TIMES)))
         if began is not None and ended is not None:  # clocks differ
             began, ended = min(began, ended), max(began, ended)
         if error is None and record.get("source") in _CACHED:
@@ -454,6 +465,11 @@ def _first(record: Any, names: Iterable[str]) -> Any:
     return next((record[name] for name in names if record.get(name) is not None), None)
 
 
+def _only(value: Any, name: str) -> Any:
+    """What an object has by this name, if it has nothing else."""
+    return value[name] if isinstance(value, dict) and {*value} == {name} else value
+
+
 def _text(value: Any) -> str:
     """A name or a number as a text; empty for anything else."""
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
@@ -547,7 +563,7 @@ def _is_message(value: Any) -> bool:
     kind = str(_first(value, ("type",)))
     if str(_first(value, ("role",))) in _ROLES or kind in _ROLES:  # the latter are LangChain's
         return "content" in value or "tool_calls" in value
-    return kind in _CALLS | _ANSWERS
+    return kind in _CALLS | _ANSWERS or _first(value, ("jsonrpc",)) == "2.0"
 
 
 def _messages_of(record: Any) -> list[Record]:
@@ -577,6 +593,8 @@ def _blocks_of(message: Record) -> list[Any]:
 
 def _calls_in(message: Record) -> Iterator[tuple[str, str, Any]]:
     """The name, id and arguments of each call that a message asks for."""
+    if message.get("method") == "tools/call":
+        yield _text(message["params"]["name"]), _text(message.get("id")), message["params"].get("arguments", {})
     for one in message.get("tool_calls") or [one for one in _blocks_of(message) if _first(one, ("type",)) in _CALLS]:
         inner = _first(one, ("function",)) or one
         yield _text(_first(inner, ("name",))), _text(_first(one, _IDS)), _first(inner, _ARGUMENTS)
@@ -586,7 +604,13 @@ def _answers_in(message: Record) -> Iterator[tuple[str, Any, bool]]:
     """The id of the call, the output, and whether it failed, of each answer in a message."""
     blocks = [one for one in _blocks_of(message) if _first(one, ("type",)) in _ANSWERS]
     if not blocks and "tool" in (message.get("role"), message.get("type")):
-        yield _text(message.get("tool_call_id")), message.get("content"), message.get("status") == "error"
+        answer = message.get("content")
+        yield _text(message.get("tool_call_id")), answer, message.get("status") == "error" or says_outage(answer)
+    if "jsonrpc" in message:
+        error, result = message.get("error"), message.get("result") or {}
+        if error or "content" in result:
+            yield _text(message.get("id")), error or result["content"], bool(error or result.get("isError"))
     for one in blocks:
         error = _first(one, ("error",)) if one["type"] == "mcp_call" else None
-        yield _text(_first(one, _IDS)), error or _first(one, _RESULTS), bool(error or one.get("is_error"))
+        answer = _first(one, _RESULTS)
+        yield _text(_first(one, _IDS)), error or answer, bool(error or one.get("is_error")) or says_outage(answer)

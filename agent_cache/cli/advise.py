@@ -100,7 +100,8 @@ def _studied(options: argparse.Namespace, redaction: Redaction) -> _Study:
     for note in (*log.notes, *log.problems):
         print(escaped(redaction.text(note)), file=sys.stderr)
     if not log.calls:
-        raise AgentCacheError(f"there is no call of a tool in {', '.join(options.runs)}")
+        where = "the page on forms of logs says what is read"
+        raise AgentCacheError(f"there is no call of a tool in {', '.join(options.runs)}: {where}")
     given = {tool: kind for tool in {call.tool for call in log.calls} if (kind := _given(tool, options.kinds))}
     calls = [replace(call, kind=given.get(call.tool, call.kind)) for call in log.calls]
     with progress("mining", 2 * len(calls), least=_LEAST) as draw:

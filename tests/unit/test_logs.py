@@ -321,3 +321,52 @@ def test_answers_that_came_from_a_cache_show_nothing(read):
         (None, UNKNOWN, True),
     ]  # fmt: skip
     assert "answers that came from a cache: they show nothing of the world: 3 (first: log, line 2)" in problems
+
+
+# Forms of others
+
+
+def rpc(at, **message):
+    return {"timestamp": f"2026-01-01T10:00:0{at}Z", "message": {"jsonrpc": "2.0", "id": at % 3, **message}}
+
+
+OUTAGE = "An error occurred while running the tool. Error: Connection timed out"
+LANGSMITH = {
+    "id": "r1", "name": "get", "run_type": "tool", "trace_id": "t1", "session_id": "the project",
+    "start_time": "2026-01-01T10:00:00", "end_time": "2026-01-01T10:00:01",
+}  # fmt: skip
+LANGFUSE = {
+    "id": "o1", "name": "get", "type": "TOOL", "traceId": "t1", "input": {"id": 1}, "level": "DEFAULT",
+    "startTime": "2026-01-01T10:00:00Z", "endTime": "2026-01-01T10:00:01Z",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("records", "result", "error"),
+    [
+        ([rpc(0, method="initialize"), rpc(0, result={"tools": []}),
+          rpc(1, method="tools/call", params={"name": "get", "arguments": {"id": 1}}),
+          rpc(1, result={"content": [{"type": "text", "text": '{"n": 1}'}]})], {"n": 1}, None),
+        ([rpc(1, method="tools/call", params={"name": "get", "arguments": {"id": 1}}),
+          rpc(1, result={"content": [{"type": "text", "text": "no such thing"}], "isError": True})],
+         UNKNOWN, "Error: no such thing"),
+        ([rpc(1, method="tools/call", params={"name": "get", "arguments": {"id": 1}}),
+          rpc(1, error={"code": -32602, "message": "bad"})], UNKNOWN, "-32602: bad"),
+        ([LANGSMITH | {"inputs": {"id": 1}, "outputs": {"output": {"n": 1}}, "error": None}], {"n": 1}, None),
+        ([LANGSMITH | {"inputs": {"input": '{"id": 1}'},
+                       "outputs": {"output": {"type": "tool", "tool_call_id": "c", "content": '{"n": 1}'}}}],
+         {"n": 1}, None),
+        ([LANGSMITH | {"inputs": {"id": 1}, "outputs": None, "error": "KeyError: 1"}], UNKNOWN, "KeyError: 1"),
+        ([LANGFUSE | {"output": {"n": 1}}, LANGFUSE | {"id": "o2", "type": "GENERATION"}], {"n": 1}, None),
+        ([LANGFUSE | {"output": None, "level": "ERROR", "statusMessage": "gone"}], UNKNOWN, "Error: gone"),
+        ([{"messages": [chat("c", 1)[0], {"role": "tool", "tool_call_id": "c", "content": OUTAGE}]}],
+         UNKNOWN, OUTAGE.replace("An", "Error: An", 1)),
+        ([{"messages": [chat("c", 1)[0], {"role": "tool", "tool_call_id": "c", "content": "Error: none"}]}],
+         "Error: none", None),
+    ],
+)  # fmt: skip
+def test_wire_logs_of_mcp_exports_of_traces_and_texts_of_outages(read, records, result, error):
+    [call] = read(records)[0]
+    assert (call.tool, call.arguments, call.result, call.error) == ("get", {"id": 1}, result, error)
+    assert (call.ended is None) == ("messages" in records[0])
+    assert (call.run == "t1") == ("name" in records[0]), "and not the session, which is a project at LangSmith"
