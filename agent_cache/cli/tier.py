@@ -92,12 +92,14 @@ def path_of(url: str) -> str | None:
     A text that is no URL is a path if it begins as one, or if there is such a file.
 
     Raises:
-        ConfigurationError: if there is no such file.
+        ConfigurationError: if there is no such file, or nothing in it.
     """
     is_path = "://" not in url and (url.startswith(("/", "./", "../", "~")) or Path(url).is_file())
     path = url if is_path else path_of_url(url)
-    if path is not None and not Path(path).expanduser().is_file():
-        raise ConfigurationError(f"there is no file {path!r}; a tier makes it when a program first uses it")
+    if path is not None and not ((file := Path(path).expanduser()).is_file() and file.stat().st_size):
+        raise ConfigurationError(
+            f"there is no file {path!r}, or it is empty; a tier makes it when a program first uses it"
+        )
     return path
 
 

@@ -349,6 +349,8 @@ def test_what_cannot_be_used_is_said_and_no_password_with_it(command, run, monke
     assert "there is no file" in err
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "other.db").touch()
+    assert run(command, "--url", f"{tmp_path}/other.db")[0] == 2
+    assert [file.stat().st_size for file in tmp_path.iterdir()] == [0], "an empty file is left empty"
     with closing(sqlite3.connect(tmp_path / "other.db")) as other:
         other.execute("create table a (b)")
     code, out, err = run(command, "--url", f"{tmp_path}/other.db")
