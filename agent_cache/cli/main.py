@@ -14,6 +14,8 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import partial
+from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 from agent_cache.cli.output import escaped
@@ -80,6 +82,11 @@ COMMANDS: Final = tuple(_Command(*row) for row in (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. For wrong arguments, argparse exits with 2."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stdout is None:  # it was closed
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - to the end
+    if isinstance(sys.stdout, TextIOWrapper):
+        is_settled = sys.stdout.isatty() or "PYTHONIOENCODING" in os.environ
+        sys.stdout.reconfigure(encoding=None if is_settled else "utf-8", errors="backslashreplace")
     try:
         parser = _parser(arguments)
     except ModuleNotFoundError as error:

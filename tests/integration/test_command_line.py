@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +67,25 @@ def test_a_file_that_is_no_run_is_said_in_one_line(
     lines = [line for line in capsys.readouterr().err.splitlines() if "records" not in line]
     assert any("broken.jsonl" in line for line in lines)
     assert len(lines) <= 3
+
+
+@pytest.mark.parametrize(
+    ("redirection", "environment", "code", "shown"),
+    [
+        ("", {"PYTHONIOENCODING": "ascii"}, 0, b"Zo\\xeb \\u6771"),
+        ("", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, 0, "Zoë 東".encode()),
+        (">&-", {}, 0, b""),
+        (">/dev/full", {}, 2, b""),
+        ("| head -c 1", {}, 0, b"r"),
+    ],
+)
+def test_output_goes_to_what_cannot_encode_it_is_closed_or_full(
+    redirection: str, environment: dict[str, str], code: int, shown: bytes, tmp_path: Path
+) -> None:
+    call = '{"id":1,"kind":"tool","name":"get","arguments":{"a":"Zoë 東"},"digest":"","outcome":{"value":1}}'
+    (tmp_path / "run.jsonl").write_text(f'{{"agent_cache_cassette":2}}\n{call}\n', "utf-8")
+    command = f"{sys.executable} -m agent_cache cassette show run.jsonl {redirection}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, timeout=300)
+    assert b"Traceback" not in done.stderr
+    assert (done.returncode, shown in done.stdout) == (code, True), done
