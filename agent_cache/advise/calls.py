@@ -6,22 +6,15 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from hashlib import blake2b
 from typing import Any, Final, Literal
 
 from agent_cache.core.keys import Uncacheable, key_part
 
-__all__ = ["UNKNOWN", "LoggedCall", "Unknown", "answer_digest", "is_failure", "is_transient", "key_of", "says_outage"]
+__all__ = ["UNKNOWN", "LoggedCall", "answer_digest", "is_failure", "is_transient", "key_of", "says_outage"]
 
 
-class Unknown(Enum):
-    """The type of `UNKNOWN`."""
-
-    UNKNOWN = "unknown"
-
-
-UNKNOWN: Final = Unknown.UNKNOWN
+UNKNOWN: Final = type("Unknown", (), {"__slots__": ()})()
 """The result of a call that shows none: the log has none, or a cache answered, or the call failed."""
 
 

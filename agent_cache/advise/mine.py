@@ -16,10 +16,9 @@ cache are evidence of nothing.
 2. *Links by entity.* A write that carries an id of the entity that a read is about is linked to it without a change,
    unless so many different writes met answers that nothing else could have changed, and none changed.
 3. *The rest.* What a write does to answers that no link meets must have been seen: `ENOUGH` different writes between
-   equal answers. (After eight failures in a row the true rate is below 31 % with 95 % confidence: the "rule of three"
-   of Hanley and Lippman-Hand 1983, "If nothing goes wrong, is everything all right?".) Otherwise the pair gets the
-   whole root, by a link without a change. Lists and searches need more, since an item that comes in was not in the
-   list before. Of a write on another server, all writes of that server between equal answers of this one count.
+   equal answers (the "rule of three" of Hanley and Lippman-Hand 1983: the true rate is below 31 % with 95 %
+   confidence). Otherwise the pair gets the whole root, by a link without a change. Lists and searches need more, since
+   an item may come in. Of a write on another server, all writes of that server between equal answers of this one count.
 
 An answer that changes with no write in between is *volatile*, and not to be cached. So is a read of an id whose changes
 no id explains, unless it stayed the same without a write for long enough; and where runs begin anew, one that differs

@@ -34,7 +34,7 @@ from agent_cache.toolbox.box import Toolbox
 from agent_cache.toolbox.rules import Read, Rule, Write, compiled_tags, find_rule
 
 __all__ = [
-    "Cause", "Match", "Outcome", "Policy", "StaleAnswer", "cause_of", "replay", "replay_all", "tags_in_use", "tags_of",
+    "Match", "Outcome", "Policy", "StaleAnswer", "cause_of", "replay_all", "tags_in_use", "tags_of"
 ]  # fmt: skip
 
 Tags = Rule | ReadOperation | WriteOperation
@@ -76,11 +76,6 @@ class Outcome:
         return self.unjudged > _UNJUDGED * self.hits
 
 
-def replay(calls: Iterable[LoggedCall], policy: Policy, *, advice: Advice | None = None) -> Outcome:
-    """Play a log under a policy."""
-    return replay_all(calls, {"": policy}, advice=advice)[""]
-
-
 def replay_all(
     calls: Iterable[LoggedCall],
     policies: Mapping[str, Policy],
@@ -88,7 +83,7 @@ def replay_all(
     advice: Advice | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Outcome]:
-    """Play a log under several policies, in one pass over it. See `replay`."""
+    """Play a log under several policies, in one pass over it."""
     players = {name: _Player(policy, advice) for name, policy in policies.items()}
     for number, call in enumerate(calls, 1):
         answer = answer_digest(call.result) if call.error is None and call.result is not UNKNOWN else None
@@ -394,25 +389,19 @@ def _imported(target: str) -> ModuleType:
 # Why an answer would have been stale
 
 
-class Cause(NamedTuple):
-    """Why a cache would have given a stale answer: the write, if one is known, and tags to add to both."""
-
-    write: LoggedCall | None = None
-    read_tag: str | None = None
-    write_tag: str | None = None
-
-
-def cause_of(stale: StaleAnswer, in_use: Mapping[str, Tags], advice: Advice) -> Cause:
-    """Find the write that made an answer stale, and the tags of both that would have dropped it."""
+def cause_of(
+    stale: StaleAnswer, in_use: Mapping[str, Tags], advice: Advice
+) -> tuple[LoggedCall | None, dict[str, str]]:
+    """Find the write that made an answer stale, if one is known, and the tags that are missing, by their tools."""
     needed = _templates(advice, stale.loaded)
     present = tags_of(in_use[stale.loaded.tool], stale.loaded)
     for write in reversed(stale.writes):  # the last one made the answer what it was
         for write_template, write_tags in _templates(advice, write).items():
             for read_template, read_tags in needed.items():
                 if any(meet(one, other) for one in read_tags for other in write_tags):
-                    has_tag = not {*read_tags}.isdisjoint(present)
-                    return Cause(write, None if has_tag else read_template, write_template)
-    return Cause(stale.writes[-1]) if stale.writes else Cause()
+                    of_read = {stale.loaded.tool: read_template} if {*read_tags}.isdisjoint(present) else {}
+                    return write, of_read | {write.tool: write_template}
+    return (stale.writes[-1] if stale.writes else None), {}
 
 
 def _templates(advice: Advice, call: LoggedCall) -> dict[str, tuple[str, ...]]:

@@ -23,7 +23,7 @@ from agent_cache import AgentCacheError, ConfigurationError
 from agent_cache.advise.calls import LoggedCall
 from agent_cache.advise.logs import files_of, read_log
 from agent_cache.advise.mine import mine, unwrapped
-from agent_cache.advise.replay_check import Cause, Match, Outcome, StaleAnswer, cause_of, replay_all, tags_in_use
+from agent_cache.advise.replay_check import Match, Outcome, StaleAnswer, cause_of, replay_all, tags_in_use
 from agent_cache.advise.tag_rules import Advice, RuleText, shown_name
 from agent_cache.cli.output import Printer, escaped, plural, progress, shortened, write_file
 from agent_cache.recording import Redaction
@@ -210,10 +210,10 @@ def _print_stale(printer: Printer, match: Match, outcome: Outcome, advice: Advic
     shown = partial(shown_name, redaction=redaction)
     groups: dict[tuple[str, str], list[str]] = {}
     for stale in outcome.stale_answers:
-        cause = cause_of(stale, match.policy, advice)
-        by = "" if cause.write is None else f", changed by {_call_text(cause.write, redaction)}"
+        write, missing = cause_of(stale, match.policy, advice)
+        by = "" if write is None else f", changed by {_call_text(write, redaction)}"
         text = f"       {_call_text(stale.served, redaction)}, loaded{_at(stale.loaded)}{by}"
-        groups.setdefault((stale.served.tool, _mend(stale, cause, shown)), []).append(text)
+        groups.setdefault((stale.served.tool, _mend(stale, write, missing, shown)), []).append(text)
     for (tool, mend), found in groups.items():
         printer.line(("stale", "red"), f"  {shown(tool)}: {plural(len(found), 'answer')}; {mend}")
         for text in found[:_SHOWN]:
@@ -222,14 +222,14 @@ def _print_stale(printer: Printer, match: Match, outcome: Outcome, advice: Advic
         printer.line(("stale", "red"), f"  and {more:,} more answers")
 
 
-def _mend(stale: StaleAnswer, cause: Cause, shown: Callable[[str], str]) -> str:
+def _mend(stale: StaleAnswer, write: LoggedCall | None, missing: Mapping[str, str], shown: Callable[[str], str]) -> str:
     """What to do about a stale answer."""
-    if cause.write is None:
+    if write is None:
         return "no write was in between: give it a ttl, or look for a write that is not in the log"
-    tags = (cause.read_tag, stale.served.tool), (cause.write_tag, cause.write.tool)
-    parts = [f"add {shown(tag)!r} to {shown(tool)}" for tag, tool in tags if tag is not None]
-    last = f"{shown(cause.write.tool)} was the last of {plural(len(stale.writes), 'write')} in between"
-    return " and ".join(parts) or f"{last}, and no tag that both have is known: tag both with one whole root"
+    if missing:
+        return " and ".join(f"add {shown(tag)!r} to {shown(tool)}" for tool, tag in missing.items())
+    last = f"{shown(write.tool)} was the last of {plural(len(stale.writes), 'write')} in between"
+    return f"{last}, and no tag that both have is known: tag both with one whole root"
 
 
 def _call_text(call: LoggedCall, redaction: Redaction) -> str:

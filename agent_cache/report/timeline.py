@@ -25,8 +25,7 @@ from agent_cache.resume.journal import read_journal
 from agent_cache.values.compare import escaped, plural, shortened
 
 __all__ = [
-    "CATEGORIES", "Comparison", "Drift", "Saved", "TimedCall", "Timeline", "ToolSums", "Track", "compared",
-    "model_texts", "read_timeline", "text_limit",
+    "CATEGORIES", "Comparison", "TimedCall", "Timeline", "compared", "model_texts", "read_timeline", "text_limit"
 ]  # fmt: skip
 
 CATEGORIES: Final[Mapping[str, str]] = {
@@ -54,7 +53,7 @@ def text_limit(calls: int) -> int:
     return max(_LEAST, min(_MOST, _ALL_TEXTS // (2 * max(calls, 1))))
 
 
-class Drift(NamedTuple):
+class _Drift(NamedTuple):
     """One difference of the last run from those before it: severity and kind as in `DriftEvent`, one sentence, whether
     its call is in the last run (that of a missing call is in the first), and the position of the call in
     `Timeline.calls`, -1 if it is of the whole run.
@@ -106,7 +105,7 @@ class TimedCall:
     cost: Decimal | None = None
     tags: tuple[str, ...] = ()
     loops: tuple[str, ...] = ()
-    drifts: list[Drift] = field(default_factory=list)
+    drifts: list[_Drift] = field(default_factory=list)
 
     @property
     def end(self) -> float:
@@ -119,7 +118,7 @@ class TimedCall:
         return self.name if " " in self.name else self.name.rpartition(":")[2]
 
 
-class Track(NamedTuple):
+class _Track(NamedTuple):
     """Rows of one task, or of several that follow each other: whose they are, the first one, and how many."""
 
     label: str
@@ -127,7 +126,7 @@ class Track(NamedTuple):
     rows: int
 
 
-class Saved(NamedTuple):
+class _Saved(NamedTuple):
     """What hits, validated ones included, and shared calls have saved: runs of tools, and how many seconds the loads
     took whose results the hits gave again, without the time of the hits; hits of which no load is in the run.
     """
@@ -139,7 +138,7 @@ class Saved(NamedTuple):
 
 
 @dataclass(slots=True)
-class ToolSums:
+class _ToolSums:
     """The calls of one name: how many, of each category, how many raised, their durations together, and of those that
     are model calls the tokens and US dollars, as far as known.
     """
@@ -174,9 +173,9 @@ class Timeline:
     has_times: bool
     duration: float
     calls: list[TimedCall]
-    tracks: list[Track]
+    tracks: list[_Track]
     models: Savings
-    saved: Saved
+    saved: _Saved
     cut: int
     cut_texts: int
     notes: list[str]
@@ -204,11 +203,11 @@ class Timeline:
             ahead += inner.get(found[-1], [])[::-1]
         return found
 
-    def tools(self) -> list[ToolSums]:
+    def tools(self) -> list[_ToolSums]:
         """The calls by name, those that took longest first."""
-        found: dict[str, ToolSums] = {}
+        found: dict[str, _ToolSums] = {}
         for call in self.calls:
-            sums = found.setdefault(call.name, ToolSums(call.name))
+            sums = found.setdefault(call.name, _ToolSums(call.name))
             sums.calls += 1
             sums.categories[call.category] += 1
             sums.errors += call.state == "raised"
@@ -430,7 +429,7 @@ def _add_writes_in_doubt(calls: list[TimedCall], intents: Iterable[Intent], read
 # Rows
 
 
-def _laid_out(calls: Sequence[TimedCall]) -> list[Track]:
+def _laid_out(calls: Sequence[TimedCall]) -> list[_Track]:
     """Give each call a row, so that no two overlap and each is below the call that encloses it.
 
     Tasks that follow each other have the same rows: there may be thousands of short ones, and few at a time.
@@ -453,7 +452,7 @@ def _laid_out(calls: Sequence[TimedCall]) -> list[Track]:
         for call in (call for task in own for call in tasks[task]):
             call.row += row
         label = "main task" if own[0] == 0 else f"task {own[0]}" if len(own) == 1 else f"{len(own)} tasks"
-        tracks.append(Track(label, row, height))
+        tracks.append(_Track(label, row, height))
         row += height
     return tracks
 
@@ -494,7 +493,7 @@ def _money(
     return total
 
 
-def _saved(calls: Sequence[TimedCall]) -> Saved:
+def _saved(calls: Sequence[TimedCall]) -> _Saved:
     """What hits and shared calls have saved, by the loads of the same run."""
     loads: dict[tuple[str, str], float] = {}
     hits = unknown = 0
@@ -506,7 +505,7 @@ def _saved(calls: Sequence[TimedCall]) -> Saved:
             load = loads.get((call.name, call.identity))
             hits, unknown = hits + 1, unknown + (load is None)
             ms += max((load or 0.0) - call.duration, 0.0)
-    return Saved(hits, sum(call.category == "shared" for call in calls), ms / 1000, unknown)
+    return _Saved(hits, sum(call.category == "shared" for call in calls), ms / 1000, unknown)
 
 
 # Drift
@@ -517,7 +516,7 @@ class Comparison(NamedTuple):
     in the first run and in the last; why the runs were not compared, empty if they were.
     """
 
-    drifts: tuple[Drift, ...] = ()
+    drifts: tuple[_Drift, ...] = ()
     pairs: tuple[tuple[int, int], ...] = ()
     refusal: str = ""
 
@@ -545,7 +544,7 @@ def compared(timelines: Sequence[Timeline], cassettes: Sequence[Cassette]) -> Co
         is_in_last = event.kind != "missing"
         at = at_id[is_in_last].get(event.call_id or 0, -1)
         text = escaped(rules.text(event.description))
-        drifts.append(Drift(event.severity, event.kind, text, is_in_last or at < 0, at))
+        drifts.append(_Drift(event.severity, event.kind, text, is_in_last or at < 0, at))
         if at >= 0:
             sides[is_in_last].calls[at].drifts.append(drifts[-1])
     return Comparison(tuple(drifts), tuple((at_index[0][one], at_index[1][other]) for one, other in pairs))

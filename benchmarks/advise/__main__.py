@@ -17,7 +17,7 @@ from functools import partial
 
 from agent_cache.advise.calls import LoggedCall, is_failure
 from agent_cache.advise.mine import mine, unwrapped
-from agent_cache.advise.replay_check import Outcome, Policy, replay, replay_all
+from agent_cache.advise.replay_check import Outcome, Policy, replay_all
 from agent_cache.advise.tag_rules import Advice, rules_of
 from benchmarks.advise.many_servers import LogShape, play_servers
 from benchmarks.advise.retail_log import first_quarter, interleave, rules_by_hand
@@ -164,7 +164,7 @@ def _speed() -> str:
     advice = mine(log)
     mined = time.process_time() - began
     began = time.process_time()
-    replay(log, "advised", advice=advice)
+    replay_all(log, {"": "advised"}, advice=advice)
     replayed = time.process_time() - began
     times = f"mined in {mined:.0f} s of processor time, replayed in {replayed:.0f} s"
     return f"{len(log):,} calls ({world.__name__}): {times}."

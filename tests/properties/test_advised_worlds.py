@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall
 from agent_cache.advise.mine import mine
-from agent_cache.advise.replay_check import replay
+from agent_cache.advise.replay_check import replay_all
 from agent_cache.advise.tag_rules import rules_of
 from agent_cache.toolbox.box import Toolbox
 from tests.harness.searches import searched
@@ -81,7 +81,7 @@ def log_of(world: dict[str, Any], seed: int, calls: int) -> list[LoggedCall]:
 @searched(3, 25, worlds(), st.integers(0, 1_000))
 def test_tags_learned_from_one_log_hold_on_another(world: dict[str, Any], seed: int) -> None:
     advice = mine(log_of(world, seed, 900))
-    outcome = replay(log_of(world, seed + 1, 900), rules_of(advice))
+    outcome = replay_all(log_of(world, seed + 1, 900), {"": rules_of(advice)})[""]
     assert outcome.stale_answers == ()
     assert outcome.reads > 0
 
@@ -113,8 +113,8 @@ def test_whatever_a_log_holds_its_advice_can_be_used(log: list[LoggedCall]) -> N
     assert set(advice.tools) == {call.tool for call in log}
     rules = {name or "nameless": rule for name, rule in rules_of(advice).items()}
     Toolbox(rules, namespace="any")
-    for policy in ("none", "roots", "advised", "oracle"):
-        outcome = replay(log, policy, advice=advice)
+    policies: Any = {name: name for name in ("none", "roots", "advised", "oracle")}
+    for policy, outcome in replay_all(log, policies, advice=advice).items():
         assert outcome.stale <= outcome.hits <= outcome.reads
         if policy == "advised":
             assert outcome.stale_answers == ()

@@ -10,7 +10,7 @@ import pytest
 from agent_cache.advise.calls import UNKNOWN, LoggedCall, is_failure
 from agent_cache.advise.mine import mine
 from agent_cache.advise.paths import kind_by_name
-from agent_cache.advise.replay_check import replay, replay_all, tags_of
+from agent_cache.advise.replay_check import Outcome, Policy, replay_all, tags_of
 from agent_cache.advise.tag_rules import Advice, rules_of
 from agent_cache.testing import reset
 from agent_cache.toolbox.box import Toolbox
@@ -49,6 +49,10 @@ def played(world: type[World], seed: int, length: int = LENGTH) -> list[LoggedCa
 def learned(world: type[World], seed: int = 0, length: int = LENGTH) -> Advice:
     """What such a log says."""
     return mine(played(world, seed, length))
+
+
+def replay(log: list[LoggedCall], policy: Policy, advice: Advice | None = None) -> Outcome:
+    return replay_all(log, {"": policy}, advice=advice)[""]
 
 
 def paths(advice: Advice, write: str, read: str) -> set[tuple[str, str]]:
