@@ -26,6 +26,7 @@ from agent_cache.advise.calls import UNKNOWN, LoggedCall, says_outage
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording import Cassette
 from agent_cache.recording.encryption import is_encrypted
+from agent_cache.values.compare import plural
 
 __all__ = ["Log", "files_of", "read_log"]
 
@@ -116,12 +117,11 @@ def _placed(file: int, found: list[LoggedCall]) -> list[tuple[float, int, int, L
 def _facts(calls: list[LoggedCall], files: int) -> list[str]:
     if not calls:
         return ["no call of a tool was found"]
-    counts = {"call": len(calls), "tool": len({call.tool for call in calls}), "run": len({call.run for call in calls})}
-    shown = [f"{number:,} {noun}{'' if number == 1 else 's'}" for noun, number in (counts | {"file": files}).items()]
-    kinds = {call.kind for call in calls}
+    tools, runs = len({call.tool for call in calls}), len({call.run for call in calls})
+    read = f"read {plural(len(calls), 'call')} of {plural(tools, 'tool')} in {plural(runs, 'run')}"
     facts = {
-        "read {} of {} in {}, from {}".format(*shown): True,
-        "the log does not say which tools write: that takes evidence or hints": kinds == {None},
+        f"{read}, from {plural(files, 'file')}": True,
+        "the log does not say which tools write: that takes evidence or hints": not any(call.kind for call in calls),
         "no call has a time: runs count as one after another": all(call.ended is None for call in calls),
     }
     return [text for text, is_so in facts.items() if is_so]

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -79,9 +79,7 @@ Signature = frozenset[Pair]
 """The pairs through which one write met one read."""
 
 
-def mine(
-    calls: Sequence[LoggedCall], *, ignore: Sequence[str] = (), progress: Callable[[int], None] | None = None
-) -> Advice:
+def mine(calls: Sequence[LoggedCall], *, ignore: Sequence[str] = ()) -> Advice:
     """Find what the writes of a log change, and the tags that follow."""
     calls, inner = unwrapped(calls)
     handlers = {call.tool for call in calls if call.encloses and call.kind is None}
@@ -92,8 +90,6 @@ def mine(
     kinds = {tool: _kind_of(tool, facts, servers) for tool, facts in tools.items()}
     writers = {tool for tool, (kind, _) in kinds.items() if kind != "read"}
     readers = {tool for tool, (kind, _) in kinds.items() if kind != "write"}
-    if progress is not None:
-        progress(len(calls))
     worlds = _worlds_of(calls, writers, readers)
     evidence = _Evidence(calls, find_pairs(tools, writers, readers), writers, readers, is_shared=worlds.are_one)
     return replace(_concluded(tools, kinds, evidence, worlds), inner=inner, ignored=tuple(sorted(ignored)))

@@ -113,14 +113,10 @@ class _Tool(NamedTuple):
 
 
 def _compiled_tools(policy: Policy, advice: Advice | None) -> dict[str, _Tool | None]:
-    rules: Mapping[str, Tags]
-    if not isinstance(policy, str):
-        rules = policy
-    elif advice is None:
-        raise ValueError(f"replay under {policy!r} needs advice=, which says what each tool is")
-    else:
-        rules = rules_of(advice, whole=policy == "roots")
-    return {name: _compiled(name, rule) for name, rule in rules.items()}
+    if isinstance(policy, str):
+        assert advice is not None, "it says what each tool is"
+        policy = rules_of(advice, whole=policy == "roots")
+    return {name: _compiled(name, rule) for name, rule in policy.items()}
 
 
 def _compiled(name: str, rule: Tags) -> _Tool | None:

@@ -58,13 +58,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--fail-on", choices=("any", "stale"), default="any", help=what)
     for kind in ("read", "write"):
         says = f"what the log does not say: this tool {kind}s; may have * in it, and be repeated"
-        add(f"--{kind}", dest="kinds", type=partial(_of_kind, kind), help=says, **several)
+        add(f"--{kind}", dest="kinds", type=lambda name, kind=kind: (name, kind), help=says, **several)
     add("--ignore", help="this tool does neither; likewise", **several)
     add("--redact", help="redact arguments of this name, too", **several)
-
-
-def _of_kind(kind: Literal["read", "write"], name: str) -> tuple[str, Literal["read", "write"]]:
-    return name, kind
 
 
 def run(options: argparse.Namespace) -> int:
@@ -104,8 +100,9 @@ def _studied(options: argparse.Namespace, redaction: Redaction) -> _Study:
         raise AgentCacheError(f"there is no call of a tool in {', '.join(options.runs)}: {where}")
     given = {tool: kind for tool in {call.tool for call in log.calls} if (kind := _given(tool, options.kinds))}
     calls = [replace(call, kind=given.get(call.tool, call.kind)) for call in log.calls]
-    with progress("mining", 2 * len(calls), least=_LEAST) as draw:
-        advice = mine(calls, ignore=options.ignore, progress=draw)
+    with progress("mining", len(calls), least=_LEAST) as draw:
+        draw(0)
+        advice = mine(calls, ignore=options.ignore)
     calls, _ = unwrapped(calls)
     hints: dict[str, Mapping[str, bool]] = {}
     for call in calls:

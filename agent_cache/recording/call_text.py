@@ -5,10 +5,10 @@ The texts are cut to a length. They are not escaped: what shows them does that f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from agent_cache.recording.file import RecordedCall
+from agent_cache.values.compare import plural, shortened
 
 _SHORT = 60
 _ARGUMENTS = 400
@@ -17,20 +17,20 @@ _ARGUMENTS = 400
 def call_text(call: RecordedCall) -> str:
     """The call as it would be written: ``shop:get_order(order_id='W1')``; ``shop:get_order ['W1']`` by its key."""
     if call.key is not None:
-        return f"{call.name} [{_cut(repr(call.key), _SHORT)}]"
+        return f"{call.name} [{shortened(repr(call.key), _SHORT)}]"
     return f"{call.name}({arguments_text(call)})"
 
 
 def described(name: str, arguments: dict[str, Any], each: int = _SHORT, most: int = _ARGUMENTS) -> str:
     """A call as it would be written; of the arguments as many characters of each and of all are shown."""
-    text = ", ".join(f"{key}={_cut(repr(value), each)}" for key, value in arguments.items())
-    return f"{name}({_cut(text, most)})"
+    text = ", ".join(f"{key}={shortened(repr(value), each)}" for key, value in arguments.items())
+    return f"{name}({shortened(text, most)})"
 
 
 def arguments_text(call: RecordedCall, each: int = _SHORT, most: int = _ARGUMENTS) -> str:
     """The arguments by name: of a request to a model, the last message alone."""
     shown = call.arguments
-    if call.kind == "llm" and {"json", "messages"} & shown.keys() and (message := _last_text(shown)) is not None:
+    if call.kind == "llm" and {"json", "messages"} & shown.keys() and (message := last_text(shown)) is not None:
         shown = {"...": message}  # all requests to a model begin alike
     return described("", shown, each, most)[1:-1]
 
@@ -42,7 +42,7 @@ def outcome_text(call: RecordedCall, most: int = _SHORT) -> str:
         return _response_text(response, most)
     if not isinstance(stream, dict):
         return _result_text(call.outcome, most)
-    chunks, end = _counted(stream.get("chunks", ()), "chunk"), stream.get("end") or {}
+    chunks, end = plural(len(stream.get("chunks", ())), "chunk"), stream.get("end") or {}
     return chunks if end.get("value", end) is None else f"{chunks}, {_result_text(end, most)}"
 
 
@@ -61,12 +61,12 @@ def duration_text(ms: float) -> str:
     return f"{ms / 1000:.1f} s" if ms < 120_000 else f"{ms / 60_000:.1f} min"
 
 
-_HOLDERS = ("json", "messages", "contents", "input", "prompt", "choices", "candidates", "message", "output", "content",
-            "parts", "text")  # fmt: skip
+_HOLDERS = ("json", "messages", "contents", "input", "prompt", "question", "choices", "candidates", "message", "output",
+            "content", "parts", "text", "body", "request")  # fmt: skip
 """Where the texts of requests to models and of their answers stand, the outer ones first."""
 
 
-def _last_text(value: Any) -> str | None:
+def last_text(value: Any) -> str | None:
     """The text of the last message in a request to a model or in its answer; None if there is none."""
     while not isinstance(value, str):
         if isinstance(value, list) and value:
@@ -81,10 +81,10 @@ def _last_text(value: Any) -> str | None:
 def _response_text(response: dict[str, Any], most: int) -> str:
     pieces = {field: response.get(field) for field in ("events", "frames", "lines")}
     parts = [str(response.get("status", ""))]
-    parts += [_counted(one, field.removesuffix("s")) for field, one in pieces.items() if isinstance(one, list)]
+    parts += [plural(len(one), field.removesuffix("s")) for field, one in pieces.items() if isinstance(one, list)]
     if "json" in response or "text" in response:
         body = response.get("json", response.get("text"))
-        parts.append(_cut(repr(_last_text(body) or body), most))
+        parts.append(shortened(repr(last_text(body) or body), most))
     if isinstance(response.get("end"), dict):
         parts.append(_result_text(response["end"], most))
     return ", ".join(parts)
@@ -94,20 +94,12 @@ def _result_text(outcome: dict[str, Any], most: int) -> str:
     error = outcome.get("error")
     if isinstance(error, dict):
         name, message = str(error.get("type", "")).removeprefix("builtins:"), str(error.get("message") or "")
-        return f"raised {name}{': ' if message else ''}{_cut(message.replace(chr(10), ' '), most)}"
+        return f"raised {name}{': ' if message else ''}{shortened(message.replace(chr(10), ' '), most)}"
     for form in ("value", "typed", "any"):
         if form in outcome:
-            return _cut(repr(outcome[form]), most)
+            return shortened(repr(outcome[form]), most)
     if "object" in outcome:
-        return f"{outcome['object'][0]} {_cut(repr(outcome['object'][1]), most)}"
+        return f"{outcome['object'][0]} {shortened(repr(outcome['object'][1]), most)}"
     if "unencodable" in outcome:
         return f"a {outcome['unencodable']}, not written down"
     return ", ".join(outcome) or "nothing"
-
-
-def _counted(parts: Sequence[Any], noun: str) -> str:
-    return f"{len(parts)} {noun}{'' if len(parts) == 1 else 's'}"
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 3]}..."

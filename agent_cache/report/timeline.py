@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agent_cache.errors import CassetteError
-from agent_cache.recording.call_text import arguments_text, has_error, outcome_text
+from agent_cache.recording.call_text import arguments_text, has_error, last_text, outcome_text
 from agent_cache.recording.cassette import Cassette, recorded_rules, redact_call
 from agent_cache.recording.drift import Baseline, DriftSeverity
 from agent_cache.recording.file import Intent, RecordedCall
@@ -321,26 +321,13 @@ def model_texts(call: RecordedCall) -> tuple[str, str]:
 
     Known are the requests and answers of OpenAI (both APIs), Anthropic and Google, and functions with a ``prompt``.
     """
-    return _last_message(call.arguments), _answer_of(call.outcome)
+    return last_text(call.arguments) or "", _answer_of(call.outcome)
 
 
-_ASKED = ("messages", "input", "contents", "prompt", "question", "text", "body", "json", "request")
 _ANSWERED = (
     "choices", "message", "delta", "candidates", "content", "parts", "output", "output_text", "text", "json", "value",
     "typed", "any", "response", "events", "chunks", "data",
 )  # fmt: skip
-
-
-def _last_message(value: Any, depth: int = 0) -> str:
-    if isinstance(value, str):
-        return value if depth else ""
-    if isinstance(value, list) and value:
-        return _last_message(value[-1], depth + 1)
-    if isinstance(value, dict) and depth < 8:
-        for name in ("content", "parts", *_ASKED):
-            if found := _last_message(value.get(name), depth + 1):
-                return found
-    return ""
 
 
 def _answer_of(value: Any, depth: int = 0) -> str:
