@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--fail-on", choices=("any", "stale"), default="any", help=what)
     for kind in ("read", "write"):
         says = f"what the log does not say: this tool {kind}s; may have * in it, and be repeated"
-        add(f"--{kind}", dest="kinds", type=lambda name, kind=kind: (name, kind), help=says, **several)
+        add(f"--{kind}", dest="kinds", type=partial(lambda kind, name: (name, kind), kind), help=says, **several)
     add("--ignore", help="this tool does neither; likewise", **several)
     add("--redact", help="redact arguments of this name, too", **several)
 
