@@ -239,7 +239,7 @@ def _kind_of(value: Any) -> Any:
 def _is_installed(function: types.FunctionType, own: set[str]) -> bool:
     path = function.__code__.co_filename
     is_own = str(function.__module__).partition(".")[0] in own
-    return not is_own and ("site-packages" in path or path.startswith((_LIBRARY, "<")))
+    return not is_own and ("site-packages" in path or "dist-packages" in path or path.startswith((_LIBRARY, "<")))
 
 
 def _names_in(code: types.CodeType) -> set[str]:

@@ -110,9 +110,11 @@ class Name(str):
     __slots__ = ()
 
 
-class Secret:
-    def __init__(self, text: str) -> None:
-        self._text = text
+@dataclass
+class Anonymous:
+    """Deps whose user hides in an object that is no data."""
+
+    token: Plain
 
 
 class Member:
@@ -123,12 +125,22 @@ class Member:
         self.title = name
 
 
-def of_package(name: str, **attributes: Any) -> Any:
-    """An object of a class that an installed package defines."""
-    kind = type(name, (), {"__module__": pytest.__name__})
-    made = kind()
-    made.__dict__.update(attributes)
-    return made
+class Absent:
+    """Computes what it has."""
+
+    @property
+    def name(self) -> str:
+        return "ada"
+
+
+class WrapperOfUser(RunContextWrapper):
+    """A program's own, whose class is no framework's."""
+
+    __module__ = __name__
+
+    def __init__(self, context: Any, user: str) -> None:
+        super().__init__(context)
+        self.user = user
 
 
 class Anyone:
@@ -136,11 +148,28 @@ class Anyone:
         self.__dict__.update(attributes)
 
 
-@dataclass
-class Anonymous:
-    """Deps whose user hides in an object that is no data."""
+def of_package(name: str, **attributes: Any) -> Any:
+    """An object of a class that an installed package defines."""
+    return type(name, (Anyone,), {"__module__": pytest.__name__})(**attributes)
 
-    token: Secret
+
+def nested(depth: int) -> Any:
+    return functools.reduce(lambda inner, _: {"inner": inner}, range(depth), "ada")
+
+
+def reading(kind: Any = RunContext, **options: Any) -> Any:
+    """A decorated tool that returns how often it has run, called with a context."""
+    runs = itertools.count()
+
+    async def tool(ctx: Any, number: int = 0) -> int:
+        return next(runs)
+
+    tool.__annotations__["ctx"] = kind
+    return AgentCache("ticket", **options)(tool)
+
+
+async def answers(read: Any, contexts: Any) -> list[int]:
+    return [await read(one) for one in contexts]
 
 
 DEPS: dict[str, Callable[[str], Any]] = {
@@ -156,7 +185,7 @@ DEPS: dict[str, Callable[[str], Any]] = {
     "a user in a plain object": lambda name: {"auth": types.SimpleNamespace(user=Plain(name))},
     "a user beside a client in a plain object": lambda name: Anyone(user=name, client=Client()),
     "a text of a class of one's own": Name,
-    "a secret": lambda name: Anonymous(Secret(name)),
+    "a secret": lambda name: Anonymous(Plain(name)),
     "objects of other classes in a list": lambda name: {"people": [type(name, (Plain,), {})("7")]},
     "plain objects in a list": lambda name: {"lang": "en", "people": [Plain(name)]},
     "a user who is referred to by what she has": lambda name: {"lang": "en", "user": Member(name)},
@@ -165,67 +194,11 @@ DEPS: dict[str, Callable[[str], Any]] = {
         "lang": "en",
         "http": of_package("WebRequest", headers={"Authorization": name, "TraceParent": uuid.uuid4()}, stream=Client()),
     },
+    "what is called as a step, and holds a user": lambda name: {"step": {"user": name, "number": 7}},
+    "what is called as an id, and holds a user": lambda name: {"run_id": {"user": name, "number": 7}},
 }
-
-
-def reads_of(shape: str, **options: Any) -> Callable[[Any], Any]:
-    """A decorated tool that returns how often it has run, called with a context."""
-    runs = itertools.count()
-
-    if shape == "async":
-
-        @AgentCache("ticket", **options)
-        async def tool(ctx: RunContext, number: int = 0) -> int:
-            return next(runs)
-
-        return tool
-
-    @AgentCache("ticket", **options)
-    def blocking_stream(ctx: RunContext, number: int = 0) -> Iterator[int]:
-        yield next(runs)
-
-    async def read_blocking(ctx: Any) -> int:
-        (answer,) = blocking_stream(ctx)
-        return answer
-
-    return read_blocking
-
-
-SHAPES = ["async", "sync stream"]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-async def test_a_decorated_tool_of_every_shape_keeps_two_users_apart(shape: str):
-    read = reads_of(shape)
-    assert [await read(RunContext(Deps(user))) for user in ("ada", "bob", "ada", "bob")] == [0, 1, 0, 1]
-    assert get_metrics()["uncached"] == 0
-
-
-@pytest.mark.parametrize("kind", DEPS)
-async def test_users_are_told_apart_by(kind: str):
-    read, made = reads_of("async"), DEPS[kind]
-    first, second = await read(RunContext(made("ada"))), await read(RunContext(made("robert")))
-    assert first != second
-    assert await read(RunContext(made("ada"))) == first
-    assert await read(RunContext(made("robert"))) == second
-    assert get_metrics()["uncached"] == 0
-
-
-async def test_a_run_without_anything_of_its_own_is_cached():
-    read = reads_of("async")
-    assert await read(RunContext(None)) == await read(RunContext(None)) == await read(None)
-    assert await read(RunContext(Deps("ada"))) != await read(RunContext(None))
-    assert get_metrics()["hits"] == 3
-
-
-async def test_ids_of_runs_threads_and_requests_tell_nobody_apart():
-    read = reads_of("async")
-    for number in range(3):
-        deps = {"user": "ada", "run_id": number, "request_id": str(number), "trace_id": number, "threadId": number}
-        assert await read(RunContext(deps)) == 0
-
-
 CONTEXTS: dict[str, tuple[Any, Callable[[str], Any]]] = {
+    **{f"deps: {name}": (RunContext, lambda user, made=made: RunContext(made(user))) for name, made in DEPS.items()},
     "OpenAI Agents": (RunContextWrapper, lambda user: RunContextWrapper(Deps(user))),
     "LangGraph's context": (ToolRuntime, lambda user: ToolRuntime(Deps(user))),
     "LangGraph's configurable": (ToolRuntime, lambda user: ToolRuntime(customer=user)),
@@ -242,183 +215,108 @@ CONTEXTS: dict[str, tuple[Any, Callable[[str], Any]]] = {
         lambda user: ReadonlyContext("app", **{"user:plan": user, "turn": uuid.uuid4()}),
     ),
     "metadata of a run": (RunContext, lambda user: RunContext(None, {"tenantId": user, "attempt": uuid.uuid4()})),
-}
+    **{
+        f"a subclass of a context around {context}": (
+            RunContextWrapper,
+            lambda user, context=context: WrapperOfUser(context, user),
+        )
+        for context in (None, {"region": "eu"}, {"user_id": "z"})
+    },
+    **{
+        f"a state with {name}": (
+            ToolRuntime,
+            lambda user, name=name: ToolRuntime(state={name: user, "turn": uuid.uuid4(), "progress_token": object()}),
+        )
+        for name in (
+            "user", "user_id", "userId", "userid", "user_info", "current_user", "x_user_id", "subject", "sub", "uid",
+            "customer_email", "tenant", "organisation_id", "auth", "session", "token", "access_token", "claims",
+        )
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
-async def test_each_context_says_who_asks(name: str):
+async def test_users_are_told_apart_by(name: str):
     kind, made = CONTEXTS[name]
-    runs = itertools.count()
-
-    async def tool(ctx: Any) -> int:
-        return next(runs)
-
-    tool.__annotations__["ctx"] = kind
-    read = AgentCache("ticket")(tool)
-    assert [await read(made(user)) for user in ("ada", "bob", "ada", "bob")] == [0, 1, 0, 1]
+    users = ("ada", "robert", "ada", "robert")
+    assert await answers(reading(kind), map(made, users)) == [0, 1, 0, 1]
     assert get_metrics()["uncached"] == 0
 
 
-@pytest.mark.parametrize("what", ["a large state", "steps"])
-async def test_the_data_and_the_steps_of_a_graph_tell_nobody_apart(what: str):
-    runs = itertools.count()
+ONE_USER: dict[str, tuple[Any, Callable[[int], Any]]] = {
+    "nothing of its own": (RunContext, lambda number: RunContext(None) if number else None),
+    "ids of runs, threads and requests": (
+        RunContext,
+        lambda number: RunContext({"user": "ada", "run_id": number, "trace_id": str(number), "threadId": number}),
+    ),
+    "the steps of a graph": (
+        ToolRuntime,
+        lambda step: ToolRuntime(
+            state={"messages": [object()] * step, "remaining_steps": step, "draft": str(step)}, checkpoint_ns=str(step)
+        ),
+    ),
+    "the data of a graph": (
+        ToolRuntime,
+        lambda step: ToolRuntime(state={"documents": {str(one): {"user": step} for one in range(20_000)}}),
+    ),
+    "a run's id beside something else": (RunContext, lambda number: RunContext({"run_id": number, "lang": "en"})),
+    **{
+        f"a context made anew around {what}": (
+            RunContext,
+            lambda _, made=made: RunContext({"user": "ada", "lang": "en", "session": made(), "x": made()}),
+        )
+        for what, made in {
+            "a logger": lambda: logging.getLogger("x"),
+            "a function": lambda: print,
+            "a client of one's own": Client,
+            "a client of a package": lambda: of_package("HttpClient", headers={"x": uuid.uuid4()}, p=threading.Lock()),
+            "a session of a package": lambda: of_package("AsyncSession", sync=threading.Lock(), started=uuid.uuid4()),
+        }.items()
+    },
+}
 
-    @AgentCache("ticket")
-    async def read(runtime: ToolRuntime) -> int:
-        return next(runs)
 
-    for step in range(3):
-        state: dict[str, Any] = {"messages": [object()] * step, "remaining_steps": step, "draft": str(step)}
-        if what == "a large state":
-            state = {"documents": {str(one): {"user": step} for one in range(20_000)}}
-        assert await read(ToolRuntime(state=state, checkpoint_ns=str(step))) == 0
+@pytest.mark.parametrize("name", ONE_USER)
+async def test_one_user_has_her_hits_with(name: str):
+    kind, made = ONE_USER[name]
+    assert await answers(reading(kind), map(made, range(3))) == [0] * 3
     assert get_metrics()["uncached"] == 0
 
 
 # What cannot be told
 
+OPAQUE: dict[str, tuple[str, Callable[[], Any]]] = {
+    "a client alone": ("", Client),
+    "a client with settings": ("", lambda: Anyone(headers={}, timeout=5.0, pool=Client())),
+    "a function": ("", lambda: lambda: "ada"),
+    "an object without attributes": ("", object),
+    "what computes all that it has": ("", Absent),
+    "a client beside a constant": ("deps.x", lambda: {"lang": "en", "x": Client()}),
+    "an object that may hold a client": ("", lambda: {"lang": "en", "x": Anyone(name="ada", lock=threading.Lock())}),
+    "more than a user can be": ("deps.rows", lambda: {"lang": "en", "rows": list(range(20_000))}),
+    "an id of a run alone": ("", lambda: {"run_id": 7}),
+    "a step of a graph alone": ("", lambda: {"langgraph_step": 7}),
+    # One user that cannot be compared keeps all from being shared.
+    "a function named for someone": ("deps.user", lambda: {"tenant_id": 1, "user": lambda: "ada"}),
+    "what computes all, named for someone": ("deps.auth", lambda: {"tenant_id": 1, "auth": Absent()}),
+    "what is nested too deep": ("reading its context", lambda: {"tenant_id": 1, "inner": nested(2_000)}),
+}
 
-async def test_a_context_that_cannot_say_who_asks_makes_its_calls_uncached(caplog: pytest.LogCaptureFixture):
-    read = reads_of("async")
+
+@pytest.mark.parametrize("name", OPAQUE)
+async def test_nothing_is_shared_with_one_warning_by(name: str, caplog: pytest.LogCaptureFixture):
+    what, made = OPAQUE[name]
     with caplog.at_level(logging.WARNING):
-        assert [await read(RunContext(Client())) for _ in range(3)] == [0, 1, 2]
+        assert await answers(reading(), [RunContext(made()) for _ in range(3)]) == [0, 1, 2]
     assert get_metrics()["uncached"] == 3
     (warning,) = caplog.messages
+    assert f"UnknownAsker: {what}" in warning
     assert "vary=" in warning
     assert "shared=True" in warning
 
 
-class Absent:
-    """Computes what it has."""
-
-    @property
-    def name(self) -> str:
-        return "ada"
-
-
-OPAQUE: dict[str, Callable[[], Any]] = {
-    "a client alone": Client,
-    "a client with settings": lambda: Anyone(headers={}, timeout=5.0, pool=Client()),
-    "a function": lambda: lambda: "ada",
-    "an object without attributes": object,
-    "what computes all that it has": Absent,
-    "a client beside a constant": lambda: {"lang": "en", "x": Client()},
-    "an object that may hold a client": lambda: {"lang": "en", "x": Anyone(name="ada", lock=threading.Lock())},
-    "more than a user can be": lambda: {"lang": "en", "rows": list(range(20_000))},
-}
-
-
-def nested(depth: int) -> Any:
-    return functools.reduce(lambda inner, _: {"inner": inner}, range(depth), "ada")
-
-
-UNREADABLE: dict[str, tuple[str, Callable[[], Any]]] = {
-    "a function in a field named for someone": ("deps.user", lambda: {"user": lambda: "ada"}),
-    "what computes all that it has in one": ("deps.auth", lambda: {"auth": Absent()}),
-    "what is nested too deep": ("reading its context", lambda: {"inner": nested(2_000)}),
-}
-
-
-@pytest.mark.parametrize("kind", UNREADABLE)
-async def test_one_user_that_cannot_be_compared_keeps_all_from_being_shared(
-    kind: str, caplog: pytest.LogCaptureFixture
-):
-    read, (field_name, made) = reads_of("async"), UNREADABLE[kind]
-    with caplog.at_level(logging.WARNING):
-        answers = [await read(RunContext({"lang": "en", "tenant_id": 1, **made()})) for _ in range(2)]
-    assert answers == [0, 1]
-    assert get_metrics()["uncached"] == 2
-    (warning,) = caplog.messages
-    assert f"UnknownAsker: {field_name}" in warning
-    assert "vary=" in warning
-
-
-INFRASTRUCTURE: dict[str, Callable[[], Any]] = {
-    "a logger": lambda: logging.getLogger("x"),
-    "a function": lambda: print,
-    "a client of one's own": Client,
-    "a client of another package": lambda: of_package(
-        "HttpClient", headers={"x": uuid.uuid4()}, _pool=threading.Lock()
-    ),
-    "a session of another package": lambda: of_package("AsyncSession", sync=threading.Lock(), started=uuid.uuid4()),
-}
-
-
-@pytest.mark.parametrize("kind", INFRASTRUCTURE)
-async def test_one_user_has_her_hits_with_a_context_made_anew_around(kind: str):
-    read, made = reads_of("async"), INFRASTRUCTURE[kind]
-    assert [
-        await read(RunContext({"user": "ada", "lang": "en", "session": made(), "x": made()})) for _ in range(3)
-    ] == [0] * 3
-    assert get_metrics()["uncached"] == 0
-
-
-@pytest.mark.parametrize("name", ["step", "run_id"])
-async def test_what_is_called_as_an_id_and_holds_a_user_counts(name: str):
-    read = reads_of("async")
-    contexts = [RunContext({name: {"user": user, "number": 7}}) for user in ("ada", "bob", "ada")]
-    assert [await read(context) for context in contexts] == [0, 1, 0]
-
-
-class WrapperOfUser(RunContextWrapper):
-    """A program's own, whose class is no framework's."""
-
-    __module__ = __name__
-
-    def __init__(self, context: Any, user: str) -> None:
-        super().__init__(context)
-        self.user = user
-
-
-@pytest.mark.parametrize("context", [None, {"region": "eu"}, {"user_id": "z"}])
-async def test_what_a_subclass_adds_to_a_context_counts_where_it_is_named_for_someone(context: Any):
-    runs = itertools.count()
-
-    @AgentCache("ticket")
-    async def read(ctx: RunContextWrapper) -> int:
-        return next(runs)
-
-    assert [await read(WrapperOfUser(context, user)) for user in ("ada", "bob", "ada")] == [0, 1, 0]
-
-
-IDS = ["run_id", "langgraph_step"]
-
-
-@pytest.mark.parametrize("name", IDS)
-async def test_an_id_of_a_run_as_the_only_field_says_who_asks_for_all_that_is_known(name: str):
-    read = reads_of("async")
-    assert [await read(RunContext({name: user})) for user in ("ada", "bob")] == [0, 1]
-    assert get_metrics()["uncached"] == 2
-    assert [await read(RunContext({name: user, "lang": "en"})) for user in ("ada", "bob")] == [2, 2]
-
-
-NAMES = [
-    "user", "user_id", "userId", "userid", "user_info", "current_user", "x_user_id", "subject", "sub", "uid",
-    "customer_email", "tenant", "organisation_id", "auth", "session", "token", "access_token", "claims",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMES)
-async def test_a_field_of_a_state_that_is_named_for_someone_counts(name: str):
-    runs = itertools.count()
-
-    @AgentCache("ticket")
-    async def read(runtime: ToolRuntime) -> int:
-        return next(runs)
-
-    states = [{name: one, "turn": uuid.uuid4(), "progress_token": uuid.uuid4()} for one in ("ada", "bob", "ada")]
-    assert [await read(ToolRuntime(state=state)) for state in states] == [0, 1, 0]
-
-
-@pytest.mark.parametrize("kind", OPAQUE)
-async def test_nothing_is_shared_by(kind: str):
-    read = reads_of("async")
-    assert await read(RunContext(OPAQUE[kind]())) != await read(RunContext(OPAQUE[kind]()))
-    assert get_metrics()["uncached"] == 2
-
-
 async def test_a_session_with_a_tenant_says_who_asks_where_the_context_does_not():
-    read = reads_of("async")
+    read = reading()
     for user, expected in [("ada", 0), ("bob", 1), ("ada", 0)]:
         async with AgentCacheSession(tenant=user):
             assert await read(RunContext(Client())) == expected
@@ -427,16 +325,21 @@ async def test_a_session_with_a_tenant_says_who_asks_where_the_context_does_not(
 
 # Options
 
+OPTIONS: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "shared": ({"shared": True}, [0, 0, 0, 0]),
+    "vary": ({"vary": lambda given: given["ctx"].deps["team"]}, [0, 0, 1, 0]),
+    "ignore": ({"ignore": ("ctx",)}, [0, 0, 0, 0]),
+    "skip_args": ({"skip_args": 1}, [0, 1, 2, 0]),
+    "key": ({"key": lambda ctx, number: number}, [0, 1, 2, 0]),
+}
 
-async def test_shared_gives_all_users_the_same_answer():
-    read = reads_of("async", shared=True)
-    assert [await read(RunContext(deps)) for deps in (Deps("ada"), Deps("bob"), Client(), None)] == [0] * 4
 
-
-async def test_vary_says_what_of_a_context_counts():
-    read = reads_of("async", vary=lambda given: given["ctx"].deps["team"])
-    teams = [{"user": "ada", "team": "a"}, {"user": "bob", "team": "a"}, {"user": "cleo", "team": "c"}]
-    assert [await read(RunContext(deps)) for deps in teams] == [0, 0, 1]
+@pytest.mark.parametrize("name", OPTIONS)
+async def test_an_option_says_what_of_a_context_counts(name: str):
+    options, expected = OPTIONS[name]
+    teams = [("ada", "a"), ("bob", "a"), ("cleo", "c"), ("ada", "a")]
+    contexts = [RunContext({"user": user, "team": team}) for user, team in teams]
+    assert await answers(reading(**options), contexts) == expected
 
 
 def test_options_that_contradict_each_other_are_refused():
@@ -447,36 +350,31 @@ def test_options_that_contradict_each_other_are_refused():
             make("ticket", shared="yes")  # type: ignore[arg-type]
 
 
-async def test_what_ignore_names_says_nothing_and_what_is_skipped_by_number_does():
-    ignoring, skipping = reads_of("async", ignore=("ctx",)), reads_of("async", skip_args=1)
-    assert [await ignoring(RunContext(Deps(user))) for user in ("ada", "bob")] == [0, 0]
-    assert [await skipping(RunContext(Deps(user))) for user in ("ada", "bob", "ada")] == [0, 1, 0]
+async def test_a_stream_and_a_tier_keep_users_apart_and_a_write_drops_the_answers_of_all():
+    runs = itertools.count()
 
+    @AgentCache("letter")
+    def chunks(ctx: RunContext) -> Iterator[int]:
+        yield next(runs)
 
-async def test_a_write_drops_the_answers_of_all_users():
-    read = reads_of("async")
+    async def stream(ctx: Any) -> int:
+        (answer,) = chunks(ctx)
+        return answer
 
     @AgentCacheInvalidator("ticket", shared=True)
     async def write(ctx: RunContext) -> None: ...
 
-    for user in ("ada", "bob"):
-        await read(RunContext(Deps(user)))
-    await write(RunContext(Deps("ada")))
-    assert [await read(RunContext(Deps(user))) for user in ("ada", "bob")] == [2, 3]
-
-
-async def test_two_users_share_nothing_in_a_tier_and_one_user_finds_her_answer_there():
-    runs = itertools.count()
-
-    @AgentCache("ticket", remote_cache=MemoryTier())
-    async def read(ctx: RunContext) -> int:
-        return next(runs)
-
-    answers = []
-    for user in ("ada", "bob", "ada", "bob"):
-        answers.append(await read(RunContext(Deps(user))))
-        read.clear()  # in this process
-    assert answers == [0, 1, 0, 1]
+    users = [RunContext(Deps(user)) for user in ("ada", "bob", "ada")]
+    assert await answers(stream, users) == [0, 1, 0]
+    read = reading(remote_cache=MemoryTier())
+    for expected in ([0, 1, 0], [0, 1, 0], [2, 3, 2]):
+        if expected[0]:
+            await write(users[0])
+        found = []
+        for user in users:
+            read.clear()  # in this process
+            found.append(await read(user))
+        assert found == expected
 
 
 # Tools that are known by name
@@ -485,65 +383,52 @@ async def test_two_users_share_nothing_in_a_tier_and_one_user_finds_her_answer_t
 class Desk:
     """A toolbox, and tools that return how often they have run."""
 
-    def __init__(self, rule: Any) -> None:
-        self.box = Toolbox({"my_*": rule}, namespace=f"desk{next(_desks)}")
+    def __init__(self, rule: Any, door: str = "call", **options: Any) -> None:
+        self.box, self.door, self.options = Toolbox({"my_*": rule}, namespace=f"desk{next(_desks)}"), door, options
         self.runs = itertools.count()
 
-    async def call(self, context: Any, **options: Any) -> Any:
+    async def __call__(self, context: Any, **options: Any) -> Any:
         async def run() -> int:
             return next(self.runs)
 
-        return await self.box.call("my_tickets", {}, run, context=context, **options)
-
-    async def call_sync(self, context: Any, **options: Any) -> Any:
-        return self.box.call_sync("my_tickets", {}, lambda: next(self.runs), context=context, **options)
+        asked = {"context": context, **self.options, **options}
+        if self.door == "call":
+            return await self.box.call("my_tickets", {}, run, **asked)
+        return self.box.call_sync("my_tickets", {}, lambda: next(self.runs), **asked)
 
 
 _desks = itertools.count()
-DOORS = ["call", "call_sync"]
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_a_toolbox_keeps_two_users_apart(door: str):
-    call = getattr(Desk(Read("ticket")), door)
-    assert [await call(RunContext(Deps(user))) for user in ("ada", "bob", "ada", "bob")] == [0, 1, 0, 1]
-    assert [await call(RunContext(None)), await call(None)] == [2, 2]
-    assert [await call(RunContext(Deps(user)), vary="x") for user in ("ada", "bob", "ada")] == [3, 4, 3]
-
-
-async def test_a_rule_can_share_answers_or_say_what_counts():
+@pytest.mark.parametrize("door", ["call", "call_sync"])
+async def test_a_toolbox_keeps_two_users_apart_unless_its_rule_says_what_counts(door: str):
+    users = [RunContext(Deps(user)) for user in ("ada", "bob", "ada")]
+    desk = Desk(Read("ticket"), door)
+    assert await answers(desk, users) == [0, 1, 0]
+    assert await answers(desk, [RunContext(None), None]) == [2, 2]
+    assert await answers(functools.partial(desk, vary="x"), users) == [3, 4, 3]
     for rule in (Read("ticket", shared=True), Read("ticket", vary=lambda: "all")):
-        call = Desk(rule).call
-        assert [await call(RunContext(deps)) for deps in (Deps("ada"), Deps("bob"), Client())] == [0] * 3
-    keyed = Desk(Read("ticket", key=lambda **given: 1)).call
-    assert [await keyed(RunContext(Deps(user))) for user in ("ada", "bob", "ada")] == [0, 1, 0]
+        assert await answers(Desk(rule, door), [*users, RunContext(Client())]) == [0] * 4
+    assert await answers(Desk(Read("ticket", key=lambda **given: 1), door), users) == [0, 1, 0]
 
 
 async def test_a_toolbox_runs_uncached_what_nobody_can_tell_and_explain_lists_it(caplog: pytest.LogCaptureFixture):
     desk = Desk(Read("ticket"))
     with caplog.at_level(logging.WARNING):
-        assert [await desk.call(RunContext(Client())) for _ in range(3)] == [0, 1, 2]
+        assert await answers(desk, [RunContext(Client())] * 3) == [0, 1, 2]
     assert "vary=" in caplog.messages[0]
     (problem,) = desk.box.explain([ToolInfo("my_tickets", takes_context=True)]).problems
     assert "my_tickets" in problem
     assert "shared=True" in problem
 
 
-@pytest.mark.parametrize("make", ["decorated", "toolbox"])
-async def test_a_vary_that_returns_a_coroutine_is_refused(make: str):
+async def test_a_vary_that_returns_a_coroutine_is_refused():
     async def later(*_: Any) -> str:
         return "ada"
 
-    if make == "decorated":
-        read: Any = reads_of("async", vary=lambda given: later())
-    else:
-        desk = Desk(Read("ticket"))
-
-        def read(ctx: Any) -> Any:
-            return desk.call(None, vary=later())
-
-    with pytest.raises(ConfigurationError, match=r"vary.* returned a coroutine"):
-        await read(RunContext(None))
+    for read in (reading(vary=lambda given: later()), lambda ctx: Desk(Read("ticket"))(None, vary=later())):
+        with pytest.raises(ConfigurationError, match=r"vary.* returned a coroutine"):
+            await read(RunContext(None))
 
 
 RULES = """
@@ -578,10 +463,10 @@ async def test_a_wrapped_function_keeps_two_users_apart_unless_it_is_shared():
     box = Toolbox({"my_*": Read("ticket")}, namespace="wrapped")
     tickets, letters = wrap(my_tickets, box=box), wrap(my_letters, box=box)
     ours = wrap(my_tickets, box=box, name="my_own", shared=True)
-    users = ("ada", "bob", "ada")
-    assert [await tickets(RunContext(Deps(user))) for user in users] == [0, 1, 0]
-    assert [letters(RunContext(Deps(user))) for user in users] == [2, 3, 2]
-    assert [await ours(RunContext(Deps(user))) for user in users] == [4, 4, 4]
+    users = [RunContext(Deps(user)) for user in ("ada", "bob", "ada")]
+    assert await answers(tickets, users) == [0, 1, 0]
+    assert [letters(user) for user in users] == [2, 3, 2]
+    assert await answers(ours, users) == [4, 4, 4]
     rows = explain([tickets, ours], box)
     assert "context" in rows[0].why + rows[1].why
 
@@ -589,55 +474,46 @@ async def test_a_wrapped_function_keeps_two_users_apart_unless_it_is_shared():
 # Who asks, as recordings keep it
 
 
-def asker_of(tool: Any, **arguments: Any) -> Any:
-    return tool.__agent_cache__.asker_of(arguments)
+def asker_of(tool: Any, deps: Any, number: int = 7) -> Any:
+    return tool.__agent_cache__.asker_of({"ctx": RunContext(deps), "number": number})
 
 
-def test_of_reads_and_writes_the_user_fields_of_their_contexts_count():
+def test_of_reads_and_writes_the_user_fields_of_their_contexts_count_or_what_vary_returns():
     async def tool(ctx: RunContext, number: int) -> None: ...
 
     for decorator in (AgentCache("r"), AgentCacheInvalidator("r")):
         decorated = decorator(tool)
-        ada, bob = [asker_of(decorated, ctx=RunContext(Deps(user)), number=7) for user in ("ada", "bob")]
+        ada, bob = (asker_of(decorated, Deps(user)) for user in ("ada", "bob"))
         assert isinstance(ada, str)
         assert ada != bob
-        assert asker_of(decorated, ctx=RunContext(Deps("ada")), number=8) == ada
-        assert asker_of(decorated, ctx=RunContext(None), number=7) is None
+        assert asker_of(decorated, Deps("ada"), 8) == ada
+        assert asker_of(decorated, None) is None
         with pytest.raises(UnknownAsker, match="shared=True"):
-            asker_of(decorated, ctx=RunContext(object()), number=7)
+            asker_of(decorated, object())
     for decorator in (AgentCache("s", shared=True), AgentCacheInvalidator("s", shared=True)):
-        assert asker_of(decorator(tool), ctx=RunContext(Deps("ada")), number=7) is None
-
-
-def test_what_vary_returns_counts_in_their_place():
-    @AgentCache("r", vary=lambda given: given["ctx"].deps.user)
-    async def tool(ctx: RunContext, number: int) -> None: ...
-
-    ada, bob = [asker_of(tool, ctx=RunContext(Deps(user)), number=7) for user in ("ada", "bob")]
-    assert ada != bob
+        assert asker_of(decorator(tool), Deps("ada")) is None
+    varied = AgentCache("r", vary=lambda given: given["ctx"].deps.user)(tool)
+    assert asker_of(varied, Deps("ada")) != asker_of(varied, Deps("bob"))
     with pytest.raises(UncacheableArgumentsError, match="vary= raised AttributeError"):
-        asker_of(tool, ctx=RunContext(None), number=7)
+        asker_of(varied, None)
 
 
 async def test_of_a_tool_known_by_name_the_callers_vary_and_context_count():
+    from agent_cache.engine.scope import PLACE
+
     for rule in (Read("r"), Write("r")):
-        box, seen = Toolbox({"tool": rule}, namespace="desk"), []
+        box, seen = Toolbox({"tool": rule}, namespace="desk"), list[Any]()
 
-        async def call(box: Toolbox = box, seen: list[Any] = seen, **options: Any) -> Any:
-            from agent_cache.engine.scope import PLACE
+        async def run(seen: list[Any] = seen) -> None:
+            place: Any = PLACE.get()
+            seen.append(place.call.operation.asker_of(place.call.arguments))
 
-            async def run() -> None:
-                place: Any = PLACE.get()
-                seen.append(place.call.operation.asker_of(place.call.arguments))
-
-            await box.call("tool", {"number": len(seen)}, run, **options)
-            return seen[-1]
-
-        ada, bob = [await call(context=RunContext(Deps(user))) for user in ("ada", "bob")]
-        assert ada != bob
-        assert await call(context=RunContext(Deps("ada"))) == ada
-        assert await call() is None
-        assert await call(vary="x") is not None
+        users = [{"context": RunContext(Deps(user))} for user in ("ada", "bob", "ada")]
+        for number, options in enumerate([*users, {}, {"vary": "x"}]):
+            await box.call("tool", {"number": number}, run, **options)
+        ada, bob, again, nobody, other = seen
+        assert ada == again != bob
+        assert nobody is None is not other
 
 
 def test_the_digest_of_equal_fields_is_the_same_in_every_process():
@@ -674,31 +550,6 @@ class Service:
 service = Service()
 
 
-def by_name() -> str:
-    return get_access_token()
-
-
-def by_another_name() -> str:
-    return token_of_the_server()
-
-
-def by_helper() -> str:
-    return helper()
-
-
-def by_object() -> str:
-    return service.user
-
-
-def by_class() -> str:
-    return Service().user
-
-
-def by_closure() -> str:
-    inner = [helper() for _ in range(1)]
-    return inner[0]
-
-
 class Unbound:
     """A proxy without its object, as those of web frameworks outside of a request."""
 
@@ -717,10 +568,6 @@ class Layer:
 layer = Layer()
 
 
-def of_nobody() -> str:
-    return f"{current}{layer}"
-
-
 def for_the_user(function: Any) -> Any:
     """A decorator that passes who asks."""
 
@@ -729,11 +576,6 @@ def for_the_user(function: Any) -> Any:
         return function(*args, **kwargs, token=helper())
 
     return inner
-
-
-@for_the_user
-def by_decorator(token: str) -> str:
-    return token
 
 
 def passed_on(function: Any) -> Any:
@@ -754,6 +596,27 @@ class Inbox:
     @classmethod
     def of_the_server(cls) -> str:
         return helper()
+
+
+TOOLS: dict[str, Any] = {
+    "its name": lambda: get_access_token(),
+    "another name": lambda: token_of_the_server(),
+    "a helper": lambda: helper(),
+    "an object": lambda: service.user,
+    "a class": lambda: Service().user,
+    "a helper in a comprehension": lambda: [helper() for _ in range(1)],
+    "a decorator": for_the_user(lambda token: token),
+    "a partial": functools.partial(helper),
+    "a method": functools.partial(Inbox().mails, "in"),
+}
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_tool_that_asks_for_its_context_is_known_by(name: str):
+    tool = TOOLS[name]
+    assert getters_of(tool) == ("get_access_token",)
+    assert AgentCache("r")(tool).__agent_cache__.parameters.getters == ("get_access_token",)
+    assert getters_of(lambda: f"{current}{layer}") == ()
 
 
 class Mailbox(Inbox):
@@ -784,19 +647,6 @@ async def test_a_method_that_asks_by_another_method_of_its_class_keeps_users_apa
         answers.append(await read())
     assert answers == ["ada", "bob", "ada"]
     assert get_metrics()["hits"] == 1
-
-
-TOOLS = [
-    *(by_name, by_another_name, by_helper, by_object, by_class, by_closure, by_decorator, functools.partial(by_helper)),
-    functools.partial(Inbox().mails, "in"),
-]
-
-
-@pytest.mark.parametrize("tool", TOOLS)
-def test_a_tool_that_asks_for_its_context_is_known_by_what_it_names(tool: Any):
-    assert getters_of(tool) == ("get_access_token",)
-    assert AgentCache("r")(tool).__agent_cache__.parameters.getters == ("get_access_token",)
-    assert getters_of(of_nobody) == ()
 
 
 def test_a_program_that_is_installed_is_looked_into_and_another_package_is_not(tmp_path: Path, monkeypatch):
