@@ -45,18 +45,6 @@ CONTEXTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", CONTEXTS)
-async def test_a_context_of_each_framework_is_no_part_of_the_key(path: str):
-    await is_no_part_of_the_key(tool_of("Found", kind_of(path), text=False))
-
-
-async def is_no_part_of_the_key(tool: Any) -> None:
-    answer = await tool(object(), "tea")
-    assert await tool(ctx=object(), query="tea") == answer
-    assert await tool(object(), "coffee") != answer
-    assert get_metrics()["uncached"] == 0
-
-
 RunContext, InjectedState = kind_of("pydantic_ai.tools.RunContext"), kind_of("langgraph.prebuilt.InjectedState")
 Depends = kind_of("fastapi.params.Depends")
 FOUND = {"a subclass": type("MyContext", (RunContext,), {}), "a marker": InjectedState(), "a dependency": Depends()}
@@ -71,19 +59,27 @@ HINTS = {
 }
 
 
-@pytest.mark.parametrize("text", [False, True], ids=["objects", "text"])
-@pytest.mark.parametrize("name", HINTS)
-async def test_a_context_is_recognised_in_every_form_of_hint(name: str, text: bool):
-    await is_no_part_of_the_key(tool_of(HINTS[name], FOUND.get(name, RunContext), text=text))
+FORMS = [
+    *(("Found", kind_of(path), False) for path in CONTEXTS),
+    *((hint, FOUND.get(name, RunContext), text) for name, hint in HINTS.items() for text in (False, True)),
+]
 
 
-async def test_what_a_dependency_provides_is_no_part_of_the_key():
+@pytest.mark.parametrize(("hint", "found", "text"), FORMS, ids=range(len(FORMS)))
+async def test_a_context_is_recognised_in_every_form_of_hint_and_is_no_part_of_the_key(
+    hint: str, found: Any, text: bool
+):
+    tool = tool_of(hint, found, text=text)
+    answer = await tool(object(), "tea")
+    assert await tool(ctx=object(), query="tea") == answer
+    assert await tool(object(), "coffee") != answer
+    assert get_metrics()["uncached"] == 0
+
+
+async def test_what_a_dependency_provides_is_no_part_and_what_means_nothing_at_run_time_is_an_argument():
+    """As a name that is imported for type checkers alone: no framework could fill it in by that hint."""
     tool = tool_of("dict", text=False, default=Depends())
     assert await tool({"connection": 1}, "tea") == await tool({"connection": 2}, "tea")
-
-
-async def test_a_context_that_means_nothing_at_run_time_is_an_argument_without_identity():
-    """As one that is imported for type checkers alone: no framework could fill it in by that hint."""
     tool = tool_of("RunContext", text=True)
     assert await tool(object(), "tea") != await tool(object(), "tea")
     assert get_metrics()["uncached"] == 2

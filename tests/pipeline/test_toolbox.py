@@ -254,32 +254,23 @@ def is_error(answer: Any) -> bool:
     return bool(answer["error"])
 
 
-async def test_a_write_whose_answer_says_that_it_failed_has_failed():
-    one = Shop(Toolbox(ORDERS, namespace="toolshop"), lambda *_: {"error": "not found"})
-    async with AgentCacheSession(on_loop="warn") as session:
-        for _ in range(4):
-            await one.call("cancel_order", {"order_id": "1"}, failed=is_error)
-    assert session.get_metrics()["loops"] == {"error": 1}
-
-
 def is_final(answer: Any) -> bool:
     return bool(answer["final"])
 
 
-async def test_an_error_result_is_returned_and_not_stored():
-    one = Shop(Toolbox(ORDERS, namespace="toolshop"), lambda *_: {"error": "not found"})
-    for _ in range(2):
-        assert await one.call("get_order", {"order_id": "1"}, failed=is_error) == {"error": "not found"}
-    assert len(one.runs) == 2
-
-
-async def test_what_is_not_to_be_stored_is_no_failure():
-    one = Shop(Toolbox(ORDERS, namespace="toolshop"), lambda *_: {"final": False, "error": ""})
-    async with AgentCacheSession() as session:
+@pytest.mark.parametrize(
+    ("answer", "options", "errors"),
+    [({"error": "not found"}, {"failed": is_error}, 1), ({"final": False, "error": ""}, {"store_if": is_final}, 0)],
+)
+async def test_an_answer_may_be_a_failure_or_not_be_stored(answer: Any, options: Any, errors: int):
+    one = Shop(Toolbox(ORDERS, namespace="toolshop"), lambda *_: answer)
+    async with AgentCacheSession(on_loop="warn") as session:
         for _ in range(2):
-            await one.call("get_order", {"order_id": "1"}, failed=is_error, store_if=is_final)
-    assert len(one.runs) == 2
-    assert session.get_metrics()["errors"] == 0
+            assert await one.call("get_order", {"order_id": "1"}, **{"failed": is_error, **options}) == answer
+        for _ in range(4):
+            await one.call("cancel_order", {"order_id": "1"}, **{"failed": is_error, **options})
+    assert one.runs == ["get_order"] * 2 + ["cancel_order"] * 4
+    assert session.get_metrics()["loops"].get("error", 0) == errors
 
 
 async def test_callers_with_another_form_of_answers_share_tags_and_no_entries():
@@ -338,62 +329,32 @@ async def test_functions_of_ones_own_get_the_rule_of_their_name():
     box = Toolbox({"find_*": Read("thing:{id}"), "put_thing": Write("thing:{id}"), "clock": Watch()}, namespace="own")
     runs: list[str] = []
 
-    @box.tool
-    async def find_thing(id: str) -> str:
-        runs.append("find")
-        return id
+    def tool(name: str) -> Any:
+        async def function(id: str = "") -> None:
+            runs.append(name)
 
-    @box.tool
-    async def put_thing(id: str) -> None:
-        runs.append(f"put {id}")
+        function.__name__ = name
+        return box.tool(function)
 
-    @box.tool
-    async def clock() -> int:
-        runs.append("clock")
-        return 1
-
-    @box.tool
-    async def unknown_thing() -> None:
-        runs.append("unknown")
-
-    for _ in range(2):
-        await find_thing("1")
-        await clock()
-    await put_thing(id="1")
-    await find_thing("1")
-    await unknown_thing()
-    await find_thing("1")
-    assert runs == ["find", "clock", "clock", "put 1", "find", "unknown", "find"]
-    assert find_thing.__agent_cache__.name == "own:find_thing"  # type: ignore[attr-defined]  # of the decorated function
+    find, put, clock, unknown = map(tool, ("find_thing", "put_thing", "clock", "unknown_thing"))
+    for call in (find("1"), clock(), find("1"), clock(), put(id="1"), find("1"), unknown(), find("1")):
+        await call
+    assert runs == ["find_thing", "clock", "clock", "put_thing", "find_thing", "unknown_thing", "find_thing"]
+    assert find.__agent_cache__.name == "own:find_thing"
 
 
 # Synchronous code
 
 
-class SyncShop(Shop):
-    """The same tools, called by synchronous code."""
-
-    def call_sync(self, tool: str, arguments: Any = None, **options: Any) -> Any:
-        def run() -> Any:
-            self.runs.append(tool)
-            answer = self.answer(tool, arguments or {})
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-        return self.box.call_sync(tool, {} if arguments is None else arguments, run, **options)
-
-
 def test_synchronous_calls_are_cached_and_invalidated():
-    one = SyncShop(Toolbox(ORDERS, namespace="toolshop"))
+    box, runs = Toolbox(ORDERS, namespace="toolshop"), list[str]()
+    calls = ["get_order", "get_order", "cancel_order", "get_order", "now", "handoff"]
     with AgentCacheSession() as session:
-        for _ in range(2):
-            assert one.call_sync("get_order", {"order_id": "1"}) == {"tool": "get_order", "order_id": "1"}
-        one.call_sync("cancel_order", {"order_id": "1"})
-        one.call_sync("get_order", {"order_id": "1"})
-        one.call_sync("now")
-        one.call_sync("handoff")
-    assert one.runs == ["get_order", "cancel_order", "get_order", "now", "handoff"]
+        answers = [
+            box.call_sync(tool, {"order_id": "1"}, lambda tool=tool: runs.append(tool) or tool) for tool in calls
+        ]
+    assert answers == calls
+    assert runs == ["get_order", "cancel_order", "get_order", "now", "handoff"]
     assert [record.source for record in session.get_execution_trace()] == ["miss", "hit", "write", "miss", "miss"]
 
 
