@@ -168,7 +168,7 @@ class CassetteLog(CallLog):
 
     def keep_rest(self, answers: Matcher) -> None:
         """Write the calls of the old recording that this run has not made."""
-        left = sorted(answers.left_over(), key=answers.outline.starts().index)
+        left = [index for index in answers.outline.starts() if not answers.is_covered[index]]
         if left:
             shift = self.now() - round(answers.cassette.steps[left[0]].started_ms * 1000)
             self._copy(left, shift, {0: 0}, 0, answers)

@@ -379,9 +379,9 @@ class Tape:
             return outcome["value"]
         schema = call.function.chunk_schema if is_chunk else call.schema
         try:
-            return read_value(outcome, schema, self.source_path, 0 if call.index is None else call.index + 2)
+            return read_value(outcome, schema, "", 0)
         except CassetteError as error:
-            raise self.latch(error) from error.__cause__
+            raise self.broken(call.index, f"{call.function.name}: {error.reason}") from error.__cause__
 
     async def turn(self, call: ActiveCall) -> None:
         """Let other tasks run, as the recorded call did, and calls that had ended earlier be answered earlier."""
