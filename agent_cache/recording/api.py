@@ -76,7 +76,9 @@ class Block(Generic[H]):
             if tape.http.guard:
                 install_guard()
         tape.lanes.current()  # this is lane 0
-        around = _without_blocker(outer) if self.ends_refusal else outer
+        around = outer
+        while self.ends_refusal and around.outside is not None and isinstance(around.hook, LiveCallBlocker):
+            around = around.outside
         if self._bypasses:
             around = around.variant(bypasses=True)
         scope = around.with_hook(tape)
@@ -178,6 +180,8 @@ class record(Block[Tape]):  # noqa: N801 - used as a function, as in vcrpy and a
         caller = type(self).__name__
         self._path = checked_path(path, caller)
         self._bypasses = not checked_flag(cache, f"{caller}: cache")
+        if model is not None and not isinstance(model, str):
+            raise ConfigurationError(f"{caller}: model must be a text, got {model!r}")
         self._model = model
         self._redaction = redaction_of(redact)
         self._mode = checked_choice(mode, MODES, f"{caller}: mode")
@@ -384,13 +388,6 @@ def block_live_calls(advice: str) -> Iterator[LiveCallBlocker]:
         SEAMS.leave()
         del HOOKS[blocker]
         leave_scope(scope, outer, token, is_closing=False)
-
-
-def _without_blocker(scope: Scope) -> Scope:
-    """The same scope without the blockers that are innermost in it."""
-    while scope.outside is not None and isinstance(scope.hook, LiveCallBlocker):
-        scope = scope.outside
-    return scope
 
 
 # Clock, identifiers, random numbers: explicit calls, nothing global is patched

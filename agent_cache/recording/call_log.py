@@ -90,9 +90,9 @@ class CallLog:
         for call in list(self._open.values()):
             outcome: dict[str, Any] = {"unfinished": True}
             if call.chunks is not None:
-                outcome = call.stream_outcome(outcome, self._redaction)
+                outcome = call.written(call.stream_outcome, outcome, self._redaction)
             elif call.exchange is not None:
-                outcome = call.exchange.unfinished(self._redaction)
+                outcome = call.written(call.exchange.unfinished, self._redaction)
             self.end(call, outcome, "", [])
 
     def finish(self, error: BaseException | None) -> None:  # noqa: ARG002 - a file has it
@@ -115,9 +115,8 @@ class CassetteLog(CallLog):
         self, path: Path, model: str | None, redaction: Redaction, http: dict[str, Any] | None = None,
         forked_from: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        self.path = path
-        self._file = PartialFile(path)
         super().__init__(redaction)
+        self.path = path
         self._written = 0
         self._failure: OSError | None = None
         self._copied_ids: dict[int, int] = {}
@@ -128,6 +127,7 @@ class CassetteLog(CallLog):
             http=msgspec.UNSET if http is None else http,
             forked_from=msgspec.UNSET if forked_from is None else forked_from,
         )  # fmt: skip
+        self._file = PartialFile(path)
         try:
             self._file.append(call_line(header))
         except OSError as error:

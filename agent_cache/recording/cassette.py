@@ -105,7 +105,7 @@ class Cassette:
             else:
                 call: RecordedCall = _decoded(path, number, line, _call_decoder)
                 if call.id in ids:
-                    raise CassetteError(f"this line is broken: an earlier line has the id {call.id}, too", path, number)
+                    raise CassetteError(f"an earlier line has the id {call.id}, too; record it again", path, number)
                 ids.add(call.id)
                 calls.append(call)
         found.header, found.trailer, found.is_partial = header, end.trailer, end.trailer is None

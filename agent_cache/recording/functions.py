@@ -261,7 +261,7 @@ class ActiveCall:
     is_answered = is_plain_stream = is_awaited = is_sync_tool = False
 
     def __init__(
-        self, owner: object, function: RecordedFunction, arguments: dict[str, Any], key: str | None, digest: bytes,
+        self, owner: Any, function: RecordedFunction, arguments: dict[str, Any], key: str | None, digest: bytes,
         asker: str, call: HookedCall | FunctionCall,
     ) -> None:  # fmt: skip
         self.owner, self.function, self.arguments, self.key = owner, function, arguments, key
@@ -295,6 +295,13 @@ class ActiveCall:
             if is_class and each.__module__ != "builtins" and not is_typeddict(each):
                 classes += (each,)  # objects of it are written with its name
         return schema_of(self.function.schema.annotation, classes) if classes else self.function.schema
+
+    def written(self, make: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+        """An outcome without secrets. A hook of the user that fails at it fails no call, which would be made again."""
+        try:
+            return make(*args)
+        except Exception as error:  # noqa: BLE001 - of the user's hook
+            return {"unencodable": "value", "reason": self.owner.hook_failed(self.function, error).reason}
 
     def stream_outcome(self, end: dict[str, Any], redaction: Redaction) -> dict[str, Any]:
         """The outcome of a stream: its chunks, redacted as one text, and how it ended."""

@@ -237,12 +237,11 @@ def read_value(outcome: Outcome, schema: PlainSchema, path: str, line: int) -> A
                 return schema_of(REGISTERED[name]).from_plain(plain)
             reason = f"names the class {name}, which is not registered here; see agent_cache.recording.register"
     except Exception as error:  # whatever a class raises for a file that was edited
-        raise CassetteError(
+        text = (
             f"its value does not fit the return annotation ({error}); the function has changed, or redaction removed "
-            "a part that its type needs. Record it again, or give it another annotation",
-            path,
-            line,
-        ) from error
+            "a part that its type needs. Record it again, or give it another annotation"
+        )
+        raise CassetteError(text, path, line) from error
     if "unencodable" in outcome:
         reason = f"its value was a {outcome['unencodable']}, which could not be written; {_ADVICE}"
     raise CassetteError(reason, path, line)

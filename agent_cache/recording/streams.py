@@ -85,10 +85,10 @@ class _Stream:
         try:
             yield
         except (StopIteration, StopAsyncIteration) as stop:
-            self._end(value_outcome(getattr(stop, "value", None), schema_of(Any), tape.redaction))
+            self._end(self._call.written(value_outcome, getattr(stop, "value", None), schema_of(Any), tape.redaction))
             raise
         except BaseException as error:
-            self._end(failure_outcome(error, tape.redaction))
+            self._end(self._call.written(failure_outcome, error, tape.redaction))
             raise
         finally:
             leave_call(token)

@@ -22,14 +22,8 @@ from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.tags import root_of
 from agent_cache.engine.hooks import HookedCall, replay_into_sessions
 from agent_cache.engine.operation import Operation
-from agent_cache.engine.scope import PLACE, Call
-from agent_cache.errors import (
-    CassetteError,
-    ConfigurationError,
-    DivergenceError,
-    ReplayExhausted,
-    UncacheableArgumentsError,
-)
+from agent_cache.engine.scope import PLACE
+from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted, UncacheableArgumentsError
 from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.call_log import CallLog
 from agent_cache.recording.cassette import Cassette
@@ -165,10 +159,13 @@ class Tape:
             raw, data, key = self._written(function, call, arguments, key)
         given, given_key = data, key
         if self.redaction.may_change(raw):
-            data = self.redaction.apply(data)
+            try:
+                data = self.redaction.apply(data)
+            except Exception as error:
+                raise self.hook_failed(function, error) from error
             if type(data) is not dict:
                 text = f"{function.name}: the redaction hook must return the arguments of a call as a dict, not"
-                raise ConfigurationError(f"{text} {type(data).__name__}")
+                raise self.latch(CassetteError(f"{text} {type(data).__name__}", self.path or ""))
         if key is not None:
             key = redact_key(key, given, data, self.redaction)
         digest = digest_of(function.name, data, key)
@@ -443,7 +440,7 @@ class Tape:
             if exact is not None and not self.redaction.may_change(exact[0]):
                 self.write(call, {"value": msgspec.Raw(exact[0])})
             else:
-                self.write(call, value_outcome(value, call.schema, self.redaction))
+                self.write(call, call.written(value_outcome, value, call.schema, self.redaction))
         return value
 
     def raised(self, call: ActiveCall, error: BaseException) -> None:
@@ -451,14 +448,14 @@ class Tape:
         if call.is_sync_tool and isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
             error = error.__cause__  # as the tool raised it, which the engine's coroutine cannot
         if self.file is not None:
-            self.write(call, failure_outcome(error, self.redaction))
+            self.write(call, call.written(failure_outcome, error, self.redaction))
 
     def stream_ended(self, call: ActiveCall, end: dict[str, Any], chunks: list[Any] | None) -> None:
         """A stream that was recorded has ended. `chunks` are what extractors read, if there are any."""
         if self.file is not None:
             if call.usage is not None:
                 call.usage.complete(call, chunks or [])
-            self.write(call, call.stream_outcome(end, self.redaction))
+            self.write(call, call.written(call.stream_outcome, end, self.redaction))
 
     def write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         """Write a call that was made, with its redacted outcome."""
@@ -471,7 +468,9 @@ class Tape:
             if tool_call.loops:
                 outcome["loops"] = tool_call.loops
             if source == "write" and made is not None and made.tags:
-                known = _roots_of_late(made) if made.operation.tags.late else made.tags
+                late = made.operation.tags.late
+                roots = {rule.root for rule in late} if late else ()  # more of such a tag may be a secret
+                known = [root if (root := root_of(tag)) in roots else tag for tag in made.tags] if late else made.tags
                 tags = sorted(set(redacted_tags(call, known, self.redaction)))
         with self._lock:
             if self.file is not None and not self.file.is_closed:
@@ -483,6 +482,13 @@ class Tape:
                             _LOG.warning("recording to %s: %s", self.path, text)
                 self.file.end(call, outcome, source, tags)
                 self._new_calls += 1
+
+    def hook_failed(self, function: RecordedFunction, error: Exception) -> CassetteError:
+        """The error for a redaction hook that fails, whose text may have what it should have removed. It is latched."""
+        text = f"{function.name}: the redaction hook raised {type(error).__name__}; it gets values of any type"
+        found = self.latch(CassetteError(text, self.path or ""))
+        found.__cause__ = error
+        return found
 
     # What is outside of the run
 
@@ -519,12 +525,9 @@ class Tape:
         return self.latch(CassetteError(reason, self.source_path, (index or 0) + 2))
 
     def diverged(
-        self,
-        index: int,
-        actual: dict[str, Any] | None,
-        text: str,
+        self, index: int, actual: dict[str, Any] | None, text: str,
         kind: type[DivergenceError | ReplayExhausted] = DivergenceError,
-    ) -> CassetteError:
+    ) -> CassetteError:  # fmt: skip
         """The error for a place where the run differs from the recording. It is noted, and latched."""
         number, expected = None, None
         if index >= 0 and self.answers is not None:
@@ -600,12 +603,6 @@ def _warn_once(what: str, name: str, text: str) -> None:
 
 
 # Cached tools on a tape
-
-
-def _roots_of_late(written: Call) -> list[str]:
-    """The tags that a write has invalidated. Of one that its result gives only the root is known to be no secret."""
-    late = {rule.root for rule in written.operation.tags.late}
-    return [root if (root := root_of(tag)) in late else tag for tag in written.tags]
 
 
 def redacted_tags(call: ActiveCall, tags: Sequence[str], redaction: Redaction) -> Sequence[str]:

@@ -405,8 +405,9 @@ class Exchange:
         for tape, call in self._calls:
             outcome: dict[str, Any] = {}
             if call.id:  # without one it runs, and is not written
-                ended = failure_outcome(end, tape.redaction) if isinstance(end, BaseException) else end
-                outcome = self._outcome(ended, tape.redaction)
+                is_error = isinstance(end, BaseException)
+                ended = call.written(failure_outcome, end, tape.redaction) if is_error else end
+                outcome = call.written(self._outcome, ended, tape.redaction)
             if call.usage is not None and "response" in outcome:
                 call.usage.add_all(model_payloads(outcome["response"]))
                 call.usage.complete(call, None)

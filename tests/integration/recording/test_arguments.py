@@ -232,10 +232,3 @@ def test_what_a_client_passes_for_not_given_is_no_argument(name, monkeypatch):
     assert plain_arguments({"text": "a", "seed": kind(), "options": {"n": 1, "top": kind()}})[0] == {
         "text": "a", "options": {"n": 1}
     }  # fmt: skip
-
-
-def test_functions_and_classes_are_known_by_their_names():
-    assert plain(Order) == {"$function": f"{__name__}:Order"}
-    assert plain(nested) == {"$function": f"{__name__}:nested"}
-    assert plain(len) == {"$function": "builtins:len"}
-    assert plain(int) == {"$function": "builtins:int"}

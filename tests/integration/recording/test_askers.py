@@ -145,6 +145,8 @@ async def test_each_asker_gets_what_was_recorded_for_it_and_nobody_another_ones(
             assert await agent(WAYS[way], ["bob", "adalovelace"]) == recorded[::-1]
     with pytest.raises(DivergenceError, match="another asker"), replay(path):
         await agent(WAYS[way], ["eve"])
+    with fork(path, at=None, to=tmp_path / "branch.jsonl"):
+        assert await agent(WAYS[way], ["bob", "adalovelace"]) == recorded[::-1]
     assert recorded[0] != recorded[1]
     assert before == RUNS
     one, other = calls_of(path)
@@ -169,15 +171,6 @@ async def test_a_resumed_run_answers_each_asker_from_its_own_lines(tmp_path, way
     found = await run(["bob", "ada"])
     assert [one.rpartition(" ")[2] for one in found] == ["bob", "ada"]
     assert all(count == 1 for count in RUNS.values()), RUNS
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_fork_answers_each_asker_from_its_own_lines(tmp_path, way):
-    path = tmp_path / "run.jsonl"
-    with record(path):
-        recorded = await agent(WAYS[way], ["ada", "bob"])
-    with fork(path, at=None, to=tmp_path / "branch.jsonl"):
-        assert await agent(WAYS[way], ["bob", "ada"]) == recorded[::-1]
 
 
 class User(enum.Enum):

@@ -120,3 +120,25 @@ def test_a_hook_of_redaction_runs_once_over_what_it_has_made_and_no_name_of_a_fi
     Cassette.load(path).redact("other").save(path)  # which it still needs
     with pytest.raises(ConfigurationError, match="hook"), replay(path):
         pass
+
+
+@pytest.mark.parametrize(("hook", "runs"), [(lambda data: {**data}, 1), (lambda data: data[0], 0)])
+@pytest.mark.parametrize("what", ["value", "error", "stream"])
+def test_a_hook_of_redaction_that_fails_is_an_error_of_the_end_and_no_call_is_made_again(what, hook, runs, path):
+    """An agent would make a call once more that has failed."""
+    made = []
+
+    def pay(amount):
+        made.append(amount)
+        if what == "error":
+            raise LookupError("gone")
+        return iter([amount]) if what == "stream" else [amount]
+
+    pay = intercept(pay, name="pay", kind="write")
+    with pytest.raises(CassetteError, match="pay: the redaction hook raised") as caught, record(path, redact=hook):
+        try:
+            assert list(pay(1)) == [1]
+        except (LookupError, CassetteError):
+            pass
+    assert isinstance(caught.value.__cause__, TypeError | KeyError)
+    assert (len(made), len(Cassette.load(path))) == (runs, runs)

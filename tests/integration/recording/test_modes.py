@@ -38,6 +38,7 @@ def version():
 
 def a_recording(path: Path, *questions: str) -> list[bytes]:
     """Its lines. What is asked later has other answers."""
+    Source.version = 1
     with record(path):
         for one in questions:
             ask(one)
@@ -52,37 +53,37 @@ def answers(path: Path) -> list[str]:
 # Modes
 
 
-def test_none_wants_a_file(path):
-    with pytest.raises(CassetteNotFound, match="record it first"), record(path, mode="none"):
-        pass
-    assert not path.parent.exists()
+MODES = [
+    ("none", "ab", "a", ["a v1"], ["a v1", "b v1"]),
+    ("once", "ab", "a", ["a v1"], ["a v1", "b v1"]),
+    ("once", "", "a", ["a v2"], ["a v2"]),
+    ("new_episodes", "ab", "acb", ["a v1", "c v2", "b v1"], ["a v1", "c v2", "b v1"]),
+    ("new_episodes", "ab", "c", ["c v2"], ["c v2", "a v1", "b v1"]),
+    ("all", "ab", "ac", ["a v2", "c v2"], ["a v2", "c v2", "b v1"]),
+    ("rewrite", "ab", "c", ["c v2"], ["c v2"]),
+]
 
 
-def test_once_records_the_first_time_only(path):
-    for version in (1, 2):
-        Source.version = version
-        with record(path, mode="once"):
-            assert ask("a") == "a v1"
-    with pytest.raises(DivergenceError), record(path, mode="once"):
-        ask("b")
-
-
-@pytest.mark.parametrize(
-    ("mode", "asked", "heard", "kept"),
-    [
-        ("new_episodes", "acb", ["a v1", "c v2", "b v1"], ["a v1", "c v2", "b v1"]),
-        ("new_episodes", "c", ["c v2"], ["c v2", "a v1", "b v1"]),
-        ("all", "ac", ["a v2", "c v2"], ["a v2", "c v2", "b v1"]),
-        ("rewrite", "c", ["c v2"], ["c v2"]),
-    ],
-)
-def test_what_a_mode_runs_and_what_it_keeps(mode, asked, heard, kept, path):
-    a_recording(path, "a", "b")
+@pytest.mark.parametrize(("mode", "recorded", "asked", "heard", "kept"), MODES)
+def test_what_a_mode_runs_and_what_it_keeps(mode, recorded, asked, heard, kept, path):
+    Source.version = 2
+    if recorded:
+        a_recording(path, *recorded)
     with record(path, mode=mode):
         assert [ask(one) for one in asked] == heard
     assert answers(path) == kept
     with replay(path, strict=True):
         assert [ask(one[0]) for one in kept] == kept
+
+
+def test_a_mode_that_runs_nothing_refuses_what_is_new_and_none_wants_a_file(path):
+    with pytest.raises(CassetteNotFound, match="record it first"), record(path, mode="none"):
+        pass
+    assert not path.parent.exists()
+    a_recording(path, "a")
+    for mode in ("none", "once"):
+        with pytest.raises(DivergenceError), record(path, mode=mode):
+            ask("b")
 
 
 def test_new_episodes_keeps_what_a_replayed_call_encloses(path):
@@ -100,6 +101,7 @@ def test_new_episodes_keeps_what_a_replayed_call_encloses(path):
     ("function", "given", "options"),
     [
         (record, "a.jsonl", {"mode": "onse"}),
+        (record, "a.jsonl", {"model": 3}),
         *((record, "a.jsonl", {"redact": wrong}) for wrong in ("token", 3, [3])),
         (record, "a.jsonl", {"policy": {"ask": "maybe"}}),
         (replay, "a.jsonl", {"policy": "stub"}),

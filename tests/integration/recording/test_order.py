@@ -25,6 +25,11 @@ def fetch(stage):
     return fetch
 
 
+@pytest.fixture(autouse=True)
+def empty_caches():
+    reset()
+
+
 async def in_turn(function, *numbers: int) -> None:
     for number in numbers:
         await function(number)
@@ -74,33 +79,6 @@ async def test_agents_at_once_are_judged_each_by_its_own_order(fetch, stage):
         await run((1, 2, 3), (4, 6, 5))
 
 
-async def test_tasks_that_make_the_same_calls_may_be_anywhere_in_a_strict_replay(stage):
-    """Which of them is given which of two equal answers says nothing about the order of its calls."""
-
-    @intercept(name="ask")
-    async def ask(what: str) -> str:
-        stage.real()
-        return what
-
-    async def work(may_go_on: asyncio.Event) -> str:
-        first = await ask("p")
-        await may_go_on.wait()
-        return first + await ask("q") + await ask("p")
-
-    async def run(*, is_first_held: bool) -> list[str]:
-        held, done = asyncio.Event(), asyncio.Event()
-        done.set()
-        if not is_first_held:
-            held.set()
-        one = asyncio.create_task(work(held))
-        await asyncio.sleep(0)
-        other = await asyncio.create_task(work(done))
-        held.set()
-        return [await one, other]
-
-    await stage.twice(lambda: run(is_first_held=False), lambda: run(is_first_held=True))
-
-
 async def test_a_divergence_that_somebody_waits_for_takes_its_own_way(fetch, stage, path):
     async with record(path):
         await fetch(1)
@@ -121,15 +99,8 @@ async def test_a_divergence_that_somebody_waits_for_takes_its_own_way(fetch, sta
 
 
 COUNT = 8
-
-
 GATES: list[asyncio.Event] = []
 """Let call after call end: each when the agent has had the answer before."""
-
-
-@pytest.fixture
-def empty_caches():
-    reset()
 
 
 async def work(n):
@@ -174,7 +145,7 @@ async def agent(makers):
 
 
 @pytest.mark.parametrize("library", ["httpx", "aiohttp"])
-async def test_requests_and_tools_are_answered_in_one_order(library, path, empty_caches):
+async def test_requests_and_tools_are_answered_in_one_order(library, path):
     module = pytest.importorskip(library)
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = "http://{}:{}".format(*server.sockets[0].getsockname())
@@ -198,11 +169,11 @@ async def test_requests_and_tools_are_answered_in_one_order(library, path, empty
 
 
 @pytest.mark.parametrize("other", TOOLS)
-async def test_tools_are_answered_in_one_order_however_many_tasks_wait_for_them(other, stage, empty_caches):
+async def test_tools_are_answered_in_one_order_however_many_tasks_wait_for_them(other, stage):
     assert await stage.twice(lambda: agent([TOOLS[other], FUNCTION])) == list(range(COUNT))[::-1]
 
 
-async def test_answers_of_the_cache_come_in_their_order_whichever_task_asks_first(stage, path, empty_caches):
+async def test_answers_of_the_cache_come_in_their_order_whichever_task_asks_first(stage, path):
     """`asyncio.as_completed` starts coroutines in an order of its own, which is another one in each run."""
     get = AgentCache("n:{n}", name="order:hit")(FUNCTION.__wrapped__)
 

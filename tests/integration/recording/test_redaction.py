@@ -20,6 +20,7 @@ from agent_cache.cli.cassettes import secret_places
 from agent_cache.cli.main import main
 from agent_cache.recording import (
     Cassette,
+    CassetteError,
     DivergenceError,
     Redaction,
     cached_llm_call,
@@ -126,8 +127,9 @@ def test_a_hook_that_forgets_to_return_is_told_so(path):
         ran.append(prompt)
 
     with (
+        pytest.raises(CassetteError, match="NoneType"),  # at the end, too
         record(path, redact=lambda data: data.clear()),
-        pytest.raises(ConfigurationError, match=r"ask: the redaction hook must return .* a dict.* NoneType"),
+        pytest.raises(CassetteError, match=r"ask: the redaction hook must return .* a dict.* NoneType"),
     ):
         ask("hello")
     assert ran == []
