@@ -83,7 +83,7 @@ def _tags_of(options: argparse.Namespace) -> list[str]:
         raise ConfigurationError(
             "a tag has no :// in it; did you mean --url URL? A colon in an id is written %3A: page:https%3A//host"
         )
-    return [parse_tag(tuple(map(unquote, tag.split(":")))) for tag in options.tags]
+    return [parse_tag(tag) and parse_tag(tuple(map(unquote, tag.split(":")))) for tag in options.tags]
 
 
 def path_of(url: str) -> str | None:

@@ -404,11 +404,20 @@ def test_a_url_in_the_wrong_place_is_not_repeated(arguments, capsys):
     assert "ter2" not in said.err + said.out
 
 
-@pytest.mark.parametrize("arguments", [("clear", "redis://:hunter2@h"), ("keys", "--tag", "redis://:hunter2@h")])
-def test_a_url_in_place_of_a_tag_is_refused_and_not_repeated(valkey, run, arguments):
-    code, out, err = run(*arguments, "--url", valkey.url)
+@pytest.mark.parametrize(
+    ("tag", "says"),
+    [
+        ("redis://:hunter2@h", "did you mean --url"),
+        ("order:*", "'order:*' is not a tag"),
+        ("order:", "'order:' is not a tag"),
+    ],
+)
+@pytest.mark.parametrize("command", [("clear",), ("keys", "--tag")])
+def test_what_is_no_tag_is_refused_and_a_url_not_repeated(path, run, command, tag, says):
+    with_entries(f"sqlite:///{path}")
+    code, out, err = run(*command, tag, "--url", str(path))
     assert (code, out) == (2, "")
-    assert "did you mean --url" in err
+    assert says in err
     assert "hunter2" not in err
 
 
