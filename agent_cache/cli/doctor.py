@@ -76,15 +76,15 @@ async def _of_server(options: argparse.Namespace, namespace: str) -> AsyncIterat
     import agent_cache.remote.redis  # noqa: F401  # isort: skip  # its text names the extra
     from redis.exceptions import RedisError
 
-    from agent_cache.remote.deployments import deployment_of_url
+    from agent_cache.remote.deployments import Deployment
 
-    deployment = deployment_of_url(options.url)
+    deployment = Deployment.of_url(options.url)
     async with deployment.connect(options.timeout) as client, asyncio.timeout(options.timeout):
         is_cluster = bool((await client.info("cluster")).get("cluster_enabled"))
     if is_cluster:  # of its nodes the one that has the namespace
-        async with deployment_of_url(options.url, cluster=True).connect(options.timeout) as client:
+        async with Deployment.of_url(options.url, cluster=True).connect(options.timeout) as client:
             node = client.get_node_from_key(f"{{{namespace}}}")
-        deployment = deployment_of_url(options.url, options={"host": node.host, "port": node.port})
+        deployment = Deployment.of_url(options.url, options={"host": node.host, "port": node.port})
     key = f"{{{namespace}}}:doctor:{os.urandom(6).hex()}"
     async with deployment.connect(options.timeout) as client:
         info = await client.info()

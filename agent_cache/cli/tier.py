@@ -122,9 +122,9 @@ async def _opened(options: argparse.Namespace) -> AsyncIterator[tuple[str, dict[
             yield str(file.path), {"path": str(file.path), "namespace": namespace}, file
         return
     from agent_cache.remote import RedisTier
-    from agent_cache.remote.deployments import deployment_of_url
+    from agent_cache.remote.deployments import Deployment
 
-    client = deployment_of_url(options.url).connect(options.timeout)
+    client = Deployment.of_url(options.url).connect(options.timeout)
     async with client, asyncio.timeout(options.timeout):
         info = await client.info("cluster")
     settings = {"namespace": namespace, "timeout": options.timeout, "max_staleness": 1.2 * options.timeout}

@@ -16,7 +16,7 @@ Tags of more than two segments count as their first two.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,9 +24,7 @@ from agent_cache.core.tags import root_of
 from agent_cache.remote.protocol import Request
 from agent_cache.values.canonical import lasting_digest, make_room, segment_digest
 
-__all__ = [
-    "EVERYTHING", "MOST_ENTITIES", "STORE", "Cell", "Cells", "KnownEntries", "SomeCells", "root_of_cell", "whole_roots",
-]  # fmt: skip
+__all__ = ["EVERYTHING", "STORE", "Cell", "Cells", "SomeCells", "root_of_cell"]
 
 Cell = str
 SomeCells = Collection[Cell]
@@ -35,14 +33,8 @@ STORE: Final = "#"
 
 _FORMAT: Final = 1
 _REMEMBERED: Final = 4_096
-_MOST_KNOWN: Final = 50_000
-MOST_ENTITIES: Final = 1_000
+_MOST_ENTITIES: Final = 1_000
 """A write of more changes the cells of their roots instead."""
-
-
-def whole_roots(roots: Iterable[str]) -> set[Cell]:
-    """S and D: one of them changes at every write at or below a root, both at a write of the root."""
-    return {cell for root in roots for cell in (f"{root}:S", f"{root}:D")}
 
 
 def root_of_cell(cell: Cell) -> str:
@@ -81,11 +73,19 @@ class Cells:
     def _entity(self, root: str, segment: str) -> Cell:
         return f"{root}::{segment_digest(segment, namespace=self._namespace)}"
 
+    def whole(self, roots: Iterable[str]) -> set[Cell]:
+        """S and D: one of them changes at every write at or below a root, both at a write of the root."""
+        return {cell for root in roots for cell in (f"{root}:S", f"{root}:D")}
+
+    def named(self, tags: Sequence[str]) -> tuple[str, ...]:
+        """What a message names of these tags: their roots, if they are very many."""
+        return tuple(dict.fromkeys(tags if len(tags) <= _MOST_ENTITIES else map(root_of, tags)))
+
     def written(self, tags: Iterable[str]) -> set[Cell]:
         """The cells that a write of these tags changes."""
         tags = tuple(tags)
-        if len(tags) > MOST_ENTITIES:
-            return whole_roots(map(root_of, tags))
+        if len(tags) > _MOST_ENTITIES:
+            return self.whole(map(root_of, tags))
         cells: set[Cell] = set()
         for tag in tags:
             entity = self.read(tag)[-1]  # of a root it is D
@@ -100,27 +100,4 @@ class Cells:
         cells = {cell for tag in request.tags for cell in self.read(tag)} | {EVERYTHING, STORE}
         if address is not None:
             cells.add(address)
-        return Place(address, frozenset(cells), frozenset(whole_roots(request.late_roots)))
-
-
-class KnownEntries:
-    """Which calls of this process have looked at which entries: messages of other processes name entries by address.
-
-    It is bounded: of entries that have been forgotten, nobody knows whether copies depend on them.
-    """
-
-    def __init__(self) -> None:
-        self._calls: dict[Cell, set[tuple[str, Hashable]]] = {}
-        self._has_forgotten = False
-
-    def note(self, address: Cell, request: Request) -> None:
-        """Note that the answer to a request depends on an entry."""
-        if address not in self._calls and len(self._calls) >= _MOST_KNOWN:
-            self._calls, self._has_forgotten = {}, True
-        self._calls.setdefault(address, set()).add((request.tool, request.key))
-
-    def calls(self, addresses: Iterable[Cell]) -> tuple[tuple[str, Hashable], ...] | None:
-        """The calls that depend on these entries; None if that is not known any more."""
-        if self._has_forgotten and not self._calls.keys() >= set(addresses):
-            return None
-        return tuple({call: None for address in addresses for call in self._calls.get(address, ())})
+        return Place(address, frozenset(cells), frozenset(self.whole(request.late_roots)))

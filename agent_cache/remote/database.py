@@ -40,7 +40,7 @@ from agent_cache.remote.backend import ARMED, HELD, IDLE, Reading, Refused, Stat
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.feed import LOST, Log, News
 
-__all__ = ["PASSING", "SqliteBackend", "beside", "require_ours", "wall_time"]
+__all__ = ["SqliteBackend", "beside", "require_ours"]
 
 _LEFT_AS_IT_IS: Final = "it is left as it is: name another file"
 _APPLICATION: Final = 0x61676361
@@ -81,13 +81,10 @@ select asked.value,
 from json_each(?) as asked
 """
 
-PASSING: Final = (sqlite3.Error, OSError, TimeoutError)
-"""What opening or using the files raises for reasons that pass."""
-
 _STARTED: Final = time.time() - time.monotonic()
 
 
-def wall_time() -> float:
+def _wall_time() -> float:
     """The time of day, which processes compare, also after a restart. It moves with a clock that a test replaces."""
     now = CLOCK.now
     return time.time() if now is time.monotonic else _STARTED + now()
@@ -243,7 +240,7 @@ class SqliteBackend:
 
         Raises:
             ConfigurationError: if what is there is not ours.
-            sqlite3.Error, OSError, TimeoutError: for a reason that may pass.
+            sqlite3.Error, OSError: for a reason that may pass.
         """
         with self._lock:
             for _ in range(3):
@@ -355,7 +352,7 @@ class SqliteBackend:
                     self.open()
                 assert self._opened is not None
                 yield self._opened.db
-            except (*PASSING, ConfigurationError) as error:  # somebody may have put something else there
+            except (sqlite3.Error, OSError, ConfigurationError) as error:  # somebody may have put something else there
                 if _is_damage(error):
                     self._disconnect()
                     with suppress(OSError, ConfigurationError):
@@ -386,9 +383,9 @@ class SqliteBackend:
         page = self.page
         if page is None or page.is_clean():
             return
-        if late := page.late(wall_time()):
+        if late := page.late(_wall_time()):
             with self._transaction() as db:
-                row = (EVERYTHING, secrets.token_hex(8), HELD, wall_time() + self._lease)
+                row = (EVERYTHING, secrets.token_hex(8), HELD, _wall_time() + self._lease)
                 db.execute("insert into hold values (?, ?, ?, ?)", row)
                 self._step(db, (EVERYTHING,), LOST)
             page.clear(late)
@@ -410,7 +407,7 @@ class SqliteBackend:
 
     def _prune(self, db: sqlite3.Connection, number: int) -> None:
         db.execute("delete from feed where number <= ?", (number - _KEPT_MESSAGES,))
-        db.execute("delete from claim where deadline <= ?", (wall_time(),))
+        db.execute("delete from claim where deadline <= ?", (_wall_time(),))
         ((count,),) = db.execute("select count(*) from cell").fetchall()
         if count > _MOST_CELLS:  # what is forgotten reads as written just now
             middle = "select number from cell order by number limit 1 offset ?"
@@ -419,14 +416,14 @@ class SqliteBackend:
             db.execute("update meta set value = ? where name = 'floor'", (number,))
 
     def _expire(self, db: sqlite3.Connection) -> None:
-        now = wall_time()
+        now = _wall_time()
         if db.execute("select 1 from hold where deadline <= ? limit 1", (now,)).fetchone():
             dead = [name for (name,) in db.execute("select cell from hold where deadline <= ?", (now,))]
             db.execute("delete from hold where deadline <= ?", (now,))
             self._step(db, dead, b"")
 
     def _register(self, db: sqlite3.Connection, writer: str, held: SomeCells, armed: SomeCells, lease: float) -> None:
-        ends = wall_time() + lease
+        ends = _wall_time() + lease
         rows = [(cell, writer, mode, ends) for mode, cells in ((HELD, held), (ARMED, armed)) for cell in cells]
         db.executemany("replace into hold values (?, ?, ?, ?)", rows)
 
@@ -434,7 +431,7 @@ class SqliteBackend:
         self, writer: str, held: SomeCells, armed: SomeCells, lease: float, message: bytes, *, renew: bool = False
     ) -> int:
         with self._transaction() as db:
-            ends = wall_time() + lease
+            ends = _wall_time() + lease
             if renew and db.execute("update hold set deadline = ? where writer = ?", (ends, writer)).rowcount:
                 return 0
             self._register(db, writer, held, armed, lease)
@@ -463,7 +460,7 @@ class SqliteBackend:
     async def read(self, cells: SomeCells, address: Cell | None) -> Reading:
         self.require_clean()
         with self._using() as db:
-            now, head, raw_head, payload = wall_time(), None, b"", b""
+            now, head, raw_head, payload = _wall_time(), None, b"", b""
             # The value first: cells that have its versions after that had them before. Each statement reads one state.
             if address is not None:
                 found = db.execute("select head, payload, ends from value where address = ?", (address,)).fetchone()
@@ -485,7 +482,7 @@ class SqliteBackend:
     async def put(self, address: Cell, head: bytes, payload: bytes, *, keep: float | None) -> None:
         self.require_clean()
         with self._transaction() as db:
-            now, size = wall_time(), len(head) + len(payload)
+            now, size = _wall_time(), len(head) + len(payload)
             db.execute("delete from value where address = ?", (address,))
             row = (address, head, payload, None if keep is None else now + keep, now, size, self._namespace)
             db.execute("insert into value values (?, ?, ?, ?, ?, ?, ?)", row)
@@ -503,7 +500,7 @@ class SqliteBackend:
         with self._using() as db:
             statement = "select address, head, size, ends from value where space = ? order by address"
             rows = db.execute(statement, (self._namespace,)).fetchall()
-        now = wall_time()
+        now = _wall_time()
         for start in range(0, len(rows), 200):
             some = rows[start : start + 200]
             yield [(name, head, size, None if ends is None else ends - now) for name, head, size, ends in some]
@@ -516,7 +513,7 @@ class SqliteBackend:
 
     async def claim(self, name: str, who: str, lease: float) -> str:
         with self._transaction() as db:
-            now = wall_time()
+            now = _wall_time()
             owner, ends = db.execute("select who, deadline from claim where name = ?", (name,)).fetchone() or ("", 0)
             if ends > now and owner != who:
                 return str(owner)
@@ -579,7 +576,7 @@ class SqliteBackend:
         """
         self.is_missing = is_missing
         if self.page is not None:
-            self.page.mark(wall_time() + self._lease if is_missing else 0)
+            self.page.mark(_wall_time() + self._lease if is_missing else 0)
         return self.page is not None
 
     # End, and forks

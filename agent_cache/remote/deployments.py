@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 
 from agent_cache.errors import ConfigurationError
 
-__all__ = ["Deployment", "close_client", "deployment_of_client", "deployment_of_url"]
+__all__ = ["Deployment"]
 
 _CONNECTIONS: Final = 16
 """Of each event loop: lookups of one moment share one command, and writes have one each."""
@@ -42,6 +42,79 @@ class Deployment:
 
     names: list[str]  # their addresses, for messages
     connect: Callable[[float], Any]  # makes a client for the running event loop, given the seconds to connect
+
+    @classmethod
+    def of_url(cls, url: str, *, cluster: bool = False, options: Mapping[str, Any] | None = None) -> Deployment:
+        """Read ``redis://``, ``rediss://`` or ``unix://`` the way redis-py does.
+
+        Args:
+            options: keyword arguments beside the URL, as redis-py's connections take them.
+
+        Raises:
+            ConfigurationError: if it is no such URL, or redis-py does not know a setting, or the tier has its own.
+        """
+        try:
+            parsed: dict[str, Any] = dict(parse_url(url))
+        except (ValueError, TypeError, AttributeError):
+            parsed = {}
+        # What a URL names no server by: a password with / ? # or @ in it ends its host too early.
+        if not parsed.keys() & {"host", "path"} or "@" in str(parsed.get("host", "")) or "#" in url:
+            raise ConfigurationError(  # the URL, and redis-py's text, may hold the password
+                "RedisTier.from_url: the URL cannot be read: it is redis://user:password@host:6379/0, rediss://... or "
+                "unix://path; the characters / ? # @ in a user name or password are quoted, as urllib.parse.quote does"
+            ) from None
+        kind = parsed.pop("connection_class", Connection)
+        if own := sorted(_OWN & (options or {}).keys()):
+            raise ConfigurationError(f"RedisTier.from_url: leave out {', '.join(own)}: a tier has its own")
+        settings = {**{name: value for name, value in parsed.items() if name not in _OWN}, **(options or {})}
+        try:
+            if not cluster:
+                return _single(kind, settings)
+            nodes = [(settings.pop("host"), settings.pop("port", 6379))]
+            return _cluster(nodes, settings, is_tls=kind is SSLConnection)
+        except Exception as error:
+            raise ConfigurationError(f"RedisTier.from_url: redis-py refuses a setting: {error}") from error
+
+    @classmethod
+    def of_client(cls, client: Any) -> Deployment:
+        """Take over the settings of a client of `redis.asyncio`: single, Sentinel or Cluster.
+
+        Raises:
+            ConfigurationError: if it is no such client.
+        """
+        if isinstance(client, RedisCluster):
+            nodes, settings = list(client.nodes_manager.startup_nodes.values()), _kept(client.connection_kwargs)
+            is_tls = any(issubclass(node.connection_class, SSLConnection) for node in nodes)
+            return _cluster([(node.host, int(node.port)) for node in nodes], settings, is_tls=is_tls)
+        if not isinstance(client, Redis):
+            raise ConfigurationError(
+                f"RedisTier needs a client of redis.asyncio, or a URL by RedisTier.from_url; got "
+                f"{type(client).__module__}.{type(client).__qualname__}"
+            )
+        pool: Any = client.connection_pool
+        kind, given = pool.connection_class, pool.connection_kwargs
+        manager = getattr(pool, "sentinel_manager", None)
+        if manager is None:
+            place = {name: given[name] for name in ("host", "port", "path") if name in given}
+            return _single(kind, {**_kept(given), **place})
+        pools = [sentinel.connection_pool for sentinel in manager.sentinels]
+        seeds = [(each.connection_kwargs.get("host"), each.connection_kwargs.get("port", 26379)) for each in pools]
+        own = {**_kept(pools[0].connection_kwargs), "ssl": issubclass(pools[0].connection_class, SSLConnection)}
+        settings, service, is_tls = _kept(given), pool.service_name, issubclass(kind, SSLConnection)
+
+        def connect(timeout: float) -> Any:
+            limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
+            sentinels = Sentinel(seeds, sentinel_kwargs={**own, **limits}, **settings, **_limits(timeout))  # type: ignore[no-untyped-call]  # redis-py has no types there
+            return sentinels.master_for(service, ssl=is_tls)
+
+        return Deployment([_name(each.connection_kwargs) for each in pools], connect)
+
+    @staticmethod
+    async def close(client: Any) -> None:
+        """Close a client that a deployment has made, with those of the Sentinels that it has asked."""
+        manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+        for each in (client, *(() if manager is None else manager.sentinels)):
+            await each.aclose()
 
 
 def _limits(timeout: float) -> dict[str, Any]:
@@ -70,79 +143,6 @@ def _cluster(nodes: list[tuple[str, int]], settings: Mapping[str, Any], *, is_tl
 
 def _name(settings: Mapping[str, Any]) -> str:
     return f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
-
-
-async def close_client(client: Any) -> None:
-    """Close a client that a deployment has made, with those of the Sentinels that it has asked."""
-    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
-    for each in (client, *(() if manager is None else manager.sentinels)):
-        await each.aclose()
-
-
-def deployment_of_url(url: str, *, cluster: bool = False, options: Mapping[str, Any] | None = None) -> Deployment:
-    """Read ``redis://``, ``rediss://`` or ``unix://`` the way redis-py does.
-
-    Args:
-        options: keyword arguments beside the URL, as redis-py's connections take them.
-
-    Raises:
-        ConfigurationError: if it is no such URL, or redis-py does not know a setting, or the tier has its own.
-    """
-    try:
-        parsed: dict[str, Any] = dict(parse_url(url))
-    except (ValueError, TypeError, AttributeError):
-        parsed = {}
-    # What a URL names no server by: a password with / ? # or @ in it ends its host too early.
-    if not parsed.keys() & {"host", "path"} or "@" in str(parsed.get("host", "")) or "#" in url:
-        raise ConfigurationError(  # the URL, and redis-py's text, may hold the password
-            "RedisTier.from_url: the URL cannot be read: it is redis://user:password@host:6379/0, rediss://... or "
-            "unix://path; the characters / ? # @ in a user name or a password are quoted, as urllib.parse.quote does"
-        ) from None
-    kind = parsed.pop("connection_class", Connection)
-    if own := sorted(_OWN & (options or {}).keys()):
-        raise ConfigurationError(f"RedisTier.from_url: leave out {', '.join(own)}: a tier has its own")
-    settings = {**{name: value for name, value in parsed.items() if name not in _OWN}, **(options or {})}
-    try:
-        if not cluster:
-            return _single(kind, settings)
-        nodes = [(settings.pop("host"), settings.pop("port", 6379))]
-        return _cluster(nodes, settings, is_tls=kind is SSLConnection)
-    except Exception as error:
-        raise ConfigurationError(f"RedisTier.from_url: redis-py refuses a setting: {error}") from error
-
-
-def deployment_of_client(client: Any) -> Deployment:
-    """Take over the settings of a client of `redis.asyncio`: single, Sentinel or Cluster.
-
-    Raises:
-        ConfigurationError: if it is no such client.
-    """
-    if isinstance(client, RedisCluster):
-        nodes = list(client.nodes_manager.startup_nodes.values())
-        is_tls = any(issubclass(node.connection_class, SSLConnection) for node in nodes)
-        return _cluster([(node.host, int(node.port)) for node in nodes], _kept(client.connection_kwargs), is_tls=is_tls)
-    if not isinstance(client, Redis):
-        raise ConfigurationError(
-            f"RedisTier needs a client of redis.asyncio, or a URL by RedisTier.from_url; got "
-            f"{type(client).__module__}.{type(client).__qualname__}"
-        )
-    pool: Any = client.connection_pool
-    kind, given = pool.connection_class, pool.connection_kwargs
-    manager = getattr(pool, "sentinel_manager", None)
-    if manager is None:
-        place = {name: given[name] for name in ("host", "port", "path") if name in given}
-        return _single(kind, {**_kept(given), **place})
-    pools = [sentinel.connection_pool for sentinel in manager.sentinels]
-    seeds = [(each.connection_kwargs.get("host"), each.connection_kwargs.get("port", 26379)) for each in pools]
-    own = {**_kept(pools[0].connection_kwargs), "ssl": issubclass(pools[0].connection_class, SSLConnection)}
-    settings, service, is_tls = _kept(given), pool.service_name, issubclass(kind, SSLConnection)
-
-    def connect(timeout: float) -> Any:
-        limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
-        sentinels = Sentinel(seeds, sentinel_kwargs={**own, **limits}, **settings, **_limits(timeout))  # type: ignore[no-untyped-call]  # redis-py has no types there
-        return sentinels.master_for(service, ssl=is_tls)
-
-    return Deployment([_name(each.connection_kwargs) for each in pools], connect)
 
 
 def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:

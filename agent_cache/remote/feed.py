@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +23,9 @@ import msgspec
 
 from agent_cache.clock import boottime
 from agent_cache.core.versions import VERSIONS, Versions, paths_of
-from agent_cache.remote.cells import Cell, KnownEntries
+from agent_cache.remote.cells import Cell
 from agent_cache.remote.codecs import Codec
-from agent_cache.remote.protocol import Listener, Touched
+from agent_cache.remote.protocol import Listener, Request, Touched
 
 __all__ = ["LOST", "Feed", "Log", "Message", "News"]
 
@@ -33,6 +33,7 @@ LOST: Final = b"?"
 """A message that stands for everything."""
 _LOG_AGAIN_AFTER: Final = 60.0
 _MAX_LOGGED: Final = 1_000
+_MOST_KNOWN: Final = 50_000
 
 
 class Log:
@@ -117,7 +118,7 @@ class Feed:
         self._ttl_listeners: list[Callable[..., object]] = []
         self.ttls: dict[str, float] | None = None
         self.ttl_changes = 0
-        self.entries = KnownEntries()
+        self.entries = _KnownEntries()
         self.versions = Versions()
         self.number: int | None = None
         self.received = self.losses = 0
@@ -222,6 +223,29 @@ class Feed:
         self.origin = os.urandom(8).hex()
         self.versions = Versions()
         self.versions.write_everything()
+
+
+class _KnownEntries:
+    """Which calls of this process have looked at which entries: messages of other processes name entries by address.
+
+    It is bounded: of entries that have been forgotten, nobody knows whether copies depend on them.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[Cell, set[tuple[str, Hashable]]] = {}
+        self._has_forgotten = False
+
+    def note(self, address: Cell, request: Request) -> None:
+        """Note that the answer to a request depends on an entry."""
+        if address not in self._calls and len(self._calls) >= _MOST_KNOWN:
+            self._calls, self._has_forgotten = {}, True
+        self._calls.setdefault(address, set()).add((request.tool, request.key))
+
+    def calls(self, addresses: Iterable[Cell]) -> tuple[tuple[str, Hashable], ...] | None:
+        """The calls that depend on these entries; None if that is not known any more."""
+        if self._has_forgotten and not self._calls.keys() >= set(addresses):
+            return None
+        return tuple({call: None for address in addresses for call in self._calls.get(address, ())})
 
 
 def _add(listeners: list[Callable[..., object]], listener: Callable[..., object]) -> Callable[[], None]:

@@ -57,12 +57,12 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import IDLE, Reading, Refused, State, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.codecs import Codec
-from agent_cache.remote.deployments import Deployment, close_client, deployment_of_client, deployment_of_url
+from agent_cache.remote.deployments import Deployment
 from agent_cache.remote.feed import LOST, News
 from agent_cache.remote.keeper import Keeper
 from agent_cache.remote.versioned import VersionedTier
 
-__all__ = ["RedisBackend", "RedisTier", "scripts_of"]
+__all__ = ["RedisTier"]
 
 T = TypeVar("T")
 
@@ -211,7 +211,7 @@ _TEXTS: Final = {
 
 
 @cache
-def scripts_of(cell_ttl: int, shift: float = 0.0) -> dict[str, tuple[str, str]]:
+def _scripts_of(cell_ttl: int, shift: float = 0.0) -> dict[str, tuple[str, str]]:
     """The scripts of a tier by name, each with its digest. They hold what is the same in all calls.
 
     Args:
@@ -250,7 +250,7 @@ class _Loop:
         with suppress(RedisError, OSError, RuntimeError):
             if self.spare is not None:
                 await self.spare.disconnect()
-            await close_client(self.client)
+            await Deployment.close(self.client)
             for _ in range(3):  # a transport that was given up closes its socket in a later step of the loop
                 await asyncio.sleep(0)
 
@@ -259,7 +259,7 @@ class _Rejected(Refused):
     """The server has answered, and does not do what was asked."""
 
 
-class RedisBackend:
+class _RedisBackend:
     """A `Backend` on a server.
 
     Args:
@@ -340,7 +340,7 @@ class RedisBackend:
     async def _run(self, name: str, *arguments: Any, probes: bool = False) -> Any:
         if self.failure is not None and not probes:
             raise Refused(self.failure)
-        text, sha = scripts_of(self._cell_ttl, self.shift)[name]
+        text, sha = _scripts_of(self._cell_ttl, self.shift)[name]
         # Of two keys, one is always missing: a node that gives or gets the slot key by key refuses the script.
         values = *self._keys, *arguments
 
@@ -385,7 +385,7 @@ class RedisBackend:
         loop, connection = self._spare
         if loop is asyncio.get_running_loop() or not connection.is_connected:
             return
-        text, _ = scripts_of(self._cell_ttl, self.shift)["commit"]
+        text, _ = _scripts_of(self._cell_ttl, self.shift)["commit"]
         self._handed_over.add(writer)
         sending = connection.send_command("EVAL", text, 2, *self._keys, writer, *values, check_health=False)
         try:
@@ -568,7 +568,7 @@ class RedisTier(VersionedTier):
         ConfigurationError: if any of this cannot work.
     """
 
-    backend: RedisBackend
+    backend: _RedisBackend
     keeper: Keeper
 
     def __init__(
@@ -583,7 +583,7 @@ class RedisTier(VersionedTier):
         codec: Codec | None = None,
         max_value_size: int | None = None,
     ) -> None:
-        self._deployment = client if isinstance(client, Deployment) else deployment_of_client(client)
+        self._deployment = client if isinstance(client, Deployment) else Deployment.of_client(client)
         staleness, patience = seconds(max_staleness, "RedisTier: max_staleness"), seconds(timeout, "RedisTier: timeout")
         if patience >= staleness:
             raise ConfigurationError(
@@ -591,7 +591,7 @@ class RedisTier(VersionedTier):
                 f"got timeout={patience:g}, max_staleness={staleness:g}"
             )
         life = seconds(remote_ttl, "RedisTier: remote_ttl")
-        backend = RedisBackend(self._deployment, namespace=namespace, timeout=patience, cell_ttl=max(_DAY, 2 * life))
+        backend = _RedisBackend(self._deployment, namespace=namespace, timeout=patience, cell_ttl=max(_DAY, 2 * life))
         super().__init__(
             backend, namespace=namespace, lease=lease, remote_ttl=life, codec=codec, max_value_size=max_value_size,
             max_staleness=staleness,
@@ -611,7 +611,7 @@ class RedisTier(VersionedTier):
                 is refused.
         """
         own = {name: options.pop(name) for name in _OPTIONS & options.keys()}
-        return cls(deployment_of_url(url, cluster=cluster, options=options), **own)
+        return cls(Deployment.of_url(url, cluster=cluster, options=options), **own)
 
     def __repr__(self) -> str:
         return f"<RedisTier {', '.join(self._deployment.names)}>"

@@ -33,24 +33,23 @@ from agent_cache.core.tags import root_of
 from agent_cache.core.versions import VERSIONS
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote.backend import ARMED, HELD, IDLE, Backend, Head, Reading, Refused, checked_namespace, drive
-from agent_cache.remote.cells import EVERYTHING, MOST_ENTITIES, STORE, Cell, Cells, whole_roots
+from agent_cache.remote.cells import EVERYTHING, STORE, Cell, Cells
 from agent_cache.remote.codecs import Codec, MessagePackCodec, Undecodable, Unencodable
 from agent_cache.remote.feed import LOST, Feed, Log, Message
 from agent_cache.remote.keeper import TIERS, Keeper
 from agent_cache.remote.protocol import Found, Listener, Request, Versions, WriteIntent
 
-__all__ = ["UNUSABLE", "Ticket", "Tier", "VersionedTier"]
+__all__ = ["Ticket", "Tier", "VersionedTier"]
 
 _MOST_CELLS: Final = 1_024
 """Cells of one value, inherited ones included. One that depends on more is not stored."""
 _MOST_LATE: Final = 256
 """Entities that one result may name before it depends on their whole roots instead."""
 _MOST_PENDING: Final = 1_000
-_SHORTEST_PAUSE: Final = 0.005
 _LONGEST_PAUSE: Final = 0.1
 _MOST_LOADERS: Final = 2
 """Of other processes that a reader waits for. The second one replaces a process that has died."""
-UNUSABLE = "it cannot be used, so the tools run without it"
+_UNUSABLE = "it cannot be used, so the tools run without it"
 
 
 @dataclass(slots=True, eq=False)
@@ -379,7 +378,7 @@ class VersionedTier:
             # every write under it changes D, a write of all of it S, and neither was held before.
             some = late if len(late) <= _MOST_LATE else map(root_of, late)
             named = {cell for tag in some for cell in self.cells.read(tag)}
-            roots = whole_roots(map(root_of, late))
+            roots = self.cells.whole(map(root_of, late))
             now = (await self.backend.read(named | roots | {STORE}, None)).states
             for cell in (*roots, STORE):
                 if cell not in seen or seen[cell][1] == HELD or now[cell][0] != seen[cell][0]:
@@ -423,7 +422,7 @@ class VersionedTier:
     # Loads that processes share
 
     async def _claim(self, ticket: Ticket) -> tuple[Found | None, Ticket]:
-        me, pause, loaders = os.urandom(8).hex(), _SHORTEST_PAUSE, set[str]()
+        me, pause, loaders = os.urandom(8).hex(), 0.005, set[str]()
         name = ""
         try:
             while ticket.seen and not ticket.is_held() and ticket.place.address is not None:
@@ -463,8 +462,7 @@ class VersionedTier:
         return {address for one in write.entries if (address := self.cells.place_of(one).address) is not None}
 
     def _message(self, tags: Sequence[str], entries: Iterable[Cell]) -> Message:
-        named = tags if len(tags) <= MOST_ENTITIES else map(root_of, tags)
-        return Message(self.feed.origin, tuple(dict.fromkeys(named)), tuple(entries))
+        return Message(self.feed.origin, self.cells.named(tags), tuple(entries))
 
     async def _announce(self, write: WriteIntent, *, renew: bool) -> None:
         """Begin a write in the store, or let its lease begin anew."""
@@ -474,7 +472,7 @@ class VersionedTier:
             await self.flush()
         entries = self._entries(write)
         message = self._message((*write.tags, *write.late_roots), entries)
-        held, armed = self.cells.written(write.tags) | entries, whole_roots(write.late_roots)
+        held, armed = self.cells.written(write.tags) | entries, self.cells.whole(write.late_roots)
         encoded = message.encode(self.codec)
         number = await self.backend.begin(write.id, held, armed - held, self.lease, encoded, renew=renew)
         if not renew:
@@ -524,7 +522,7 @@ class VersionedTier:
         entries = self._entries(write)
         moved = self.cells.written(tags) | entries
         if failed:
-            moved |= whole_roots(write.late_roots)
+            moved |= self.cells.whole(write.late_roots)
             tags = (*tags, *write.late_roots)
         if len(self.pending) >= _MOST_PENDING:  # one step that changes everything takes the place of them
             most = max(one.hold for one in self.pending.values())
@@ -588,9 +586,12 @@ class VersionedTier:
 
     def _note_failure(self, error: Exception) -> None:
         self.counts["failures"] += 1
-        self.log.once(UNUSABLE, error if isinstance(error, ConnectionError) else repr(error))
+        self.log.once(_UNUSABLE, error if isinstance(error, ConnectionError) else repr(error))
         if self.pending:
             self._note_pending()
+
+    def _note_success(self) -> None:
+        self.log.allow_again(_UNUSABLE)
 
     # What others write
 
@@ -615,7 +616,7 @@ class VersionedTier:
         period = self.max_staleness / 3
         try:
             await self.catch_up()
-            self.log.allow_again(UNUSABLE)
+            self._note_success()
             if self.pending:
                 await self.flush()
         except ConnectionError as error:

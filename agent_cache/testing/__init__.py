@@ -8,10 +8,10 @@ from typing import Final
 
 from agent_cache.engine.state import random_numbers
 from agent_cache.remote.memory import MemoryServer, MemoryTier
-from agent_cache.testing.harness import FakeClock, FaultyTier, calls_waiting, loads_in_flight, reset
+from agent_cache.testing.harness import FakeClock, FaultyTier, loads_in_flight, reset
 
 __all__ = [
-    "FakeClock", "FaultyTier", "JITTER", "MemoryServer", "MemoryTier", "SAMPLING", "calls_waiting", "loads_in_flight",
+    "FakeClock", "FaultyTier", "JITTER", "MemoryServer", "MemoryTier", "SAMPLING", "loads_in_flight",
     "reset",
 ]  # fmt: skip
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from agent_cache import testing
+from agent_cache.testing import harness
 
 
 class Clock(Protocol):
@@ -33,7 +34,7 @@ def loads_in_flight() -> int:
 
 def calls_waiting() -> int:
     """How many calls wait for a run that another one has started."""
-    return testing.calls_waiting()
+    return harness.calls_waiting()
 
 
 def nothing_in_flight() -> bool:

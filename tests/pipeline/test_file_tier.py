@@ -21,45 +21,38 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from agent_cache.errors import ConfigurationError, RemoteTierError
-from agent_cache.remote import file as open_files
 from agent_cache.remote.codecs import EncryptedCodec, MessagePackCodec
-from agent_cache.remote.file import FileTier, filesystem_of
+from agent_cache.remote.file import FileTier
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.processes import run_python
 
-MOUNTS = r"""
-/dev/sda2 / ext4 rw,relatime 0 0
-files:/home /home nfs4 rw,vers=4.2,addr=10.0.0.1 0 0
-/dev/sdb1 /home/me/local xfs rw,relatime 0 0
-me@host: /mnt/by\040ssh fuse.sshfs rw,nosuid 0 0
-systemd-1 /auto autofs rw,fd=51 0 0
-files:/auto /auto nfs rw 0 0
-""".lstrip()
-
 
 @pytest.mark.parametrize(
-    ("folder", "kind"),
+    ("mounts", "kind"),
     [
-        ("/homestead", "ext4"),
-        ("/home/me", "nfs4"),
-        ("/home/me/local/cache", "xfs"),
-        ("/mnt/by ssh/a", "fuse.sshfs"),
-        ("/auto/mine", "nfs"),
+        ("/dev/sda2 / ext4", ""),
+        ("files:/home {parent} nfs4", "nfs4"),
+        ("files:/home {parent} nfs4\n/dev/sdb1 {folder} xfs", ""),
+        ("/dev/sdb1 {folder} xfs\nfiles:/home {parent} nfs4", ""),
+        ("me@host: {folder} fuse.sshfs", "fuse.sshfs"),
+        ("systemd-1 {folder} autofs\nfiles:/auto {folder} nfs", "nfs"),
+        ("files:/home {folder}er nfs4", ""),
     ],
 )
-def test_the_file_system_of_a_folder_is_that_of_the_innermost_mount(
-    monkeypatch: pytest.MonkeyPatch, folder: str, kind: str
-):
-    monkeypatch.setattr(Path, "read_text", lambda *_: MOUNTS)
-    assert filesystem_of(Path(folder)) == kind
-
-
-def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(open_files, "filesystem_of", lambda _: "nfs4")
-    with pytest.raises(ConfigurationError, match=r"network file system \(nfs4\).*RedisTier"):
-        FileTier(tmp_path / "cache")
-    assert not list(tmp_path.iterdir())
+def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: str, kind: str):
+    """That of a folder is the one that is mounted innermost."""
+    folder = tmp_path / "by ssh"
+    folder.mkdir(0o700)
+    names = {"folder": str(folder).replace(" ", r"\040"), "parent": tmp_path}
+    lines = [f"{line} rw,relatime 0 0\n" for line in mounts.format(**names).splitlines()]
+    monkeypatch.setattr(Path, "read_text", lambda *_: "".join(lines))
+    if kind:
+        with pytest.raises(ConfigurationError, match=rf"network file system \({kind}\).*RedisTier"):
+            FileTier(folder / "cache")
+        assert not list(folder.iterdir())
+    else:
+        FileTier(folder / "cache")
 
 
 # What is there already

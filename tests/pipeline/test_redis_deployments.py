@@ -20,7 +20,7 @@ from redis.asyncio.connection import SSLConnection
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote import RedisTier, Request
-from agent_cache.remote.deployments import deployment_of_client, deployment_of_url
+from agent_cache.remote.deployments import Deployment
 from agent_cache.remote.protocol import Touched
 from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.clusters import Cluster, slot_of
@@ -110,11 +110,11 @@ def test_certificates_and_checks_are_those_of_the_settings(kind: str):
     whole = f"{url}?{'&'.join(f'{name}={value}' for name, value in settings.items())}"
     match kind:
         case "client":
-            deployment = deployment_of_client(redis.asyncio.Redis(host="host", port=6380, ssl=True, **settings))
+            deployment = Deployment.of_client(redis.asyncio.Redis(host="host", port=6380, ssl=True, **settings))
         case "options":
-            deployment = deployment_of_url(url, options=settings)
+            deployment = Deployment.of_url(url, options=settings)
         case _:
-            deployment = deployment_of_url(whole, cluster=kind == "cluster")
+            deployment = Deployment.of_url(whole, cluster=kind == "cluster")
     client = deployment.connect(1.0)
     servers = client.nodes_manager.startup_nodes["host:6380"] if kind == "cluster" else client.connection_pool
     assert issubclass(servers.connection_class, SSLConnection)

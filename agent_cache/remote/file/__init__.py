@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import stat
 import sys
 import threading
@@ -22,12 +23,12 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import checked_namespace, drive
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.keeper import Keeper
-from agent_cache.remote.versioned import UNUSABLE, VersionedTier
+from agent_cache.remote.versioned import VersionedTier
 
 if sys.platform != "win32":  # which is refused
-    from agent_cache.remote.database import PASSING, SqliteBackend
+    from agent_cache.remote.database import SqliteBackend
 
-__all__ = ["FileTier", "checked_path", "filesystem_of"]
+__all__ = ["FileTier", "checked_path"]
 
 _PERIOD: Final = 0.1
 
@@ -106,7 +107,7 @@ class FileTier(VersionedTier):
         self.keeper = Keeper("agent_cache keeps a file")
         try:
             self.backend.open()
-        except PASSING as error:
+        except (sqlite3.Error, OSError) as error:
             if isinstance(error, PermissionError):
                 raise ConfigurationError(f"FileTier: {str(self.path)!r} cannot be opened: {error}") from error
             self.log.once("the files cannot be opened now, so the tools run without them", error)
@@ -181,7 +182,7 @@ class FileTier(VersionedTier):
                 await self.flush()
             is_due = time.monotonic() >= self.backend.look_by
             if (is_due or not self.trust.is_valid()) and await self.caught_up():
-                self.log.allow_again(UNUSABLE)
+                self._note_success()
         except ConnectionError:
             if self.pending:
                 self._note_pending()  # again, until it is delivered
@@ -201,7 +202,7 @@ class FileTier(VersionedTier):
 # Where the files lie
 
 
-def filesystem_of(folder: Path) -> str:
+def _filesystem_of(folder: Path) -> str:
     """The type of the file system that a folder is in, as Linux says; empty if it is not known."""
     found, longest = "", -1
     try:
@@ -234,7 +235,7 @@ def checked_path(path: Any) -> Path:
             is_wrong = not stat.S_ISREG(place.stat().st_mode)
     except (OSError, ValueError, RuntimeError, TypeError) as error:  # a missing directory, or one that is not readable
         raise ConfigurationError(f"FileTier: {path!r} cannot be the path of a file: {error}") from error
-    kind = filesystem_of(place.parent)
+    kind = _filesystem_of(place.parent)
     if is_wrong or not stat.S_ISDIR(mode):
         problem = "it is no file"
     elif mode & stat.S_IWOTH:
