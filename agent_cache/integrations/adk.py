@@ -140,7 +140,7 @@ class _Cached(NamedTuple):
             return answer.answer if type(answer) is Private else answer
 
         changed.run_async = run_async
-        changed.__agent_cache__ = box
+        changed.__agent_cache__ = ToolInfo(name)  # which can be copied, as a box cannot
         return changed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import AsyncIterator
 from typing import Any
@@ -155,7 +156,7 @@ async def test_sub_agents_and_agents_that_are_tools_are_copied():
     boss = agent_of([("helper", {"request": "x"})], tools=[AgentTool(helper)], name="boss")
     team = SequentialAgent(name="team", sub_agents=[inner, boss])
     async with AgentCacheSession() as session:
-        await run(cached(team, box_of()))
+        await run(copy.deepcopy(cached(team, box_of())))  # as an application may keep one for each user
     assert shop.runs == 1
     assert [one.tool for one in session.get_execution_trace()] == ["adk:get_order"] * 2
     assert team.sub_agents[0] is inner
