@@ -28,6 +28,7 @@ from agent_cache import (
 )
 from agent_cache.integrations import explain, wrap
 from agent_cache.recording import record, replay
+from agent_cache.testing import calls_waiting
 from tests.harness import page_examples
 from tests.harness.scripted_models import Call, adk_model, langchain_model, openai_model, pydantic_model
 
@@ -497,7 +498,7 @@ class TestAdapterContract:
         leader = asyncio.create_task(adapter.turn(GET))
         await shop.has_begun.wait()
         follower = asyncio.create_task(adapter.turn(GET))
-        for _ in range(20):
+        while not calls_waiting():
             await asyncio.sleep(0)
         leader.cancel()
         await asyncio.wait([leader])

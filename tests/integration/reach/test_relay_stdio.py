@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import subprocess
+from importlib.util import find_spec
 
 import pytest
 
@@ -15,6 +16,7 @@ from agent_cache.advise.logs import read_log
 from agent_cache.recording import Cassette
 from tests.harness.mcp_host import RELAY, SERVER, relayed, run_of, started, text_of
 
+OVER_HTTP = pytest.mark.skipif(find_spec("httpx2") is None, reason="the relay over HTTP needs httpx2")
 RULES = """
 namespace = "relay"
 new_turn_after = 1000
@@ -220,6 +222,16 @@ def test_a_mistake_in_the_file_ends_with_two_and_names_the_key(tmp_path, text, e
         (("--url", "http://a/"), "--url needs --listen"),
         (("--replay", "x", "--listen", "127.0.0.1:1"), "--listen needs --url"),
         (("--url", "http://a/", "--vary-header", "a"), "--vary-header needs --listen"),
+        *(
+            pytest.param(*row, marks=OVER_HTTP)
+            for row in [
+                (("--url", "example.com/mcp", "--listen", "1"), "give the endpoint of the server"),
+                (("--url", "http://a:99999/", "--explain"), "give the endpoint of the server"),
+                (("--url", "http://a/", "--listen", "nowhere"), "'nowhere' is no address"),
+                (("--url", "http://a/", "--listen", "1", "--header", "Authorization"), "write NAME:VALUE"),
+                (("--url", "http://a/", "--listen", "1", "--header", "A: ${NO_SUCH_ONE}"), "no variable 'NO_SUCH_ONE'"),
+            ]
+        ),
     ],
 )
 def test_a_mistake_in_the_arguments_ends_with_two(arguments, expected):
