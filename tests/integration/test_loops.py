@@ -522,8 +522,10 @@ def test_the_report_says_what_happened_and_what_to_do_and_pickles(kind: str):
         ([{"a": [1], "b": [2]}, {"b": [2], "a": [1]}, {"a": [1], "b": [2]}], False),
         ([{"a": [1]}, {"a": [True]}, {"a": [1.0]}], False),
         ([{"a": [b"x"]}, {"a": ["x"]}, {"a": [(b"x",)]}], False),
+        ([1, True, 1.0], False),
+        (["x", b"x", "x"], False),
     ],
-    ids=["equal", "another order", "other numbers", "other types"],
+    ids=["equal", "another order", "other numbers", "other types", "plain numbers", "plain types"],
 )
 async def test_answers_are_the_same_if_they_are_equal_in_the_same_order_with_the_same_types(kind, answers, are_same):
     shop, given = Shop(), iter(answers)
@@ -568,9 +570,7 @@ async def test_a_cycle_of_any_period_is_found(period: int):
 
 @pytest.mark.parametrize("which", ["run", "hit", "uncached"])
 async def test_what_a_session_remembers_is_bounded(which: str):
-    """Of calls, of outcomes of one call, of their order, of answers that the cache has dropped, and of what is refused:
-    more calls take no more memory.
-    """
+    """Of calls, of outcomes of one call, and of answers that the cache has dropped: more calls take no more memory."""
 
     async def calls(first: int, last: int) -> int:
         for number in range(first, last):

@@ -23,13 +23,13 @@ from agent_cache import (
     LoopHints,
     LoopPolicy,
 )
-from agent_cache.session.loop_policy import CHECKS
 from tests.harness import library
 from tests.properties.machine import Machine, searches
 
 UNCHANGED = 3  # How many equal answers of a poll are enough.
 PAUSE = 60  # Seconds after which a turn begins.
 NEVER = (9_999, 9_999)
+CHECKS = ("repeat", "error", "cycle", "any_error", "write_repeat")
 HINTS = {"poll": LoopHints(poll=True, max_unchanged=UNCHANGED), "off": LoopHints(off=True), "note": LoopHints(off=True)}
 WRITES = ("add", "put", "note")
 TOOLS = ("get", "get", "get", "list", "add", "add", "put", "note", "poll", "off")
@@ -366,7 +366,7 @@ class Guarded(Machine):
 
     def at_once(self) -> None:
         """Make several calls at once."""
-        calls = [self.choose("which", self.calls[-3:])]
+        calls = [self.choose("which", (*self.calls[-2:], self.any_call()))]
         calls += [self.choose("more", (calls[0], calls[0], self.any_call())) for _ in range(2)]
         of_one = {call[:2]: call for call in calls}
         self.go([of_one[call[:2]] for call in calls])
