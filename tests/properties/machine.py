@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from random import Random
 from typing import Any, TypeVar
 
 import pytest
+
+from tests.harness import library
+from tests.properties.scheduler import Scheduler
 
 T = TypeVar("T")
 Moves = list[tuple[str, list[float]]]
@@ -20,11 +24,12 @@ Moves = list[tuple[str, list[float]]]
 
 
 class Machine:
-    """One schedule. A subclass says what may happen, and judges it.
+    """One schedule, in an empty library. A subclass says what may happen, and judges it.
 
     Attributes:
         steps: how many moves are made.
         share: of the schedules that a search asks for, how many are played.
+        exits: closed at the end, in any case.
     """
 
     steps = 40
@@ -34,6 +39,8 @@ class Machine:
         self.played: Moves = []
         self.shown: list[str] = []
         self._draw: Callable[[], float] = Random(0).random
+        self.exits = ExitStack()
+        self.clock = self.exits.enter_context(library.fresh_library())
 
     def moves(self) -> Iterator[str]:
         """Name the possible moves, each as often as it should be drawn."""
@@ -45,9 +52,6 @@ class Machine:
     def finish(self) -> None:
         """Bring everything to its end, and judge it."""
 
-    def close(self) -> None:
-        """Leave nothing behind. Called in any case."""
-
     def choose(self, what: str, among: Sequence[T]) -> T:
         """Draw one of these."""
         drawn = self._draw()
@@ -55,6 +59,14 @@ class Machine:
         self.played[-1][1].append(drawn)
         self.shown[-1] += f" {what}={chosen!r}"
         return chosen
+
+    def choose_turns(self, scheduler: Scheduler, patience: int) -> None:
+        """Let the loop settle before the next move, or let that come in the midst of a wake-up."""
+        turns = self.choose("turns", ("until idle",) * patience + ("none", "one", "two"))
+        if turns == "until idle":
+            scheduler.drain()
+        for _ in range({"one": 1, "two": 2}.get(turns, 0)):
+            scheduler.turn()
 
     def make(self, move: str, draw: Callable[[], float]) -> None:
         """Make a move."""
@@ -72,7 +84,7 @@ class Machine:
                 self.make(random.choice(list(self.moves())), random.random)
             self.finish()
         finally:
-            self.close()
+            self.exits.close()
 
     def repeat(self, moves: Moves) -> None:
         """Make these moves, as far as they are possible."""
@@ -83,7 +95,7 @@ class Machine:
                     self.make(move, lambda shares=shares: next(shares, 0.0))
             self.finish()
         finally:
-            self.close()
+            self.exits.close()
 
 
 def search(machine: Callable[[], Machine], seeds: int, first: int = 0) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator
-from contextlib import ExitStack
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -85,8 +84,6 @@ class Audits(Machine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.exits = ExitStack()
-        self.clock = self.exits.enter_context(library.fresh_library())
         self.scheduler = Scheduler()
         self.exits.callback(self.scheduler.close)
         self.versions = dict.fromkeys(KEYS, 0)
@@ -167,13 +164,6 @@ class Audits(Machine):
         if self.plants:
             yield "change_it_from_outside"
 
-    def choose_turns(self) -> None:
-        turns = self.choose("turns", ("until idle", "until idle", "until idle", "none", "one", "two"))
-        if turns == "until idle":
-            self.scheduler.drain()
-        for _ in range({"one": 1, "two": 2}.get(turns, 0)):
-            self.scheduler.turn()
-
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         context = Context()
         context.run(machine.set, self)
@@ -195,7 +185,7 @@ class Audits(Machine):
     def start_a_read(self) -> None:
         call = Actor(self.choose("kind", ("read", "read", "read", "fresh read")), self.choose("key", KEYS))
         self.spawn(self.read(call))
-        self.choose_turns()
+        self.choose_turns(self.scheduler, patience=3)
 
     def start_a_write(self) -> None:
         tool: Any = self.choose("writer", (write, write_late, *([plant] if self.plants else [])))
@@ -215,17 +205,17 @@ class Audits(Machine):
         gate = self.choose("run", self.standing()).gate
         assert gate is not None
         gate.set_result(None)
-        self.choose_turns()
+        self.choose_turns(self.scheduler, patience=3)
 
     def fail_a_run(self) -> None:
         gate = self.choose("run", self.standing()).gate
         assert gate is not None
         gate.set_exception(OSError("failed"))
-        self.choose_turns()
+        self.choose_turns(self.scheduler, patience=3)
 
     def cancel_a_call(self) -> None:
         self.choose("call", self.running()).cancel()
-        self.choose_turns()
+        self.choose_turns(self.scheduler, patience=3)
 
     def invalidate(self) -> None:
         self.spawn(self.get.invalidate(self.choose("key", KEYS)))
@@ -258,9 +248,6 @@ class Audits(Machine):
         self.check()
         assert not self.running()
         assert library.loads_in_flight() <= self.loads_before
-
-    def close(self) -> None:
-        self.exits.close()
 
     def run_to_the_end(self) -> None:
         self.scheduler.drain()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ import pytest
 from agent_cache import ToolCall, configure, invalidate
 from agent_cache.core import versions
 from agent_cache.testing import MemoryServer, MemoryTier
-from tests.harness import library
 from tests.harness.slow import slow_rows
 from tests.properties import toolbox
 from tests.properties.ledger import Broken, Key, Reader, Rejected, Write, arguments
@@ -68,15 +66,11 @@ class Coherence(Machine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.exits = ExitStack()
-        self.stage = Stage(self.exits.enter_context(library.fresh_library()))
+        self.stage = Stage(self.clock)
         self.exits.callback(self.stage.scheduler.close)
         made, changed = toolbox.readers(self.body), toolbox.writers(self.body)
         self.readers = [made[name] for name in self.reader_names if self.body != TOOLBOX or name not in RENEWING]
         self.writers = [changed[name] for name in self.writer_names]
-
-    def close(self) -> None:
-        self.exits.close()
 
     def check(self) -> None:
         self.stage.verdict()
@@ -102,14 +96,6 @@ class Coherence(Machine):
             yield from ["let_a_lost_write_take_effect"] * 2
         yield from ["let_time_pass"] * (2 if stage.held() else 1)
 
-    def choose_turns(self) -> None:
-        """Let the loop settle before the next move, or let that come in the midst of a wake-up."""
-        turns = self.choose("turns", ("until idle",) * self.patience + ("none", "one", "two"))
-        if turns == "until idle":
-            self.stage.scheduler.drain()
-        for _ in range({"one": 1, "two": 2}.get(turns, 0)):
-            self.stage.scheduler.turn()
-
     def choose_call(self) -> tuple[Reader, Key, Place]:
         reader = self.choose("reader", self.readers)
         return reader, self.choose("key", reader.keys), self.choose_place()
@@ -122,17 +108,17 @@ class Coherence(Machine):
 
     def start_a_read(self) -> None:
         self.stage.read(*self.choose_call(), at_once=self.choose("at once", (False, False, True)))
-        self.choose_turns()
+        self.choose_turns(self.stage.scheduler, self.patience)
 
     def let_a_load_go_on(self) -> None:
         load = self.choose("load", self.stage.loads)
         how = self.choose("how", self.load_endings)
         self.stage.release(load, Broken(load.number) if how == "fails" else None, to_its_end=how == "ends")
-        self.choose_turns()
+        self.choose_turns(self.stage.scheduler, self.patience)
 
     def cancel_a_read(self) -> None:
         self.choose("read", self.stage.waiting()).cancel()
-        self.choose_turns()
+        self.choose_turns(self.stage.scheduler, self.patience)
 
     def let_time_pass(self) -> None:
         self.stage.advance(self.choose("seconds", self.seconds))
@@ -142,7 +128,7 @@ class Coherence(Machine):
         if place.chain or not writer.inner_only:
             key, at_once = self.choose("key", toolbox.IDS), self.choose("at once", (False, True))
             self.stage.write(writer, key, place, at_once=at_once)
-        self.choose_turns()
+        self.choose_turns(self.stage.scheduler, self.patience)
 
     def write_and_read_again(self) -> None:
         """A whole write while a tool runs, then the call of that tool: it must not join."""
@@ -154,7 +140,7 @@ class Coherence(Machine):
             self.stage.write(writer, key, read.here, at_once=True)
             self.stage.scheduler.drain()
         self.stage.read(read.reader, read.key, read.here)
-        self.choose_turns()
+        self.choose_turns(self.stage.scheduler, self.patience)
 
     def let_a_write_go_on(self) -> None:
         write = self.choose("write", self.stage.writes)
@@ -163,7 +149,7 @@ class Coherence(Machine):
             write.cancel()
         else:
             self.stage.release(write, FAILURES[how]() if how in FAILURES else None, to_its_end=how == "ends")
-        self.choose_turns()
+        self.choose_turns(self.stage.scheduler, self.patience)
 
     def let_a_lost_write_take_effect(self) -> None:
         self.stage.ledger.land(self.choose("write", self.stage.doubtful()))
@@ -189,14 +175,14 @@ class Invalidating(Coherence):
         tag = self.choose("tag", ("sale", "sale:1", "sale:2"))
         write = Write((tuple(tag.split(":")),))
         self.stage.invalidate(write, lambda: invalidate(tag), self.choose_place())
-        self.choose_turns()
+        self.choose_turns(self.stage.scheduler, self.patience)
 
     def invalidate_a_call(self) -> None:
         reader, key, place = self.choose_call()
         entries = (self.stage.entries(reader, place),) if reader.scope == "global" else ()
         write = Write(entry=(reader.name, key, *entries))
         self.stage.invalidate(write, lambda: reader.call.invalidate(*arguments(key)), place)
-        self.choose_turns()
+        self.choose_turns(self.stage.scheduler, self.patience)
 
     def clear_a_tool(self) -> None:
         reader = self.choose("reader", self.readers)
@@ -205,7 +191,7 @@ class Invalidating(Coherence):
 
     def refresh(self) -> None:
         self.stage.read(*self.choose_call(), fresh=True)
-        self.choose_turns()
+        self.choose_turns(self.stage.scheduler, self.patience)
 
 
 class Nesting(Coherence):
@@ -251,16 +237,16 @@ class Configuring(Coherence):
 
     def enter_a_layer(self) -> None:
         self.stage.configure(**self.choose("settings", self.layers))
-        self.choose_turns()
+        self.choose_turns(self.stage.scheduler, self.patience)
 
     def leave_a_layer(self) -> None:
         self.stage.leave_layer(self.choose("layer", self.stage.layers))
-        self.choose_turns()
+        self.choose_turns(self.stage.scheduler, self.patience)
 
     def bypass_the_cache(self) -> None:
         is_fresh = self.body != TOOLBOX and self.choose("fresh", (False, False, True))
         self.stage.read(*self.choose_call(), bypassed=True, fresh=is_fresh)
-        self.choose_turns()
+        self.choose_turns(self.stage.scheduler, self.patience)
 
 
 class StaticAndEntityTags(Coherence):
@@ -344,7 +330,7 @@ class Composing(Invalidating):
         makes_reads = load.parts or load.read.reader.name in toolbox.OUTER
         how = self.choose("how", ("goes on",) * 4 + ("ends", "fails") if makes_reads else self.load_endings)
         self.stage.release(load, Broken(load.number) if how == "fails" else None, to_its_end=how == "ends")
-        self.choose_turns()
+        self.choose_turns(self.stage.scheduler, self.patience)
 
 
 class ReadsWithinReads(Composing):
@@ -393,7 +379,7 @@ class ManyTags(Composing):
         tags = (f"sale:{key}", *[f"sale:{other}" for other in toolbox.MANY])
         write = Write((("sale", key),))
         self.stage.invalidate(write, lambda: invalidate(*tags), self.choose_place())
-        self.choose_turns()
+        self.choose_turns(self.stage.scheduler, self.patience)
 
 
 class Sessions(Nesting):
@@ -511,7 +497,7 @@ def test_a_whole_write_at_each_gate_of_a_read(how: str, warm: bool) -> None:
             except AssertionError as error:
                 pytest.fail(f"{writer} at gate {gates} of {reader}: {error}")
             finally:
-                machine.close()
+                machine.exits.close()
 
 
 def _write_at(stage: Stage, reader: Reader, writer: Writer, gates: int, how: str, *, warm: bool) -> bool:

@@ -11,7 +11,6 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,7 +22,6 @@ from agent_cache import (
     LoopHints,
     LoopPolicy,
 )
-from tests.harness import library
 from tests.properties.machine import Machine, searches
 
 UNCHANGED = 3  # How many equal answers of a poll are enough.
@@ -258,8 +256,6 @@ class Guarded(Machine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.exits = ExitStack()
-        self.clock = self.exits.enter_context(library.fresh_library())
         self.loop = asyncio.new_event_loop()
         self.exits.callback(self.loop.close)
         self.world: dict[tuple[str, int], Call] = {}
@@ -271,9 +267,6 @@ class Guarded(Machine):
         self.said: list[Report] = []
         self.lines = self.idle = 0
         self.model: Model | None = None
-
-    def close(self) -> None:
-        self.exits.close()
 
     def moves(self) -> Iterator[str]:
         if self.model is None:

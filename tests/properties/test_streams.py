@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,8 +106,6 @@ class Streams(Machine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.exits = ExitStack()
-        self.exits.enter_context(library.fresh_library())
         self.scheduler = Scheduler()
         self.exits.callback(self.scheduler.close)
         self.context = Context()
@@ -116,9 +114,6 @@ class Streams(Machine):
         self.loads_before = library.loads_in_flight()
         self.readers: list[Consumer] = []
         self.writers: list[Consumer] = []
-
-    def close(self) -> None:
-        self.exits.close()
 
     # The moves
 

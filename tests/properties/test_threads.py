@@ -169,11 +169,10 @@ class Threads(Machine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fresh = library.fresh_library()
-        self.fresh.__enter__()
         if self.is_tiered:
             configure(remote=MemoryTier(MemoryServer()))
         self.world = World()
+        self.exits.callback(self.world.close)
         world.set(self.world)
         self.reads: list[Reading] = []
         self.writes: list[Reading] = []
@@ -236,10 +235,6 @@ class Threads(Machine):
                 self.world.let_go(run, None)
             self.check()
         assert library.loads_in_flight() <= self.loads_before
-
-    def close(self) -> None:
-        self.world.close()
-        self.fresh.__exit__(None, None, None)
 
 
 class ThreadsOverATier(Threads):
