@@ -14,7 +14,7 @@ from agent_cache.engine.operation import CacheKey
 from agent_cache.engine.read import CacheInfo, ReadOperation
 from agent_cache.engine.write import WriteOperation
 
-__all__ = ["AsyncResult", "BoundTool", "CachedTool", "InvalidatingTool", "Later", "Resource"]
+__all__ = ["AsyncResult", "CachedTool", "InvalidatingTool", "Later", "Resource"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -130,7 +130,7 @@ class CachedTool(ReadAttributes[P, T_co, B_co], Protocol[P, T_co, B_co]):
     @overload
     def __get__(
         self: ClassMethodFunction[S, Q, T_co], instance: None, owner: type[Any] | None = None
-    ) -> BoundTool[Concatenate[S, Q], Q, T_co, B_co]: ...
+    ) -> _BoundTool[Concatenate[S, Q], Q, T_co, B_co]: ...
     @overload
     def __get__(
         self: ClassMethodFunction[S, Q, T_co], instance: object, owner: type[Any] | None = None
@@ -147,7 +147,7 @@ class CachedTool(ReadAttributes[P, T_co, B_co], Protocol[P, T_co, B_co]):
     def __get__(self, instance: object, owner: type[Any] | None = None) -> CachedTool[P, T_co, B_co]: ...
 
 
-class BoundTool(ReadAttributes[P, T_co, B_co], Protocol[P, Q, T_co, B_co]):
+class _BoundTool(ReadAttributes[P, T_co, B_co], Protocol[P, Q, T_co, B_co]):
     """A class method decorated with `AgentCache`: only its call knows the class."""
 
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> T_co: ...

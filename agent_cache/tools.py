@@ -58,7 +58,7 @@ else:
     Tier = Any  # for whoever resolves the hints at run time: the module of the class takes 3 ms
 
 __all__ = [
-    "AgentCache", "AgentCacheInvalidator", "Bypass", "bypass", "checked_tool", "invalidate", "invalidate_sync",
+    "AgentCache", "AgentCacheInvalidator", "bypass", "checked_tool", "invalidate", "invalidate_sync",
     "writing",
 ]  # fmt: skip
 
@@ -560,7 +560,7 @@ def _parsed(tags: tuple[str | Sequence[object], ...], function: str) -> tuple[st
 # Reads that are not cached
 
 
-class Bypass:
+class _Bypass:
     """A block of `bypass`."""
 
     _entered: tuple[Scope, Scope, Token[Scope]] | None = None
@@ -581,7 +581,7 @@ class Bypass:
             leave_scope(*entered, is_closing=closes_generator(error))
 
 
-def bypass() -> Bypass:
+def bypass() -> _Bypass:
     """Run the reads of this task uncached inside a block.
 
     Example: ``with bypass(): await get_order("7")``
@@ -592,4 +592,4 @@ def bypass() -> Bypass:
     ``configure(enabled=False)``. `AsyncCache` is not concerned. Blocks may be nested; to enter one that is entered
     already raises `ConfigurationError`.
     """
-    return Bypass()
+    return _Bypass()

@@ -12,7 +12,7 @@ Who asks is part of the key. One rule says what of a context counts:
 - What cannot be compared, such as a client, is passed over if a field is named for someone. If none is, or if what that
   one holds cannot be compared, nobody knows who asks: `UnknownAsker`.
 
-What the functions return counts, too, by which the body of a tool asks for its context (`GETTERS`).
+What the functions return counts, too, by which the body of a tool asks for its context (`_GETTERS`).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from agent_cache.values.canonical import (
 )
 
 __all__ = [
-    "GETTERS", "TRANSPORT", "Apart", "Injected", "Role", "UnknownAsker", "asker_in", "asks", "getters_of", "got_by",
+    "TRANSPORT", "Apart", "Injected", "Role", "UnknownAsker", "asker_in", "asks", "getters_of", "got_by",
     "injected_role", "meaning_of",
 ]  # fmt: skip
 
 Role = Literal["context", "config", "state", "receiver", "getter", "none"]
 """What an injected value is: something that may say who asks, the config of a runnable, the state of a graph, the
-object whose method the tool is, the name of one of `GETTERS`, or nothing of the asker."""
+object whose method the tool is, the name of one of `_GETTERS`, or nothing of the asker."""
 
 
 class Injected(NamedTuple):
@@ -155,7 +155,7 @@ def _context_of(kind: Any) -> Any:
 
 # Functions by which a tool asks for its context in place of taking it
 
-GETTERS: Final[dict[str, tuple[str, ...]]] = {
+_GETTERS: Final[dict[str, tuple[str, ...]]] = {
     "get_access_token": ("fastmcp.server.dependencies", "mcp.server.auth.middleware.auth_context"),
     "get_http_headers": ("fastmcp.server.dependencies",),
     "get_http_request": ("fastmcp.server.dependencies",),
@@ -172,7 +172,7 @@ _LIBRARY: Final = inspect.__file__.removesuffix("inspect.py")
 
 
 def getters_of(tool: Any) -> tuple[str, ...]:
-    """The functions of `GETTERS` that the body of a tool names, or of a decorator below ours, or one that these name,
+    """The functions of `_GETTERS` that the body of a tool names, or of a decorator below ours, or one that these name,
     and so on. Of objects and classes that are named, all methods count. Installed packages are not looked into, but for
     that of the tool: a program may be installed itself.
     """
@@ -199,14 +199,14 @@ def getters_of(tool: Any) -> tuple[str, ...]:
             enclosed = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
             found |= names
             named += [enclosed.get(name, body.__globals__.get(name)) for name in names]
-    return tuple(sorted(found & GETTERS.keys()))
+    return tuple(sorted(found & _GETTERS.keys()))
 
 
 _getters_of_class: Final = lru_cache(maxsize=1024)(getters_of)
 
 
 def asks(receiver: Any) -> tuple[str, ...]:
-    """The functions of `GETTERS` that the methods of an object, or of a class, name."""
+    """The functions of `_GETTERS` that the methods of an object, or of a class, name."""
     return _getters_of_class(_kind_of(receiver))
 
 
@@ -248,9 +248,9 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 
 def got_by(getter: str) -> list[Injected]:
-    """What a tool gets that calls a function of `GETTERS` now."""
+    """What a tool gets that calls a function of `_GETTERS` now."""
     name, found = "get_http_request" if getter == "get_http_headers" else getter, []
-    for module in GETTERS[getter]:
+    for module in _GETTERS[getter]:
         try:
             found.append(Injected("context", getattr(sys.modules.get(module), name)()))
         except Exception:  # noqa: BLE001, S112 - there is no run, or no request, here

@@ -10,10 +10,10 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-__all__ = ["CombinedLease", "Lease", "Page", "Term"]
+__all__ = ["CombinedLease", "Lease", "Term"]
 
 
-class Page(Protocol):
+class _Page(Protocol):
     """What a lease reads at each hit: a list, or a memory view of format ``Q`` on memory that processes share."""
 
     def __getitem__(self, index: int, /) -> int: ...
@@ -45,7 +45,7 @@ class Lease:
 
     __slots__ = ("__weakref__", "_owner", "page", "stamp", "term")
 
-    def __init__(self, owner: Any, page: Page = (0,), stamp: int = -1, term: Term | None = None) -> None:
+    def __init__(self, owner: Any, page: _Page = (0,), stamp: int = -1, term: Term | None = None) -> None:
         self._owner = weakref.ref(owner)
         self.page = page
         self.stamp = stamp

@@ -78,7 +78,7 @@ class Parameters:
         owner: the qualified name of the class that a method was defined in; empty for any other function.
         contexts: the parameters that a framework fills in with what may say who asks, and what that is; and the
             ``self`` or ``cls`` of a method, whose other methods may ask for it.
-        getters: the functions by which the tool asks for such a context, names in `core.asker.GETTERS`.
+        getters: the functions by which the tool asks for such a context, names in `core.asker`.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from agent_cache.tools import AgentCache, AgentCacheInvalidator, Decorator
 from agent_cache.values.compare import escaped
 
 __all__ = [
-    "AnyName", "Found", "Inner", "Pass", "Read", "Rule", "ToolInfo", "ToolRow", "ToolTable", "Watch", "Write",
+    "Found", "Inner", "Pass", "Read", "Rule", "ToolInfo", "ToolRow", "ToolTable", "Watch", "Write",
     "compiled_tags", "find_rule", "is_shared", "roots_of", "row_of", "templates_of",
 ]  # fmt: skip
 
@@ -226,7 +226,7 @@ def roots_of(rules: Mapping[str, Rule], namespace: str) -> tuple[str, ...]:
     tagged = [rule.resource for rule in rules.values() if isinstance(rule, TaggedRule)]
     resources = [one for each in tagged for one in ([each] if isinstance(each, str | ComputedTags) else each)]
     found = [
-        escape(one.root if isinstance(one, ComputedTags) else parse_template(one, AnyName(), "rule")[0])
+        escape(one.root if isinstance(one, ComputedTags) else parse_template(one, _AnyName(), "rule")[0])
         for one in resources
     ]
     return tuple(dict.fromkeys(found)) or (escape(namespace),)
@@ -240,7 +240,7 @@ def templates_of(roots: tuple[str, ...]) -> tuple[str, ...]:
 # Tags
 
 
-class AnyName(tuple[str, ...]):
+class _AnyName(tuple[str, ...]):
     """The parameters of a tool whose schema is not known: every name but ``result``."""
 
     __slots__ = ()
@@ -253,7 +253,7 @@ def compiled_tags(rule: TaggedRule, names: tuple[str, ...] | None, tool: str) ->
     """The tags of a rule for one tool, by the arguments in its schema, None if that is not known. Raises
     `ConfigurationError`, which names the tool, if a template is malformed, or names no argument.
     """
-    return rule.decorator.tags(AnyName() if names is None else names, tool)
+    return rule.decorator.tags(_AnyName() if names is None else names, tool)
 
 
 def parsed(result: Any) -> Any:

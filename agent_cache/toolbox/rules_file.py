@@ -14,7 +14,7 @@ from agent_cache.core.options import LoopHints, checked_choice
 from agent_cache.errors import ConfigurationError
 from agent_cache.toolbox.rules import Inner, Pass, Read, Rule, Watch, Write
 
-__all__ = ["RulesFile", "read_rules"]
+__all__ = ["read_rules"]
 
 _TOP: Final = ("namespace", "hints", "unknown", "vary", "remote", "tools")
 _RELAY: Final = ("on_loop", "new_turn_after", "max_tool_repeats", "on")
@@ -33,7 +33,7 @@ _OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 _LOOP: Final = ("poll", "max_unchanged", "off")
 
 
-class RulesFile(NamedTuple):
+class _RulesFile(NamedTuple):
     """What a file of rules says. Who has read it closes `remote`, the tier that its reads share."""
 
     namespace: str
@@ -43,7 +43,7 @@ class RulesFile(NamedTuple):
     remote: Any
 
 
-def read_rules(path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = "off") -> RulesFile:
+def read_rules(path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = "off") -> _RulesFile:
     """Read a file of rules.
 
     Args:
@@ -63,7 +63,7 @@ def read_rules(path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = 
         raise ConfigurationError(f"{where}: {error}") from error.__cause__
 
 
-def _read(data: Mapping[str, Any], directory: Path, hints: str) -> RulesFile:
+def _read(data: Mapping[str, Any], directory: Path, hints: str) -> _RulesFile:
     _refuse_unknown(data, (*_TOP, *_RELAY))
     namespace, remote, tools = data.get("namespace"), data.get("remote"), data.get("tools", {})
     if not isinstance(namespace, str) or not namespace or ":" in namespace:
@@ -86,7 +86,7 @@ def _read(data: Mapping[str, Any], directory: Path, hints: str) -> RulesFile:
             rules[name] = _rule_of(said, of_reads, of_writes)
         except ConfigurationError as error:
             raise ConfigurationError(f"tools.{name}: {error}") from None
-    return RulesFile(namespace, rules, unknown, checked_hints, tier)
+    return _RulesFile(namespace, rules, unknown, checked_hints, tier)
 
 
 def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...], table: str = "") -> None:

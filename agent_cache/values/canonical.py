@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     import hashlib
 
 __all__ = [
-    "MAX_DEPTH", "MISSING", "PYDANTIC_FIELDS_SET", "PYDANTIC_STATE", "STANDARD", "Encoder", "Missing", "StableEncoder",
+    "MAX_DEPTH", "MISSING", "PYDANTIC_FIELDS_SET", "PYDANTIC_STATE", "STANDARD", "Encoder", "StableEncoder",
     "attributes_of", "blake2b", "canonical", "declared_fields", "declared_names", "full_name", "has_native_state",
     "has_no_content", "is_member", "is_model", "is_sentinel", "lasting_digest", "make_room", "segment_digest",
     "serial_of", "size_of", "text_of_standard_value",
 ]  # fmt: skip
 
 
-class Missing(Enum):
+class _Missing(Enum):
     """The type of `MISSING`, so that type checkers can tell it from every value."""
 
     MISSING = "missing"
 
 
-MISSING: Final = Missing.MISSING
+MISSING: Final = _Missing.MISSING
 """Nothing was found. Not None: None is a value like any other, and is cached."""
 
 MAX_DEPTH = 100

@@ -12,12 +12,7 @@ from unittest import mock
 
 import pytest
 
-from agent_cache import (
-    AgentCache,
-    AgentCacheInvalidator,
-    AgentCacheSession,
-    get_metrics,
-)
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, get_metrics
 
 pytestmark = pytest.mark.usefixtures("clock")
 

@@ -11,17 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import (
-    AgentCache,
-    ConfigurationError,
-    Read,
-    Toolbox,
-    Watch,
-    Write,
-    get_ttl,
-    set_ttl,
-    testing,
-)
+from agent_cache import AgentCache, ConfigurationError, Read, Toolbox, Watch, Write, get_ttl, set_ttl, testing
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 
 _numbers = itertools.count()
@@ -61,45 +51,35 @@ def tool_of(loads: Loads, name: str, **options: Any) -> Any:
 
 
 @pytest.fixture
-def loads(request: pytest.FixtureRequest) -> Loads:
-    return Loads(is_mutable=getattr(request, "param", False))
-
-
-KINDS = pytest.mark.parametrize("loads", [False, True], ids=["plain", "copied"], indirect=True)
+def loads() -> Loads:
+    return Loads()
 
 
 # What is stored
 
 
-@KINDS
-@pytest.mark.parametrize("ttl", [100, None, lambda _: 50.0, lambda _: None])
-async def test_a_shorter_ttl_drops_what_is_stored(clock: FakeClock, name: str, ttl: Any, loads: Loads):
+@pytest.mark.parametrize("is_mutable", [False, True])
+@pytest.mark.parametrize(
+    ("ttl", "now", "counts"),
+    [
+        *((ttl, 30, [2, 2, 2, 3]) for ttl in (100, None, lambda _: 50.0, lambda _: None)),
+        (10, 100, [1, 2, 2, 2]),  # a longer one prolongs nothing that is stored: it was promised to be no older
+    ],
+)
+async def test_a_shorter_ttl_drops_what_is_stored_and_a_longer_one_prolongs_nothing(
+    clock: FakeClock, name: str, ttl: Any, now: float, counts: list[int], is_mutable: bool
+):
+    loads = Loads(is_mutable=is_mutable)
     tool = tool_of(loads, name, ttl=ttl)
     await tool()
+    set_ttl(tool, now)
     clock.advance(5)
-    set_ttl(tool, 30)
-    await tool()
-    assert loads.count == 2
-    clock.advance(29)
-    await tool()
-    assert loads.count == 2
-    clock.advance(1)
-    await tool()
-    assert loads.count == 3
-
-
-@KINDS
-async def test_a_longer_ttl_prolongs_nothing_that_is_stored(clock: FakeClock, name: str, loads: Loads):
-    """It was promised to be no older than that."""
-    tool = tool_of(loads, name, ttl=10)
-    await tool()
-    set_ttl(tool, 100)
-    clock.advance(10)
-    await tool()
-    assert loads.count == 2
-    clock.advance(99)
-    await tool()
-    assert loads.count == 2
+    found = []
+    for seconds in (0, 5, 24, 1):
+        clock.advance(seconds)
+        await tool()
+        found.append(loads.count)
+    assert found == counts
 
 
 # Loads that run
@@ -127,9 +107,6 @@ async def test_a_load_that_runs_is_stored_with_the_ttl_of_now_unless_that_is_sho
         assert tool.contains()
         clock.advance(1)
     assert not tool.contains()
-
-
-# Which tools
 
 
 # Bad input

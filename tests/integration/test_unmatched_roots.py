@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 from datetime import timedelta
@@ -9,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import (
-    AgentCache,
-    AgentCacheInvalidator,
-    configure,
-    invalidate,
-    writing,
-)
+from agent_cache import AgentCache, AgentCacheInvalidator, configure, invalidate, writing
 from agent_cache.testing import MemoryServer, MemoryTier
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -108,19 +103,23 @@ async def test_a_read_root_without_a_write_is_warned_of_after_many_calls_with_th
     del save
 
 
-@pytest.mark.parametrize("how", ["invalidate", "writing", "one entry", "clear"])
+async def by_writing(get: Any) -> None:
+    async with writing("zqxjvkwqz"):
+        pass
+
+
+BY_HAND: dict[str, Any] = {
+    "invalidate": lambda get: invalidate("zqxjvkwqz:7"),
+    "writing": by_writing,
+    "one entry": lambda get: get.invalidate("7"),
+    "clear": lambda get: asyncio.to_thread(get.clear),
+}
+
+
+@pytest.mark.parametrize("how", BY_HAND)
 async def test_what_is_invalidated_by_hand_counts_as_written(how: str, warned: Any):
     get = reading()
-    match how:
-        case "invalidate":
-            await invalidate("zqxjvkwqz:7")
-        case "writing":
-            async with writing("zqxjvkwqz"):
-                pass
-        case "one entry":
-            await get.invalidate("7")
-        case _:
-            get.clear()
+    await BY_HAND[how](get)
     await called(get)
     assert warned() == []
 
