@@ -15,7 +15,7 @@ from operator import is_
 from types import EllipsisType as Unchanged
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from agent_cache.core.options import checked_flag, checked_function, checked_middleware, checked_share, count
+from agent_cache.core.options import checked_flag, checked_function, checked_share, count, is_asynchronous
 from agent_cache.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -246,12 +246,19 @@ def checked_backup(tiers: Any, where: str) -> tuple[Tier, ...]:
     return tuple([tier for each in several if (tier := checked_tier(each, where)) is not None])
 
 
+def _checked_middleware(given: Any, what: str) -> tuple[Installed, ...]:
+    """Check middleware: a sequence of `async def` functions."""
+    if not isinstance(given, Sequence) or not all(map(is_asynchronous, given)):
+        raise ConfigurationError(f"{what} must be a sequence of `async def observe(call, proceed)`, got {given!r}")
+    return tuple(map(Installed, given))
+
+
 _CHECKS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
     "remote": checked_tier,
     "backup": checked_backup,
     "enabled": checked_flag,
     "max_bytes": lambda value, what: None if value is None else count(1, value, what),
-    "middleware": lambda value, what: tuple(map(Installed, checked_middleware(value, what))),
+    "middleware": _checked_middleware,
     "audit": checked_share,
     "on_stale": checked_function,
 }

@@ -36,8 +36,9 @@ from agent_cache.core.options import (
     checked_validation,
     count,
     seconds,
+    takes,
 )
-from agent_cache.core.parameters import parameters_of
+from agent_cache.core.parameters import Parameters, PassedOn, parameters_of
 from agent_cache.core.tags import ComputedTags, TagSet, parse_tag, root_of
 from agent_cache.engine.blocking import blocking, run_blocking
 from agent_cache.engine.body import read_body, stream_body, write_body
@@ -181,6 +182,8 @@ class Decorator:
             kind = ReadOperation if is_read else WriteOperation
         tags = self.tags(parameters.names, name)
         if isinstance(self, AgentCache):
+            if self.policy.key is not None and not isinstance(parameters, PassedOn):
+                _check_key(self.policy.key, parameters, name)
             self._check_parameters(parameters.positional, parameters.names, name, is_stream=is_stream)
             if is_stream and self.policy.validate is not None:
                 raise ConfigurationError(f"{name}: validate is for results, and the tool is a generator; leave it out")
@@ -290,7 +293,7 @@ class AgentCache(Decorator):
     ) -> None:
         where, remote = self._check("AgentCache", resource, name, backup, remote_cache, ignore, remote)
         self._skip_args = skip_args
-        copy_rule = copy_rule_named(checked_function(copy, f"{where}: copy") if callable(copy) else copy)
+        copy_rule = copy_rule_named(checked_function(copy, f"{where}: copy", 1) if callable(copy) else copy)
         if copy_rule is None:
             raise ConfigurationError(f"{where}: copy must be 'auto', 'never' or a function of one value, got {copy!r}")
         checked_flag(inherit, f"{where}: inherit")
@@ -298,8 +301,8 @@ class AgentCache(Decorator):
         says_who = vary is not None and not getattr(vary, "is_of_process", False)
         if shared and says_who:
             raise ConfigurationError(f"{where}: vary says what of a context counts; leave out it, or shared=True")
-        for option, given in (("key", key), ("vary", vary), ("cache_if", cache_if)):
-            checked_function(given, f"{where}: {option}")
+        for option, given, *numbers in (("key", key), ("vary", vary, 0, 1), ("cache_if", cache_if, 1)):
+            checked_function(given, f"{where}: {option}", *numbers)
         self._is_for_streams = max_stream_bytes is not None
         life, lasts = checked_validation(validate, validate_after, checked_life(ttl, f"{where}: ttl"), where)
         self.policy = ReadPolicy(
@@ -309,7 +312,7 @@ class AgentCache(Decorator):
             copy_rule=copy_rule,
             key=key,
             vary=vary,
-            vary_takes_arguments=vary is not None and _takes_arguments(vary),
+            vary_takes_arguments=vary is not None and not takes(vary, 0),  # `ContextVar.get` would take a default
             cache_if=cache_if,
             heeds_contexts=not shared and not says_who,
             inherit=inherit,
@@ -357,15 +360,17 @@ class AgentCache(Decorator):
                 ) from error
 
 
-def _takes_arguments(vary: Callable[..., Any]) -> bool:
-    """Whether ``vary`` needs the arguments. If it can be called without them, it is: ``ContextVar.get`` would take them
-    for its default.
-    """
+def _check_key(key: Callable[..., Any], parameters: Parameters, tool: str) -> None:
+    """Check that a ``key=`` can be called as the tool is."""
+    surplus: dict[Any, Any] = {inspect.Parameter.VAR_POSITIONAL: (), inspect.Parameter.VAR_KEYWORD: {}}
+    args, kwargs = parameters.split({one.name: surplus.get(one.kind) for one in parameters.all})
     try:
-        inspect.signature(vary).bind()
-    except (TypeError, ValueError):  # a builtin without a signature
-        return True
-    return False
+        inspect.signature(key).bind(*args, **kwargs)
+    except TypeError as error:
+        names = ", ".join(parameters.names)
+        raise ConfigurationError(f"{tool}: key is called with all arguments of the tool ({names}): {error}") from None
+    except ValueError:  # a builtin that shows no signature
+        return
 
 
 class AgentCacheInvalidator(Decorator):
@@ -436,8 +441,8 @@ class AgentCacheInvalidator(Decorator):
                 f"{where}: to drop single entries, give both clear_all=False and key_fn=lambda args, kwargs: "
                 "tool.cache_key(...); else neither"
             )
-        for option, given in (("key_fn", key_fn), ("ok", ok)):
-            checked_function(given, f"{where}: {option}")
+        for option, given, number in (("key_fn", key_fn, 2), ("ok", ok, 1)):
+            checked_function(given, f"{where}: {option}", number)
         self.policy = WritePolicy(
             scope=checked_choice(scope, ("global", "session"), f"{where}: scope"),
             settle=seconds(settle, f"{where}: settle", zero=True),

@@ -7,7 +7,7 @@ a mistake fails at decoration.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from math import inf
@@ -68,19 +68,32 @@ def checked_choice(value: Any, choices: tuple[str, ...], what: str, or_else: str
     return value
 
 
-def _is_asynchronous(value: Any) -> bool:
-    is_coroutine_function = inspect.iscoroutinefunction
-    return is_coroutine_function(value) or (callable(value) and is_coroutine_function(type(value).__call__))
+def is_asynchronous(value: Any) -> bool:
+    """Whether this is an `async def`, or an object whose call is one."""
+    return inspect.iscoroutinefunction(value) or (callable(value) and inspect.iscoroutinefunction(type(value).__call__))
 
 
-def checked_function(value: Any, what: str) -> Any:
-    """Check for a plain function or None: the coroutine that another returns is true, so that no mistake would show."""
+def takes(function: Callable[..., Any], number: int) -> bool:
+    """Whether a function can be called with so many arguments. Of a builtin that shows nothing of it: with some."""
+    try:
+        inspect.signature(function).bind(*[None] * number)
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError) and number > 0
+    return True
+
+
+def checked_function(value: Any, what: str, *numbers: int) -> Any:
+    """Check for a plain function that takes one of these numbers of arguments, or None: the coroutine that another
+    returns is true, so that no mistake would show.
+    """
     if value is None:
         return None
     if not callable(value):
         raise _refused(what, "a function", value)
-    if _is_asynchronous(value):
+    if is_asynchronous(value):
         raise ConfigurationError(f"{what} must be a plain function, whose result is there at once; got an `async def`")
+    if numbers and not any(takes(value, number) for number in numbers):
+        raise ConfigurationError(f"{what} must be a function of {numbers[-1]} argument(s), got {value!r}")
     return value
 
 
@@ -94,7 +107,7 @@ def plain_result(value: Any, what: str) -> Any:
 
 def checked_life(value: Any, what: str) -> float | Callable[[Any], Any] | None:
     """Check a ``ttl=`` option: a duration, None, or a plain function of the result."""
-    return checked_function(value, what) if value is None or callable(value) else seconds(value, what)
+    return checked_function(value, what, 1) if value is None or callable(value) else seconds(value, what)
 
 
 def checked_validation(
@@ -120,16 +133,6 @@ def checked_validation(
 def no_life(_result: Any) -> float:
     """The ``ttl`` of a tool whose results are never stored."""
     return 0.0
-
-
-def checked_middleware(given: Any, what: str) -> Sequence[Callable[[Any, Any], Any]]:
-    """Check middleware: a sequence of `async def` functions."""
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
-        raise _refused(what, "a sequence of functions", given)
-    for one in given:
-        if not _is_asynchronous(one):
-            raise _refused(what, "a sequence of `async def observe(call, proceed)`", one)
-    return given
 
 
 # The policies
@@ -160,8 +163,8 @@ class LoopHints:
     off: bool = False
 
     def __post_init__(self) -> None:
-        checked_function(self.loop_key, "LoopHints: loop_key")
-        checked_function(self.outcome_key, "LoopHints: outcome_key")
+        checked_function(self.loop_key, "LoopHints: loop_key", 1)
+        checked_function(self.outcome_key, "LoopHints: outcome_key", 1)
         checked_flag(self.poll, "LoopHints: poll")
         checked_flag(self.off, "LoopHints: off")
         if self.max_unchanged is not None:

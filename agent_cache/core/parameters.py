@@ -15,7 +15,6 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from agent_cache.core.asker import Apart, Injected, Role, UnknownAsker, asker_in, getters_of, injected_role, meaning_of
@@ -58,10 +57,10 @@ class Parameter(NamedTuple):
 def receiver_part(value: Any) -> Part:
     """The key of the object whose method is called: its declared fields if it is a value, else a serial number."""
     kind: Any = type(value)
-    if not has_no_content(kind):
-        with suppress(Uncacheable):
-            return key_part(value)
-    return b"#%d" % serial_of(value)
+    try:
+        return b"#%d" % serial_of(value) if has_no_content(kind) else key_part(value)
+    except Uncacheable:
+        return b"#%d" % serial_of(value)
 
 
 DEFAULT_PART: Final = key_part(MISSING)
@@ -384,9 +383,6 @@ class PassedOn(Parameters):
     def key(self, arguments: Mapping[str, Any]) -> Part:
         given = [(one.name, one.part(arguments[one.name])) for one in self.all if one.in_key and one.name in arguments]
         return (*given, *((name, key_part(arguments[name])) for name in ("*", "**") if name in arguments))
-
-
-# Whether two functions of one name are one tool
 
 
 def called_by(function: Any) -> Any:

@@ -141,16 +141,26 @@ OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     *((AgentCache, {"copy": given}, "function") for given in ("deep", later)),
     *((AgentCache, {"key": given}, "function") for given in ("order_id", later)),
     *((AgentCache, {"vary": given}, "function") for given in ("tenant", later)),
-    *((AgentCache, {"cache_if": given}, "function") for given in (True, later)),
+    *((AgentCache, {"cache_if": given}, "function") for given in (True, later, lambda: True)),
+    *((AgentCache, {"vary": given}, "1 argument") for given in (lambda one, other: 1, lambda *, tenant: 1)),
+    *((AgentCache, {"ttl": given}, "1 argument") for given in (lambda: 5, lambda one, other: 5)),
+    (AgentCache, {"copy": lambda: 1}, "1 argument"),
+    *(
+        (AgentCache, {"key": given}, "(order_id, limit)")
+        for given in (lambda order_id: 1, lambda: 1, lambda o, *, l: 1)
+    ),
     (AgentCache, {"uncacheable": "ignore"}, "'bypass'"),
     *((AgentCacheInvalidator, {"doubt": given}, "seconds") for given in (timedelta(seconds=-5), float("nan"))),
     (AgentCacheInvalidator, {"settle": -1}, "seconds"),
     *((AgentCacheInvalidator, {"in_doubt": given}, "exception classes") for given in (TimeoutError(), [int])),
     (AgentCacheInvalidator, {"no_effect": 5}, "exception classes"),
-    *((AgentCacheInvalidator, {"ok": given}, "function") for given in (True, later)),
+    *((AgentCacheInvalidator, {"ok": given}, "function") for given in (True, later, lambda: True)),
     (AgentCacheInvalidator, {"loop": LoopHints(poll=True)}, "max_unchanged"),
     (AgentCacheInvalidator, {"clear_all": "yes"}, "True or False"),
-    *((AgentCacheInvalidator, {"clear_all": False, "key_fn": given}, "function") for given in ("order_id", later)),
+    *(
+        (AgentCacheInvalidator, {"clear_all": False, "key_fn": given}, "function")
+        for given in ("order_id", later, lambda key: 1)
+    ),
     (AgentCacheInvalidator, {"clear_all": False}, "key_fn"),
     *((decorator, {"ignore": ("ctx",)}, "'ctx'; the parameters of the tool are: order_id") for decorator in BOTH),
     *(
