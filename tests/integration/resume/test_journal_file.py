@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
-from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, InDoubtError, JournalError
+from agent_cache.errors import (
+    CassetteError,
+    CassetteNotFound,
+    ConfigurationError,
+    DivergenceError,
+    InDoubtError,
+    JournalError,
+)
 from agent_cache.recording import Cassette, fork, intercept, record, replay
 from agent_cache.recording.encryption import KEY_VARIABLE
 from agent_cache.resume import Journal, NotDone, idempotency_key
@@ -430,12 +437,12 @@ async def charge(order: str, password: str) -> str:
     return "charged"
 
 
-def secret_run(directory: Path, **options: Any) -> tuple[str, dict[str, str]]:
+def secret_run(directory: Path, order: str = "W1", **options: Any) -> tuple[str, dict[str, str]]:
     async def main() -> tuple[str, dict[str, str]]:
         async with AgentCacheSession("job", journal=Journal(directory, **{"key": KEY, **options})) as session:
             await session.checkpoint("begun", {"password": SECRET, "step": 1})
             found = await token(SECRET)
-            return await charge("W1", found["password"]), found
+            return await charge(order, found["password"]), found
 
     return asyncio.run(main())
 
@@ -459,6 +466,9 @@ def test_with_a_key_nothing_of_the_run_is_in_the_file_and_the_run_gets_back_what
         secret_run(encrypted.parent)
     assert SECRET not in str(caught.value)
     assert caught.value.arguments == {"order": "W1", "password": "[redacted]"}
+    with pytest.raises(DivergenceError) as diverged:
+        secret_run(encrypted.parent, "W2")
+    assert "charge(order='W2', password='[redacted]') is a new write" in str(diverged.value)
     [made] = read_journal(encrypted, key=KEY).checkpoints
     branch = branch_journal(encrypted, "other", until=made, directory=encrypted.parent, events=True, key=KEY)
     assert SECRET not in branch.read_text()
