@@ -15,7 +15,7 @@ from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording.file import RecordedCall
 from agent_cache.resume.checkpoints import Checkpoint
 
-__all__ = ["AutoReplayManager", "Event", "ReplayReport", "events_after", "importance_of"]
+__all__ = ["AutoReplayManager", "ReplayReport", "events_after", "importance_of"]
 
 Event: TypeAlias = RecordedCall | Checkpoint
 

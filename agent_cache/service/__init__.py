@@ -7,6 +7,6 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError('the service needs Starlette: pip install "agent-cache[service]"') from error
 
-from agent_cache.service.restore_api import Authorize, restore_app
+from agent_cache.service.restore_api import restore_app
 
-__all__ = ["Authorize", "restore_app"]
+__all__ = ["restore_app"]

@@ -39,11 +39,11 @@ from agent_cache.service.checkpoint_store import (
     position_of,
 )
 
-__all__ = ["Authorize", "restore_app"]
+__all__ = ["restore_app"]
 
 T = TypeVar("T")
 
-Authorize: TypeAlias = Callable[[Request, str, "str | None"], "bool | Awaitable[bool]"]
+_Authorize: TypeAlias = Callable[[Request, str, "str | None"], "bool | Awaitable[bool]"]
 """``authorize(request, action, session_id)``: whether the sender of a request may do this. See `restore_app`."""
 
 _LOG = logging.getLogger("agent_cache")
@@ -77,7 +77,7 @@ class _ListQuery(msgspec.Struct, forbid_unknown_fields=True):
 def restore_app(
     store: str | os.PathLike[str],
     *,
-    authorize: Authorize,
+    authorize: _Authorize,
     tolerance: Tolerance | None = None,
     key: bytes | None = None,
 ) -> Starlette:
@@ -135,7 +135,7 @@ def _problem(_request: Request, error: Exception) -> Response:
 
 
 class _RestoreApi:
-    def __init__(self, store: CheckpointStore, authorize: Authorize) -> None:
+    def __init__(self, store: CheckpointStore, authorize: _Authorize) -> None:
         self._store = store
         self._authorize = authorize
 

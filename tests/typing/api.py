@@ -79,7 +79,7 @@ from agent_cache.resume import (
     register_state,
     restore,
 )
-from agent_cache.service import Authorize, restore_app
+from agent_cache.service import restore_app
 from agent_cache.toolbox import ToolTable
 
 
@@ -599,8 +599,8 @@ def refuses(request: Request, action: str, session_id: str | None) -> bool:
     return False
 
 
-def serve(authorize: Authorize) -> None:
-    assert_type(restore_app("runs", authorize=authorize), Starlette)
+def serve() -> None:
+    assert_type(restore_app("runs", authorize=lambda request, action, session_id: True), Starlette)
     restore_app(Path("runs"), authorize=refuses)
     restore_app("runs")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     restore_app("runs", authorize=lambda request: True)  # type: ignore[arg-type,misc]  # pyright: ignore[reportArgumentType]

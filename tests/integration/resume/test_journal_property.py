@@ -1,7 +1,6 @@
 """A random run, killed at each byte of its journal and resumed: each write once, and no answered model call twice."""
 
 import asyncio
-import json
 import random
 import tempfile
 from collections import Counter
@@ -11,9 +10,10 @@ import pytest
 from hypothesis import strategies as st
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
-from agent_cache.errors import InDoubtError
+from agent_cache.errors import InDoubtError, JournalError
 from agent_cache.recording import cached_llm_call, intercept, replay
 from agent_cache.resume import Journal, NotDone, idempotency_key
+from agent_cache.resume.journal import read_journal
 from agent_cache.testing import reset
 from tests.harness.searches import searched
 
@@ -139,27 +139,13 @@ programs = st.lists(
 )
 
 
-def ended(lines):
-    """Ids of the calls that have a line, and the intents without one that no such call encloses."""
-    calls, begun = {}, {}
-    for line in map(json.loads, lines[1:]):
-        if "id" in line:
-            calls[line["id"]] = line
-        for kind in ("intent", "open"):
-            if kind in line:
-                begun[line[kind]["id"]] = line[kind] | {"is_write": kind == "intent"}
-    parents = {number: one.get("parent") for number, one in (begun | calls).items()}
-
-    def is_enclosed(number):
-        while (number := parents.get(number)) is not None:
-            if number in calls:
-                return True
-        return False
-
-    doubts = [
-        one for number, one in begun.items() if one["is_write"] and number not in calls and not is_enclosed(number)
-    ]
-    return calls, doubts
+def stored(path):
+    """The calls of a journal that have ended, its writes in doubt, and all its writes; none without a header."""
+    try:
+        found = read_journal(path)
+    except JournalError:
+        return [], [], []
+    return found.calls, found.in_doubt, found.intents.values()
 
 
 def killed(tmp_path, whole, size, done, chance):
@@ -168,23 +154,18 @@ def killed(tmp_path, whole, size, done, chance):
     directory.mkdir(exist_ok=True)
     for old in directory.iterdir():
         old.unlink()
-    content = whole[:size]
-    (directory / "run.jsonl").write_bytes(content)
-    lines = content[: content.rfind(b"\n") + 1].splitlines()
-    calls, doubts = ended(lines) if lines else ({}, [])
+    (directory / "run.jsonl").write_bytes(whole[:size])
+    calls, doubts, intents = stored(directory / "run.jsonl")
     global WORLD
     WORLD = Receiver()
-    intents = {line["intent"]["id"]: line["intent"] for line in map(json.loads, lines) if "intent" in line}
-    in_doubt = {one["id"] for one in doubts}
-    for number, intent in intents.items():
-        is_first = intent["name"] == "prop:nested_write" and number not in {one.get("parent") for one in calls.values()}
-        if number in in_doubt and (is_first or chance.random() < 0.5):
+    enclosing = {one.parent for one in calls}
+    for one in intents:
+        is_first = one.name == "prop:nested_write" and one.id not in enclosing
+        if one in doubts and (is_first or chance.random() < 0.5):
             continue  # a nested write takes effect after its inner one has ended
-        WORLD.writes[intent["arguments"]["label"]] += 1
-        WORLD.done[intent["key"]] = done[intent["key"]]
-    for call in calls.values():
-        if call["kind"] == "llm":
-            WORLD.models[call["arguments"]["label"]] += 1
+        WORLD.writes[one.arguments["label"]] += 1
+        WORLD.done[one.key] = done[one.key]
+    WORLD.models.update(one.arguments["label"] for one in calls if one.kind == "llm")
     return directory, doubts
 
 
@@ -222,12 +203,10 @@ def kill_and_resume(tmp_path, program, chance, whole, size, first):
         before = WORLD.writes.copy()
         with pytest.raises(InDoubtError) as raised:
             asyncio.run(session(place, program))
-        assert raised.value.key in {one["key"] for one in doubts}
+        assert raised.value.key in {one.key for one in doubts}
         assert not [label for label in before if WORLD.writes[label] > before[label]]
-    content = (place / "run.jsonl").read_bytes()
-    lines = content[: content.rfind(b"\n") + 1].splitlines()
-    calls, _ = ended(lines) if lines else ({}, [])
-    answered = {one["arguments"]["label"] for one in calls.values() if one["kind"] == "llm"}
+    calls, _, _ = stored(place / "run.jsonl")
+    answered = {one.arguments["label"] for one in calls if one.kind == "llm"}
     asked = WORLD.models.copy()
     asyncio.run(session(place, program, on_doubt=dict.fromkeys((write, note, nested_write, refuse), check)))
     assert WORLD.writes == first.writes, (size, doubts)
