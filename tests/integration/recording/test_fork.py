@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -228,19 +229,16 @@ async def test_an_edit_that_cannot_work_is_refused_before_anything_runs(shop, or
 # Arguments
 
 
-def test_a_branch_replaces_no_file(original, to):
+async def test_a_branch_replaces_no_file_and_a_run_that_is_being_recorded_is_not_forked(shop, original, to, tmp_path):
     block = fork(original, at=2, to=to, world="as_is")
     to.write_text("mine")
     with pytest.raises(CassetteError, match="exists: a branch replaces no file"), block:
         pass
     assert to.read_text() == "mine"
-
-
-async def test_a_run_that_is_being_recorded_is_not_forked(shop, path, to):
-    with record(path):
+    with record(tmp_path / "other.jsonl"):
         await shop.handle("W1")
         with pytest.raises(CassetteError, match="is being recorded; fork it when that has ended"):
-            fork(path, at=2, to=to, world="as_is")
+            fork(tmp_path / "other.jsonl", at=2, to=tmp_path / "2.jsonl", world="as_is")
 
 
 async def test_secrets_are_removed_from_a_branch_as_from_its_original(path, to):
@@ -351,21 +349,21 @@ async def test_before_the_fork_a_thread_without_a_context_makes_no_call(path, to
 # Journals
 
 
-@pytest.mark.parametrize("is_sealed", [True, False])
-async def test_a_journal_is_forked_as_a_recording_is(shop, tmp_path, to, is_sealed):
-    async def run() -> None:
-        async with AgentCacheSession("s1", journal=Journal(tmp_path / "journals")):
+async def journaled(shop: Shop, folder: Path, *, is_killed: bool) -> Path:
+    """The journal of a run, which may be killed before its end."""
+    with contextlib.suppress(KeyboardInterrupt):
+        async with AgentCacheSession("s1", journal=Journal(folder)):
             await shop.handle("W1")
             await shop.get_order("W2")
-            if not is_sealed:
+            if is_killed:
                 raise KeyboardInterrupt
-
-    try:
-        await run()
-    except KeyboardInterrupt:
-        assert not is_sealed
-    [path] = (tmp_path / "journals").glob("*.jsonl")
     shop.reset()
+    return folder / "s1.jsonl"
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_a_journal_is_forked_as_a_recording_is(shop, tmp_path, to, is_killed):
+    path = await journaled(shop, tmp_path / "journals", is_killed=is_killed)
     with fork(path, at=4, to=to, world="sandbox") as branch:
         assert await shop.handle("W1") == "cancelled W1"
         await shop.get_order("W2")
@@ -375,17 +373,12 @@ async def test_a_journal_is_forked_as_a_recording_is(shop, tmp_path, to, is_seal
 
 
 async def test_a_write_that_a_killed_process_had_begun_may_have_been_made(shop, tmp_path, to):
-    with pytest.raises(KeyboardInterrupt):
-        async with AgentCacheSession("s1", journal=Journal(tmp_path / "journals")):
-            await shop.handle("W1")
-            raise KeyboardInterrupt
-    [path] = (tmp_path / "journals").glob("*.jsonl")
-    lines = path.read_bytes().splitlines(keepends=True)
-    assert b"cancel" in lines.pop()
+    path = await journaled(shop, tmp_path / "journals", is_killed=True)
+    *lines, cancelled, _ = path.read_bytes().splitlines(keepends=True)
+    assert b"cancel" in cancelled
     path.write_bytes(b"".join(lines))  # as if the process had been killed in the middle of the write
     with pytest.raises(WorldMovedError, match=r"may have already:\n    call 3: cancel\(order_id='W1'\)"):
         fork(path, at=None, to=to)
-    shop.reset()
     with fork(path, at=None, to=to, world="as_is"):
         await shop.handle("W1")
     assert shop.made == ["cancel W1"]
