@@ -218,7 +218,7 @@ class _JournalTape(Tape):
         # Writes of the journal that this process has not come to, by id: those that have ended, and those in doubt.
         left: list[RecordedCall | Intent] = [*filter(attrgetter("is_write"), stored.calls), *stored.in_doubt]
         self._left = {one.id: one for one in sorted(left, key=attrgetter("id"))}
-        self._new_writes: list[ActiveCall] = []  # that may be some of these
+        self._new_writes: dict[str | bytes, ActiveCall] = {}  # that may be some of these, by name and by arguments
         self._paused: dict[tuple[bytes, bytes], list[int]] = {}  # numbers of calls that LangGraph makes again
         placed: list[RecordedCall | OpenCall] = [*stored.calls, *stored.begun.values()]
         self._lanes_before = max((one.lane for one in placed), default=0)
@@ -331,7 +331,8 @@ class _JournalTape(Tape):
             )
             actual = {"name": name, "arguments": self._without_secrets(call.arguments)}
             raise self._stopped(call, DivergenceError(None, None, actual, text, self.path or ""))
-        self._new_writes.append(call)
+        self._new_writes.setdefault(name, call)
+        self._new_writes.setdefault(encode(call.arguments or name), call)
 
     def key_of(self, call: ActiveCall) -> str:
         """The idempotency key of a write."""
@@ -479,14 +480,13 @@ class _JournalTape(Tape):
             path = _function_in(one.name)
             if isinstance(one, Intent) and self.journal.choice(one.name, path, path.rpartition(".")[2]) == "raise":
                 return self._in_doubt(one, f"{_BEGAN}, and it was not made again. {_FIND_OUT}")
-            for new in self._new_writes:
-                if new.function.name == one.name or (one.arguments and new.arguments == one.arguments):
-                    text = (
-                        f"{self._shown(new.function.name, new.arguments)} was made as a new write, and call {one.id}, "
-                        f"{self._shown(one.name, one.arguments)}, which this run had made before, was not made again: "
-                        "it may have taken effect twice"
-                    )
-                    return DivergenceError(None, None, None, text, self.file.path)
+            if new := self._new_writes.get(one.name) or self._new_writes.get(encode(one.arguments)):
+                text = (
+                    f"{self._shown(new.function.name, new.arguments)} was made as a new write, and call {one.id}, "
+                    f"{self._shown(one.name, one.arguments)}, which this run had made before, was not made again: it "
+                    "may have taken effect twice"
+                )
+                return DivergenceError(None, None, None, text, self.file.path)
         if self._left:
             shown = ", ".join(f"{one.name} (call {one.id})" for one in islice(self._left.values(), 5))
             _LOG.warning("%s: the resumed run has not come to writes that it had made: %s", self.file.path, shown)
