@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from agent_cache.errors import CheckpointError
+from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording import Redaction
 from agent_cache.resume import Checkpoint, CustomState, LangChainState, OpenAIAgentsState, register_state
 from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of, typed_state
@@ -90,6 +90,9 @@ def test_objects_of_a_registered_class_come_back(make):
     back = again(checkpoint(state))
     assert type(back.state) is kind
     assert (back.state, back.framework) == (state, name)
+    for taken in ("langchain", "openai_agents", "custom", ""):
+        with pytest.raises(ConfigurationError):
+            register_state(kind, framework=taken)
     register_state(Kept)
     assert checkpoint(Kept(1)).framework == f"{__name__}:Kept"
 

@@ -578,6 +578,9 @@ def test_restart_resumes_a_run_that_has_not_ended(world, directory):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
+        ({"directory": ""}, "directory must be the path of a directory"),
+        ({"directory": "a\0"}, "directory must be the path of a directory"),
+        ({"directory": None}, "directory must be the path of a directory"),
         ({"on_doubt": "retry"}, "on_doubt"),
         ({"on_doubt": {"pay": "retry"}}, "on_doubt of pay"),
         ({"on_doubt": {len: "rerun"}}, "maps tools, or their names"),
@@ -590,4 +593,4 @@ def test_restart_resumes_a_run_that_has_not_ended(world, directory):
 )
 def test_arguments_that_cannot_work_are_refused(directory, options, reason):
     with pytest.raises(ConfigurationError, match=reason):
-        Journal(directory, **options)
+        Journal(**{"directory": directory, **options})

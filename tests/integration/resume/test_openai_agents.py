@@ -55,7 +55,7 @@ async def test_the_result_of_a_run_is_a_state_that_the_next_run_goes_on_from():
     result = await Runner.run(finder, "where is a?", run_config=QUIET)
     state = checkpoint(result).state
     assert isinstance(state, OpenAIAgentsState)
-    assert state.last_agent == "finder"
+    assert (state.last_agent, state.last_response_id) == ("finder", result.last_response_id)
     assert state.items == result.to_input_list()
     listed: list[Any] = []
     await restore(checkpoint(result), listed)
