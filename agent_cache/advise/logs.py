@@ -240,7 +240,7 @@ class _Reader:
             is_call = call.kind in ("tool", "write", "call") and call.name not in ("mcp:request", "mcp:tools")
             if is_call and call.source != "blocked":
                 yield from self.call({
-                    "tool": call.name, "arguments": call.arguments, "result": value, "error": error,
+                    "tool": call.name, "arguments": _plain(call.arguments), "result": value, "error": error,
                     "source": call.source, "hints": hints.get(call.name.rpartition(":")[2]),
                     "kind": "write" if "write" in (call.kind, call.source) else "read" if call.source else None,
                     "started": began and began + starts, "ended": began and began + starts + duration,
@@ -258,9 +258,12 @@ class _Reader:
         context = span["context"] if isinstance(span.get("context"), dict) else span
         trace, own = _text(_first(context, ("trace_id", "traceId"))), _text(_first(context, ("span_id", "spanId")))
         is_hit = attributes.get("gen_ai.tool.cache.hit") is True or source in _CACHED
+        asked, result = _first(attributes, _SPAN_ARGUMENTS), _of_message(_first(attributes, _SPAN_RESULT))
+        if source is not None:  # ours, which says what is a text
+            asked, result = (one if (value := _decoded(one)) is None else _plain(value) for one in (asked, result))
         known = {
-            "arguments": _first(attributes, _SPAN_ARGUMENTS),
-            "result": _of_message(_first(attributes, _SPAN_RESULT)),
+            "arguments": asked,
+            "result": result,
             "started": _first(span, ("startTimeUnixNano", "start_time")),
             "ended": _first(span, ("endTimeUnixNano", "end_time")),
         }
@@ -454,7 +457,7 @@ def _decoded(text: bytes | str) -> Any:
     """The JSON value, also with what Python writes and JSON does not have (NaN); None if it is none."""
     try:
         return json.loads(text, strict=False, parse_constant=str)
-    except (ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError):
         return None
 
 
@@ -503,6 +506,18 @@ def _error_text(value: Any, name: str = "") -> str:
     return text if re.match(r"[A-Za-z_][\w.:]*: ", text) else f"Error: {text}"
 
 
+def _plain(value: Any) -> Any:
+    """What is written of a value that JSON has not, ``{"$UUID": "..."}``, as tags take it: fields, items or a text."""
+    if isinstance(value, list):
+        return [*map(_plain, value)]
+    if not isinstance(value, dict):
+        return value
+    form, inner = next(iter(value.items()), ("", None))
+    if len(value) == 1 and form[:1] == "$":
+        return _plain(inner[1] if form in ("$object", "$URL") and isinstance(inner, list) else inner)
+    return {name: _plain(one) for name, one in value.items()}
+
+
 def _outcome(outcome: Record) -> tuple[Any, str | None]:
     """The value of an outcome in a recording, None if it has none; and its error."""
     if isinstance(error := outcome.get("error"), dict):
@@ -511,8 +526,9 @@ def _outcome(outcome: Record) -> tuple[Any, str | None]:
         end = _outcome(stream.get("end") or {"value": None})
         return [_outcome(chunk)[0] for chunk in stream.get("chunks", ())], end[1]
     if isinstance(outcome.get("object"), list):
-        return outcome["object"][-1], None
-    known = [outcome[form] for form in ("value", "typed", "any") if form in outcome]
+        return _plain(outcome["object"][-1]), None
+    known = [outcome[form] for form in ("value", "typed") if form in outcome]
+    known += [_plain(outcome["any"])] if "any" in outcome else []
     return (known[0], None) if known else (None, "Cancelled: ")
 
 

@@ -295,7 +295,7 @@ def _draw_steps(
     colour = _COLOURS["model"][0]
     plot.varea_step(x=x, y1=[floor] * len(x), y2=y, step_mode="after", fill_color=colour, fill_alpha=0.16)
     plot.step(x=x, y=y, mode="after", line_color=colour, line_width=2)
-    label = _money_text(Decimal(str(whole))) if is_money else f"{int(whole):,}"
+    label = _money_text(Decimal(str(round(whole, 9)))) if is_money else f"{int(whole):,}"
     plot.add_glyph(
         ColumnDataSource({"x": [longest], "y": [floor - room], "text": [label]}),
         Text(x="x", y="y", text="text", text_align="right", text_baseline="bottom", text_color="#5f35ab", y_offset=-3,

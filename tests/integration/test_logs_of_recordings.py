@@ -6,13 +6,17 @@ import io
 import json
 import os
 import threading
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from uuid import UUID
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, Read
 from agent_cache.advise.calls import UNKNOWN
 from agent_cache.advise.logs import read_log
+from agent_cache.advise.replay_check import tags_of
 from agent_cache.recording import cached_llm_call, intercept, record
 from agent_cache.resume import Journal
 
@@ -118,6 +122,39 @@ async def test_a_cassette(tmp_path):
     assert len(notes) == 2
 
 
+@dataclass
+class Owner:
+    id: UUID
+    credit: Decimal
+
+
+OWNER = Owner(UUID(int=7), Decimal("1.50"))
+
+
+@AgentCache("logged_owner:{owner_id}", name="logged:get_owner")
+async def get_owner(owner_id, *, days=()):
+    return {"owner": OWNER, "days": [date(2026, 1, 2)], "note": '{"$oid": 1}'}
+
+
+@pytest.mark.parametrize("form", ["recording", "spans"])
+async def test_values_that_json_has_not_are_those_that_tags_take(tmp_path, form):
+    """So rules for them hold in a check, and can be found."""
+    path, asked = tmp_path / "log", (OWNER.id, {1, 2})
+    if form == "recording":
+        with record(path):
+            await get_owner(asked[0], days=asked[1])
+    else:
+        path.write_text(await spans_of(get_owner(asked[0], days=asked[1])))
+    [call] = read_log(path).calls
+    get_owner.clear()
+    owner_id = str(OWNER.id)
+    assert call.arguments == {"owner_id": owner_id, "days": [1, 2]}
+    assert call.result == {"owner": {"id": owner_id, "credit": "1.50"}, "days": ["2026-01-02"], "note": '{"$oid": 1}'}
+    assert not call.is_parsed
+    rule = Read(["logged_owner:{owner_id}", "logged_owner:{result[owner][id]}"])
+    assert tags_of(rule, call) == (f"logged_owner:{owner_id}",)
+
+
 async def test_a_journal_that_was_resumed(tmp_path):
     journal = Journal(tmp_path)
 
@@ -180,9 +217,8 @@ async def test_a_recording_with_a_broken_line_is_left_out_with_the_line(tmp_path
     assert "line 4" in log.problems[0]
 
 
-@pytest.mark.parametrize("content", [True, False])
-async def test_spans(tmp_path, content):
-    """Without their content they are evidence of nothing."""
+async def spans_of(calls, **options):
+    """What the console exporter writes of some calls."""
     pytest.importorskip("opentelemetry.sdk", reason='pip install "agent-cache[test]" brings the SDK of OpenTelemetry')
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
@@ -191,7 +227,17 @@ async def test_spans(tmp_path, content):
 
     text, provider = io.StringIO(), TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=text)))
-    with otel.instrument(provider, content=content):
+    with otel.instrument(provider, **{"content": True, **options}):
+        await calls
+    provider.shutdown()
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("content", [True, False])
+async def test_spans(tmp_path, content):
+    """Without their content they are evidence of nothing."""
+
+    async def talk():
         async with AgentCacheSession("talk-1"):
             await get_item("a1")
             await get_item("a1")
@@ -199,8 +245,8 @@ async def test_spans(tmp_path, content):
             with pytest.raises(LookupError):
                 await get_item("none")
             await names("word " * 20_000)
-    provider.shutdown()
-    (tmp_path / "spans").write_text(text.getvalue(), "utf-8")
+
+    (tmp_path / "spans").write_text(await spans_of(talk(), content=content), "utf-8")
     calls = [call for call in read_log(tmp_path / "spans").calls if not call.is_from_cache]
     item = {"item": "a1", "left": 5, "api_key": None}
     results = [item, "took a1", UNKNOWN, UNKNOWN] if content else [UNKNOWN] * 4
