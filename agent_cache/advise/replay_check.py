@@ -15,13 +15,14 @@ import re
 import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall, answer_digest, is_failure, is_transient, key_of
 from agent_cache.advise.tag_rules import Advice, needs_parsing, rules_of
+from agent_cache.core.keys import key_part
 from agent_cache.core.options import ReadPolicy
 from agent_cache.core.parameters import Named
 from agent_cache.core.tags import Tag, TagSet, meet
@@ -105,6 +106,19 @@ class _Tool(NamedTuple):
     is_named: bool
     is_per_session: bool
     ttl: float | None
+    key: Callable[..., Any] | None
+    left_out: frozenset[str]
+
+    def key_of(self, call: LoggedCall) -> Any:
+        """What tells a read from others, as the cache does; None if nothing does."""
+        if self.key is not None and call.is_keyed:
+            try:
+                return key_part(self.key(**call.arguments))
+            except Exception:  # noqa: BLE001 - as the engine: it is not cached
+                return None
+        if self.left_out.isdisjoint(call.arguments):
+            return key_of(call)
+        return key_of(replace(call, arguments={n: one for n, one in call.arguments.items() if n not in self.left_out}))
 
     def arguments(self, call: LoggedCall) -> Mapping[str, Any]:
         if self.is_named:
@@ -127,8 +141,11 @@ def _compiled(name: str, rule: Tags) -> _Tool | None:
     else:
         return None
     kind: Literal["read", "write"] = "read" if isinstance(rule, Read | ReadOperation) else "write"
-    ttl = policy.ttl if isinstance(policy, ReadPolicy) and not callable(policy.ttl) else None
-    return _Tool(kind, tags, isinstance(rule, Read | Write), policy.scope == "session", ttl)
+    ttl, key = (policy.ttl, policy.key) if isinstance(policy, ReadPolicy) else (None, None)
+    parameters = rule.parameters.all if isinstance(rule, ReadOperation) else ()
+    left_out = frozenset(one.name for one in parameters if not one.in_key)
+    is_per_session, ttl = policy.scope == "session", None if callable(ttl) else ttl
+    return _Tool(kind, tags, isinstance(rule, Read | Write), is_per_session, ttl, key, left_out)
 
 
 def tags_of(rule: Tags, call: LoggedCall) -> tuple[Tag, ...]:
@@ -238,7 +255,7 @@ class _Player:
 
     def _read(self, call: LoggedCall, tool: _Tool, answer: bytes | None) -> None:
         self.reads += 1
-        if (own := key_of(call)) is None:
+        if (own := tool.key_of(call)) is None:
             self.unjudged += not call.arguments  # redacted ones are told apart as little in the next log
             return
         key = (call.tool, call.run if tool.is_per_session or not self.is_shared else None, own)

@@ -519,3 +519,23 @@ def test_a_check_says_how_many_reads_cannot_be_judged_and_fails_if_these_are_one
     out = capsys.readouterr().out
     assert (f"{unjudged} repeated read" in out, f"{unjudged} not judged" in out) == (bool(unjudged),) * 2
     assert "0 stale" in out
+
+
+@pytest.mark.parametrize(
+    "decorator",
+    [
+        '"weather:{city}", ignore=["units"]',
+        '"weather:{city}", key=lambda city, units: city.lower()',
+        '"weather", skip_args=2',
+    ],
+)
+def test_a_check_tells_calls_apart_as_the_tool_does(decorator: str, tmp_path: Path) -> None:
+    """Here it forgets that the answer depends on the units."""
+    tool = f"@AgentCache({decorator})\nasync def get_weather(city, units): ...\n"
+    (tmp_path / "weather.py").write_text(f"from agent_cache import AgentCache\n\n\n{tool}")
+    asked = [{"city": "Rome", "units": units} for units in "CFCF"]
+    written(
+        tmp_path / "log.jsonl", [{"tool": "get_weather", "arguments": one, "result": one["units"]} for one in asked]
+    )
+    ran = agent_cache(tmp_path, "advise", "--check", "weather.py", "log.jsonl")
+    assert (ran.code, ran.hits, ran.stale) == (1, 3, 2), ran.out
