@@ -24,12 +24,8 @@ __all__ = ["collector"]
 def collector() -> Collector:
     """A collector of the counters of this process, for a registry: ``REGISTRY.register(collector())``.
 
-    Its counters are ``agent_cache_requests_total`` with the labels ``tool`` and ``source`` (``hit``, ``miss``,
-    ``shared``, ``validated``, ``uncached``, ``write``); with the label ``tool`` ``agent_cache_audits_total``,
-    ``agent_cache_errors_total``, ``agent_cache_evictions_total``, ``agent_cache_invalidations_total``,
-    ``agent_cache_stale_total``, ``agent_cache_stale_found_total``, ``agent_cache_time_saved_seconds_total`` and
-    ``agent_cache_unstored_total``; with the label ``kind`` ``agent_cache_loops_total`` and
-    ``agent_cache_loop_notices_total``; and ``agent_cache_callback_errors_total``.
+    Its counters and their labels are those of `agent_cache.otel`, whose ``agent_cache.time_saved`` is
+    ``agent_cache_time_saved_seconds_total`` here.
 
     No label is an id: the first 1,000 tools have series of their own, later ones share ``tool="(others)"``.
     Invalidations without a tool, by `invalidate` and `writing`, have ``tool="(no tool)"``.

@@ -32,7 +32,6 @@ class LoggedCall:
             then no other call is the same call.
         is_whole: whether the result is complete. False where a part of it was redacted: then another answer proves a
             change, and an equal one proves nothing.
-        is_from_cache: whether a cache answered it, so that it shows nothing of the world.
         encloses: whether other calls of the log were made inside of it, as of an agent's own handler.
     """
 
@@ -48,7 +47,6 @@ class LoggedCall:
     is_parsed: bool = False
     is_keyed: bool = True
     is_whole: bool = True
-    is_from_cache: bool = False
     encloses: bool = False
 
 

@@ -354,7 +354,7 @@ class _Reader:
             began, ended = min(began, ended), max(began, ended)
         if error is None and record.get("source") in _CACHED:
             self.note("answers that came from a cache: they show nothing of the world")
-            answer: Fields = {"is_from_cache": True}
+            answer: Fields = {}
         else:
             answer = self._answer(result, error, may_be_cut=record.get("may_be_cut") is True)
         kind, hints = record.get("kind"), _first(record, ("hints", "annotations"))
@@ -388,7 +388,7 @@ class _Reader:
             self.note("calls without arguments, or with some that are cut off, are equal to no other")
             return {"arguments": {}, "is_keyed": False}
         named = value if isinstance(value, dict) else {"args" if isinstance(value, list) else "input": value}
-        if value == "" or not self._is_marked(named):
+        if value == "" or not _is_marked(named):
             return {"arguments": {} if value == "" else named}
         self.note("calls with redacted arguments are equal to no other")
         return {"arguments": self._cleared(named), "is_keyed": False}
@@ -422,15 +422,11 @@ class _Reader:
             fields = {"result": text if parsed is None else parsed, "is_parsed": parsed is not None}
             if may_be_cut and parsed is None and len(text) >= 128 and len(text).bit_count() == 1:
                 fields["is_whole"] = False  # the limits of exporters are powers of two
-        if not self._is_marked(fields["result"]):
+        if not _is_marked(fields["result"]):
             return fields
         self.note("answers with redacted parts: an equal one shows nothing")
         cleared = self._cleared(fields["result"])
         return {} if cleared is None else fields | {"result": cleared, "is_whole": False}
-
-    def _is_marked(self, value: Any) -> bool:
-        raw = msgspec.json.encode(value)
-        return _MARK.search(raw) is not None
 
     def _cleared(self, value: Any) -> Any:
         """The value with None in the place of each text that has a redacted part."""
@@ -438,7 +434,7 @@ class _Reader:
             return {name: self._cleared(one) for name, one in value.items()}
         if isinstance(value, list):
             return [self._cleared(one) for one in value]
-        return None if isinstance(value, str) and self._is_marked(value) else value
+        return None if isinstance(value, str) and _is_marked(value) else value
 
 
 # Parts of records
@@ -451,6 +447,10 @@ _MARK: Final = re.compile(
     |__REDACTED__|"(?:REDACTED|x{6,40}|\*{3,}[^"]{0,8})\"""",
     re.IGNORECASE | re.VERBOSE,
 )
+
+
+def _is_marked(value: Any) -> bool:
+    return _MARK.search(msgspec.json.encode(value)) is not None
 
 
 def _decoded(text: bytes | str) -> Any:

@@ -250,7 +250,6 @@ class ToolFacts:
 
     name: str
     calls: int = 0
-    errors: int = 0
     answered: int = 0
     refusals: int = 0
     given: Counter[str] = field(default_factory=Counter)
@@ -272,7 +271,6 @@ class ToolFacts:
         )
         self.calls += 1
         self.is_text |= call.is_parsed
-        self.errors += call.error is not None
         self.answered += call.error is None and call.result is not UNKNOWN
         self.refusals += call.error is None and is_failure(call)
         if call.kind is not None:

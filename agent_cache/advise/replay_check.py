@@ -126,13 +126,6 @@ class _Tool(NamedTuple):
         return defaultdict(lambda: None, call.arguments)  # a log does not show the defaults of a decorated tool
 
 
-def _compiled_tools(policy: Policy, advice: Advice | None) -> dict[str, _Tool | None]:
-    if isinstance(policy, str):
-        assert advice is not None, "it says what each tool is"
-        policy = rules_of(advice, whole=policy == "roots")
-    return {name: _compiled(name, rule) for name, rule in policy.items()}
-
-
 def _compiled(name: str, rule: Tags) -> _Tool | None:
     if isinstance(rule, Read | Write):
         policy, tags = rule.decorator.policy, compiled_tags(rule, None, name)
@@ -220,8 +213,11 @@ class _Player:
     """Plays calls, one after the other."""
 
     def __init__(self, policy: Policy, advice: Advice | None) -> None:
-        self.find = _compiled_tools(policy, advice).get
         self.is_oracle, self.drops = policy == "oracle", policy not in ("none", "oracle")
+        if isinstance(policy, str):
+            assert advice is not None, "it says what each tool is"
+            policy = rules_of(advice, whole=policy == "roots")
+        self.find = {name: _compiled(name, rule) for name, rule in policy.items()}.get
         known = advice.tools if advice else {}
         self.writes = frozenset(name for name, one in known.items() if one.kind in ("write", "unknown"))
         self.is_shared = advice is None or advice.is_shared

@@ -56,15 +56,8 @@ READ_SECONDS, WRITE_SECONDS = 0.24, 0.32  # of a call to the store and back, giv
 Row = dict[str, Any]
 
 
-class Tool(NamedTuple):
-    """A tool of the shop: its tags, and what it does there."""
-
-    tags: str | list[str]
-    run: Callable[..., Any]
-
-
 class Shop:
-    """A shop in memory, with the tools that read from it and write to it."""
+    """A shop in memory, with the tools that read from it and write to it: of each the tags, and what it does there."""
 
     def __init__(self) -> None:
         people = (("mia", "Mia Lind", 120), ("noah", "Noah Berg", 310), ("zoe", "Zoe Falk", 75))
@@ -99,26 +92,26 @@ class Shop:
         of_order = ["customer:{customer_id}", "order:{result[][id]}"]
         sells = ["customer:{customer_id}", "product:{product_id}"]
         takes_back = ["order:{order_id}", "customer:{result[customer_id]}", "product:{result[product_id]}"]
-        self.reads = {
-            "find_customer": Tool(  # only the result shows which customer it is
+        self.reads: dict[str, tuple[Any, Callable[..., Any]]] = {
+            "find_customer": (  # only the result shows which customer it is
                 "customer:{result[id]}", lambda email: next(one for one in customers.values() if one["email"] == email)
             ),
-            "get_customer": Tool("customer:{customer_id}", lambda customer_id: customers[customer_id]),
-            "get_product": Tool("product:{product_id}", lambda product_id: products[product_id]),
-            "list_products": Tool("product", lambda: [products[one] for one in sorted(products)]),  # of every product
-            "get_order": Tool("order:{order_id}", lambda order_id: orders[order_id]),
-            "list_orders": Tool(
+            "get_customer": ("customer:{customer_id}", lambda customer_id: customers[customer_id]),
+            "get_product": ("product:{product_id}", lambda product_id: products[product_id]),
+            "list_products": ("product", lambda: [products[one] for one in sorted(products)]),  # of every product
+            "get_order": ("order:{order_id}", lambda order_id: orders[order_id]),
+            "list_orders": (
                 of_order, lambda customer_id: [one for one in orders.values() if one["customer_id"] == customer_id]
             ),
-        }
-        self.writes = {
-            "set_price": Tool(["product:{product_id}"], set_price),
-            "place_order": Tool(
+        }  # fmt: skip
+        self.writes: dict[str, tuple[Any, Callable[..., Any]]] = {
+            "set_price": (["product:{product_id}"], set_price),
+            "place_order": (
                 sells, lambda customer_id, product_id: book(add_order(customer_id, product_id), 1, "pending")
             ),
-            "cancel_order": Tool(takes_back, lambda order_id: book(orders[order_id], -1, "cancelled")),
-            "ship_order": Tool(["order:{order_id}"], lambda order_id: book(orders[order_id], 0, "shipped")),
-        }
+            "cancel_order": (takes_back, lambda order_id: book(orders[order_id], -1, "cancelled")),
+            "ship_order": (["order:{order_id}"], lambda order_id: book(orders[order_id], 0, "shipped")),
+        }  # fmt: skip
 
 
 # The lessons
@@ -251,17 +244,15 @@ class Run:
         self._chance = Random(seed)  # noqa: S311  # no secret: a seed is there to be repeated
         shop = Shop()
         self._reads, every = shop.reads, {**shop.reads, **shop.writes}
-        self._checker = AnswerChecker(lambda tool, arguments: copy.deepcopy(every[tool].run(*arguments)))
+        self._checker = AnswerChecker(lambda tool, arguments: copy.deepcopy(every[tool][1](*arguments)))
         self._tools: dict[str, Any] = {
-            name: AgentCache(tool.tags, name=f"demo:{name}")(self._remote(tool.run, READ_SECONDS))
-            for name, tool in shop.reads.items()
+            name: AgentCache(tags, name=f"demo:{name}")(self._remote(method, READ_SECONDS))
+            for name, (tags, method) in shop.reads.items()
         }
-        for name, tool in shop.writes.items():
-            remote = self._remote(tool.run, WRITE_SECONDS, is_write=True)
-            is_forgotten = sabotage and name == "set_price"
-            self._tools[name] = (
-                remote if is_forgotten else AgentCacheInvalidator(tool.tags, name=f"demo:{name}")(remote)
-            )
+        for name, (tags, method) in shop.writes.items():
+            self._tools[name] = self._remote(method, WRITE_SECONDS, is_write=True)
+            if not (sabotage and name == "set_price"):
+                self._tools[name] = AgentCacheInvalidator(tags, name=f"demo:{name}")(self._tools[name])
 
     def _remote(self, method: Callable[..., Any], latency: float, *, is_write: bool = False) -> Callable[..., Any]:
         """A tool that calls the shop as over a network.

@@ -316,9 +316,8 @@ def test_answers_that_came_from_a_cache_show_nothing(read):
     ]
     hit = span(5, attributes={"gen_ai.tool.cache.hit": True})
     calls, _, problems = read([*sources, hit, {**GET, "source": "hit", "time": 1.8e9}])
-    assert [(call.kind, call.result, call.is_from_cache) for call in calls] == [
-        ("read", {"n": 1}, False), ("read", UNKNOWN, True), ("write", {"n": 1}, False), (None, UNKNOWN, True),
-        (None, UNKNOWN, True),
+    assert [(call.kind, call.result) for call in calls] == [
+        ("read", {"n": 1}), ("read", UNKNOWN), ("write", {"n": 1}), (None, UNKNOWN), (None, UNKNOWN)
     ]  # fmt: skip
     assert "answers that came from a cache: they show nothing of the world: 3 (first: log, line 2)" in problems
 
