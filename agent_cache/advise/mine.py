@@ -46,7 +46,7 @@ from agent_cache.advise.paths import (
     survey,
     values_at,
 )
-from agent_cache.advise.tag_rules import Advice, Kind, Link, Origin, ToolAdvice, Why, tagged
+from agent_cache.advise.tag_rules import BY_NAME, Advice, Kind, Link, Origin, ToolAdvice, tagged
 
 __all__ = ["mine", "unwrapped"]
 
@@ -55,15 +55,12 @@ ENOUGH: Final = 8
 _OF_LISTS: Final = 24
 """The same where an item may come into a list, and where both calls are about one thing by their arguments."""
 _OF_SEARCHES: Final = 100
-"""The same where each write may bring an item in: fewer left stale answers in a world whose pages of users change by
-one write in a hundred. And how many pairs of a write and an answer on another server.
-"""
+"""The same where each write may bring an item in, of which one in a hundred may change a page. And how many pairs of a
+write and an answer on another server."""
 _OF_OTHERS: Final = 6
 _INTERVALS: Final = 3
 _ENOUGH_CHANGES: Final = 4.6
-"""How many changes would have to be expected where none was seen, to conclude that there are none: ``-log(0.01)``, with
-99 % confidence if changes are independent of each other.
-"""
+"""How many changes would be expected where none was seen, if there were any: ``-log(0.01)``, with 99 % confidence."""
 _ENOUGH_READS: Final = 6
 """To how many different calls of a read a write must have been harmless, if that many were repeated at all."""
 _MOST_KEPT: Final = 16
@@ -74,7 +71,7 @@ _ANY: Final = "\0"
 _ALL: Final = "\1"
 """In the place of a text: of writes that may have named anything, and of all of them."""
 
-Given = tuple[Literal["read", "write"] | None, Why]
+Given = tuple[Literal["read", "write"] | None, str]
 Signature = frozenset[Pair]
 """The pairs through which one write met one read."""
 
@@ -128,11 +125,13 @@ def unwrapped(calls: Sequence[LoggedCall]) -> tuple[list[LoggedCall], dict[str, 
 
 def _kind_of(tool: str, facts: ToolFacts, servers: Mapping[str, int]) -> Given:
     if facts.given:
-        return ("write" if facts.given["write"] else "read"), "given"
+        return ("write" if facts.given["write"] else "read"), "its log says so"
     if facts.hint is not None:
-        return facts.hint, "hint"
-    by_name = None if facts.is_open else kind_by_name(tool, servers)
-    return by_name, "unknown" if by_name is None else "name"
+        return facts.hint, "its annotations say so"
+    if facts.is_open:
+        return None, "its arguments, and not its name, say whether it writes"
+    by_name = kind_by_name(tool, servers)
+    return by_name, BY_NAME if by_name else "neither its log nor its name says what it is"
 
 
 # Whether runs share one state
@@ -568,25 +567,16 @@ def _change_by_itself(read: ToolFacts, evidence: _Evidence, chosen: list[Link]) 
 def _advised(
     facts: ToolFacts, given: Given, links: list[Link], volatile: Mapping[str, str], repeats: int, *, is_judged: bool
 ) -> ToolAdvice:
-    kind: Kind
-    by, why = given
+    by, reason = given
+    kind: Kind = by or "unknown"
     linked = [link for link in links if link.pair.write == facts.name]
     changed = ", ".join(sorted({link.pair.read for link in linked if link.changes})[:3])
     is_shown = any(link.changes and link.origin != "same entity" for link in linked)
     if by == "read" and facts.name in volatile:
-        kind, why, reason = "watch", "evidence", volatile[facts.name]
-    elif (by is None and is_shown) or (by == "write" and why == "name" and changed):
-        kind, why, reason = "write", "evidence", f"answers of {changed} change after it"
-    elif by is not None:
-        kind = by
-        reason = {"given": "its log says so", "hint": "its annotations say so", "name": "its name says so"}[why]
-    elif linked or not is_judged:  # where no answer is followed, none can change
-        kind, why, reason = "unknown", "unknown", "neither its log nor its name says what it is"
-        reason = "its arguments, and not its name, say whether it writes" if facts.is_open else reason
-    else:
-        kind, why, reason = "pass", "evidence", "no answer changes after it"
-    return ToolAdvice(
-        facts.name, kind, why, reason,
-        calls=facts.calls, repeats=repeats,
-        parameters=dict(facts.parameters), parse=facts.is_text,
-    )  # fmt: skip
+        kind, reason = "watch", volatile[facts.name]
+    elif (by is None and is_shown) or (by == "write" and reason == BY_NAME and changed):
+        kind, reason = "write", f"answers of {changed} change after it"
+    elif by is None and is_judged and not linked:  # where no answer is followed, none can change
+        kind, reason = "pass", "no answer changes after it"
+    parameters = dict(facts.parameters)
+    return ToolAdvice(facts.name, kind, reason, facts.calls, repeats, parameters, parse=facts.is_text)

@@ -156,8 +156,6 @@ def kind_by_name(tool: str, servers: Mapping[str, int]) -> Literal["read", "writ
 # Tools and their paths
 
 _DATE: Final = re.compile(r"\d{4}-\d\d(-\d\d)?([T ].*)?|\d{1,2}:\d\d(:\d\d)?|\d{1,2}[/.]\d{1,2}[/.]\d{2,4}")
-
-
 _COMMANDS: Final = _set("command commands cmd script shell bash sql graphql")
 _STATEMENT: Final = re.compile(
     r"(^|;)\s*(select\s[^;]+\sfrom|with\s+\w+\s+as|insert\s+into|update\s+\S+\s+set|delete\s+from|(create|alter|drop)"

@@ -24,13 +24,13 @@ from agent_cache.toolbox.rules import Pass, Read, Rule, Watch, Write
 from agent_cache.values.compare import escaped, plural, shortened
 
 __all__ = [
-    "Advice", "Kind", "Link", "Origin", "RuleText", "ToolAdvice", "Why", "needs_parsing", "rules_of", "shown_name",
+    "BY_NAME", "Advice", "Kind", "Link", "Origin", "RuleText", "ToolAdvice", "needs_parsing", "rules_of", "shown_name",
     "tagged",
 ]  # fmt: skip
 
 Kind = Literal["read", "write", "watch", "pass", "unknown"]
-Why = Literal["given", "hint", "evidence", "name", "unknown"]
 Origin = Literal["evidence", "same entity", "whole root"]
+BY_NAME: Final = "its name says so"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,7 @@ class ToolAdvice:
     Attributes:
         kind: ``"watch"`` reads what changes without a write; ``"pass"`` is neither a read, nor does an answer change
             after it; ``"unknown"`` is what nothing is known of, so that it has to be taken for a write of everything.
-        why: how its kind is known. ``"name"``: its name alone says so, which is to be checked.
-        reason: the same in half a sentence.
+        reason: how its kind is known, in half a sentence. `BY_NAME` is to be checked.
         repeats: how often it was called with arguments that were seen before.
         parameters: its arguments in the order seen, and whether every call had them.
         tags: templates of its tags. Empty for ``"watch"`` and ``"pass"``.
@@ -50,7 +49,6 @@ class ToolAdvice:
 
     tool: str
     kind: Kind
-    why: Why
     reason: str
     calls: int = 0
     repeats: int = 0
@@ -251,7 +249,7 @@ class RuleText:
         advice = self.advice
         by_kind: dict[str, list[str]] = defaultdict(list)
         for tool in advice.tools.values():
-            by_kind[f"{tool.kind} by name" if tool.why == "name" else tool.kind].append(tool.tool)
+            by_kind[f"{tool.kind} by name" if tool.reason == BY_NAME else tool.kind].append(tool.tool)
         unsure = "may read or write, and so drop every answer until --read, --write or --ignore says what they are"
         by_name = "by name alone, to be checked"
         to_decide = (

@@ -11,7 +11,7 @@ from agent_cache.advise.calls import UNKNOWN, LoggedCall, is_failure
 from agent_cache.advise.mine import mine
 from agent_cache.advise.paths import kind_by_name
 from agent_cache.advise.replay_check import Outcome, Policy, replay_all, tags_of
-from agent_cache.advise.tag_rules import Advice, rules_of
+from agent_cache.advise.tag_rules import BY_NAME, Advice, rules_of
 from agent_cache.testing import reset
 from agent_cache.toolbox.box import Toolbox
 from agent_cache.toolbox.rules import Read, Write
@@ -147,8 +147,8 @@ def test_tools_without_a_kind_are_told_apart_by_what_changes_after_them() -> Non
     log = play(Bank, 0, LENGTH)
     advice = mine([replace(one, kind=None, tool=foreign.get(one.tool, one.tool)) for one in log])
     assert advice.tools["einzahlung"].kind == "write"
-    assert advice.tools["einzahlung"].why == "evidence"
-    assert advice.tools["get_account"].why == "name"
+    assert "change after it" in advice.tools["einzahlung"].reason
+    assert advice.tools["get_account"].reason == BY_NAME
     assert advice.tools["konto"].kind != "read"  # nothing says that it has no effect
 
 
