@@ -64,36 +64,6 @@ class Shop:
 # -- Tags --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("warm", [False, True], ids=["a miss inside", "a hit inside"])
-async def test_a_write_to_what_a_read_has_read_drops_it(warm: bool):
-    shop = Shop()
-    if warm:
-        await shop.get_order("1")
-    assert await shop.report("1", "2") == "open open"
-    assert await shop.runs_of("1", "2") == []
-    await shop.cancel("1")
-    assert await shop.report("1", "2") == "cancelled open"
-    await invalidate("order:3")
-    assert await shop.runs_of("1", "2") == [], "a write to something else drops nothing"
-    await invalidate("order")
-    assert await shop.runs_of("1", "2") == ["report", "1", "2"]
-
-
-async def test_reads_made_in_child_tasks_and_threads():
-    shop = Shop()
-
-    @AgentCache("all")
-    async def everything() -> list[str]:
-        found: list[str] = await asyncio.gather(shop.get_order("1"), shop.get_order("2"))
-        return found
-
-    await shop.get_order("2")
-    for _ in range(2):
-        assert await everything() == ["open", "open"]
-    await shop.cancel("2")
-    assert await everything() == ["open", "cancelled"]
-
-
 @pytest.mark.parametrize(
     ("inner", "drop"),
     crossed(
@@ -230,9 +200,6 @@ async def test_reads_made_by_a_write_inside_a_load_are_made_by_the_load():
     await page()
     await shop.cancel("1")
     assert await page() == "cancelled"
-
-
-# -- Ends of lives ---------------------------------------------------------------------------------------------------
 
 
 # -- Doubts --------------------------------------------------------------------------------------------------------
@@ -421,17 +388,6 @@ async def test_a_write_in_another_process_drops_what_has_read_it(warm: str, cons
     await there.cancel("1")
     assert await here.report("1") == "cancelled"
     assert await there.report("1") == "cancelled"
-
-
-async def test_what_the_tier_has_is_dropped_by_a_process_that_never_read_the_inner_one(server: MemoryServer):
-    orders = {"1": "open"}
-    here, there = (Process(orders, MemoryTier(server)) for _ in range(2))
-    await here.report("1")
-    third = Process(orders, MemoryTier(server))
-    assert await third.report("1") == "open"
-    assert third.runs == []
-    await there.cancel("1")
-    assert await third.report("1") == "cancelled"
 
 
 async def test_an_outer_read_without_a_tier_trusts_the_tier_of_the_inner_one(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -19,47 +21,24 @@ async def patience():
         yield
 
 
-async def test_a_tool_may_call_itself_with_the_same_arguments():
-    """The inner call runs the tool; the outer one ends with what it makes of that."""
+async def at_once(call: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    first, _ = await asyncio.gather(call(), call())
+    return first
+
+
+@pytest.mark.parametrize("how", [lambda call: call(), lambda call: asyncio.ensure_future(call()), at_once])
+async def test_a_tool_may_call_itself_with_the_same_arguments(how: Callable[[Any], Any]):
+    """By itself, in a task of its own, or several times at once: the inner calls run, and wait in no ring."""
     depth = 0
 
     @AgentCache("order")
     async def count() -> int:
-        nonlocal depth
-        depth += 1
-        return depth if depth == 3 else await count()
-
-    assert await count() == 3
-    assert depth == 3
-
-
-async def test_a_tool_may_call_itself_from_a_task_of_its_own():
-    """A child task stands under the same call."""
-    depth = 0
-
-    @AgentCache("order")
-    async def count() -> int:
-        nonlocal depth
-        depth += 1
-        return depth if depth == 2 else await asyncio.ensure_future(count())
-
-    assert await count() == 2
-
-
-async def test_a_tool_may_call_itself_several_times_at_once():
-    """Inner calls that are gathered neither wait for the outer one nor for each other in a ring."""
-    depth = 0
-
-    @AgentCache("order")
-    async def count(top: bool) -> int:
         nonlocal depth
         depth += 1
         mine = depth
-        if mine < 4:
-            await asyncio.gather(count(top), count(top))
-        return mine
+        return mine if mine >= 3 else await how(count)
 
-    assert await count(True) >= 1
+    assert await count() >= 3
 
 
 async def test_two_tools_may_call_each_other_in_one_task():
@@ -80,29 +59,8 @@ async def test_two_tools_may_call_each_other_in_one_task():
     assert runs == ["a", "b", "a"]
 
 
-async def test_two_tools_may_call_each_other_across_two_tasks():
-    """A(1) in one task and B(1) in another, each about to wait for the other: both end."""
-    gate = Gate()
-
-    @AgentCache("a")
-    async def a(x: int, deep: int = 0) -> str:
-        await gate("a")
-        return await b(x) if len(gate.calls) < 4 else "end"
-
-    @AgentCache("b")
-    async def b(x: int) -> str:
-        await gate("b")
-        return await a(x) if len(gate.calls) < 4 else "end"
-
-    first, second = await started(a(1)), await started(b(1))
-    assert [held.arguments for held in gate.calls] == [("a",), ("b",)]
-    while gate.running:
-        gate.running[0].returns(None)
-        await idle()
-    assert await asyncio.gather(first, second) == ["end", "end"]
-
-
-async def test_three_tools_in_three_tasks_do_not_wait_in_a_ring():
+@pytest.mark.parametrize("names", ["ab", "abc"])
+async def test_tools_in_several_tasks_do_not_wait_in_a_ring(names: str):
     """A waits for B, B for C; C, about to wait for A, runs it."""
     gate = Gate()
     runs: list[str] = []
@@ -112,17 +70,17 @@ async def test_three_tools_in_three_tasks_do_not_wait_in_a_ring():
         async def call(x: int) -> str:
             runs.append(name)
             await gate(name)
-            return "end" if len(runs) > 3 else await tools[following](x)
+            return "end" if len(runs) > len(names) else await tools[following](x)
 
         return call
 
-    tools = {name: tool(name, following) for name, following in ("ab", "bc", "ca")}
-    callers = [await started(tools[name](1)) for name in "abc"]
+    tools = {name: tool(name, following) for name, following in zip(names, names[1:] + names[0], strict=True)}
+    callers = [await started(tools[name](1)) for name in names]
     while gate.running:
         gate.running[0].returns(None)
         await idle()
-    assert await asyncio.gather(*callers) == ["end"] * 3
-    assert len(runs) == 4
+    assert await asyncio.gather(*callers) == ["end"] * len(names)
+    assert len(runs) == len(names) + 1
 
 
 async def test_a_call_under_another_call_still_joins_a_stranger_flight():

@@ -43,20 +43,6 @@ async def test_callers_of_one_call_share_one_run(gate, get_order):
     assert len(gate.calls) == 1
 
 
-@pytest.mark.parametrize("first", ["the leader", "the waiters"])
-async def test_when_all_are_cancelled_at_once_the_tool_is_cancelled_once(first, gate, get_order):
-    """Nobody is left to take over, so nothing runs again; the next reader starts afresh."""
-    callers = [await started(get_order(1)) for _ in range(4)]
-    for caller in callers if first == "the leader" else callers[::-1]:
-        caller.cancel()
-    await idle()
-    assert all(caller.cancelled() for caller in callers)
-    assert [held.cancelled for held in gate.calls] == [1]
-    afresh = await started(get_order(1))
-    gate.last.returns("afresh")
-    assert await afresh == "afresh"
-
-
 async def test_a_timeout_around_the_leader_is_its_own_alone(gate, get_order):
     """It gets a TimeoutError, the waiter the answer of a second run."""
     timeout = asyncio.timeout(None)

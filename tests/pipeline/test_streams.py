@@ -242,19 +242,6 @@ async def test_followers_of_a_failing_stream_get_its_chunks_and_then_the_error(s
     await cancelled(again.task)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
-async def test_the_run_ends_with_its_last_reader(order: tuple[int, ...], source: Source):
-    listeners = [await listening(source.words(1)) for _ in range(3)]
-    await source.last.yields("a")
-    for number in order[:-1]:
-        await cancelled(listeners[number].task)
-        assert source.last.end is None
-    await cancelled(listeners[order[-1]].task)
-    assert source.last.end == "cancelled"
-    assert running_tasks() == set()
-    assert not source.words.contains(1)
-
-
 @pytest.mark.parametrize("taken", [0, 1])
 async def test_who_has_no_chunk_of_a_run_that_is_interrupted_runs_it_alone_and_others_are_told(
     taken: int, source: Source

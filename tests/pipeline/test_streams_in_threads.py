@@ -121,6 +121,3 @@ def test_what_a_run_raises_reaches_its_caller_after_its_chunks(error: BaseExcept
     assert not source.numbers.contains(1)
     source.error = None
     assert list(source.numbers(1)) == [0, 1, 2]
-
-
-# -- Threads -------------------------------------------------------------------------------------------------
