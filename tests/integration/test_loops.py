@@ -83,7 +83,7 @@ def sources(session: AgentCacheSession) -> list[tuple[str, str]]:
 STOPPED = AgentLoopDetectedError
 
 
-# -- raise ---------------------------------------------------------------------------------------------------
+# -- what a session does about a loop --------------------------------------------------------------------------
 
 
 async def test_a_write_that_repeats_itself_is_answered_and_the_next_call_is_refused():
@@ -246,9 +246,6 @@ async def test_a_run_that_is_stopped_does_not_stop_those_that_wait_for_the_same(
     assert await following == "same"
 
 
-# -- warn ----------------------------------------------------------------------------------------------------
-
-
 async def test_a_notice_comes_first_then_a_warning_once_a_streak_and_nothing_is_changed(
     caplog: pytest.LogCaptureFixture,
 ):
@@ -275,9 +272,6 @@ async def test_a_notice_comes_first_then_a_warning_once_a_streak_and_nothing_is_
     assert session.loop_error is None
 
 
-# -- short_circuit -------------------------------------------------------------------------------------------
-
-
 async def test_a_hit_that_goes_round_is_answered_from_the_cache():
     shop = Shop()
     async with AgentCacheSession(on_loop="short_circuit") as session:
@@ -286,9 +280,6 @@ async def test_a_hit_that_goes_round_is_answered_from_the_cache():
     assert sources(session)[4:] == [("blocked", "short_circuit")] * 16
     assert session.get_metrics()["loop_detections"] == 16
     assert session.get_metrics()["hits"] == get_metrics()["hits"] == 19
-
-
-# -- notice --------------------------------------------------------------------------------------------------
 
 
 async def test_the_model_reads_what_happened():
@@ -301,9 +292,6 @@ async def test_the_model_reads_what_happened():
         assert "6 times" in given[5]
         assert await shop.get(1) == "same", "other calls are as they were"
     assert sources(session)[4:6] == [("blocked", "notice")] * 2
-
-
-# -- a function that decides ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["read", "write"])
@@ -460,9 +448,6 @@ async def test_what_a_budget_refuses_may_be_answered_from_the_cache():
     assert session.get_metrics()["hits"] == get_metrics()["hits"] == 3
 
 
-# -- Nested runs ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("writes", ["new", "the same", "failing", "rejected"])
 async def test_a_write_of_an_inner_run_changes_the_world_of_the_outer_one(writes: str):
     """Who reads, lets another one write, and reads again, is at work; if nothing new is written, it is not."""
@@ -494,9 +479,6 @@ async def test_the_budget_of_a_tool_is_one_for_all_inner_runs():
     assert (caught.value.kind, caught.value.count) == ("tool_calls", 4)
 
 
-# -- The report ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "kind", ["repeat", "error", "cycle", "any_error", "depth", "nesting", "time", "tool_calls", "of another version"]
 )
@@ -511,9 +493,6 @@ def test_the_report_says_what_happened_and_what_to_do_and_pickles(kind: str):
     assert "shop" not in text, "the model does not know the toolbox"
     assert "5" in text
     assert any(word in text for word in ("help", "Finish", "let it end"))
-
-
-# -- Comparing answers -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["read", "write"])
@@ -536,9 +515,6 @@ async def test_answers_are_the_same_if_they_are_equal_in_the_same_order_with_the
     async with AgentCacheSession(on_loop="warn", loop_policy=policy) as session:
         await outcomes(shop.add if kind == "write" else shop.get.fresh, 3)
     assert bool(session.get_metrics()["loops"]) is are_same
-
-
-# -- useful work that repeats a call ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

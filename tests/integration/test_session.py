@@ -186,19 +186,6 @@ async def test_the_trace_keeps_the_newest_calls_and_can_be_read_afterwards():
 # -- Nesting -------------------------------------------------------------------------------------------------
 
 
-async def test_session_scoped_answers_live_in_the_innermost_session_and_end_with_it():
-    runs = Runs("session")
-    assert [await runs.read(), await runs.read()] == [1, 2]
-    async with AgentCacheSession():
-        assert [await runs.read(), await runs.read()] == [3, 3]
-        async with AgentCacheSession():
-            assert [await runs.read(), await runs.read()] == [4, 4]
-        assert await runs.read() == 3
-    async with AgentCacheSession():
-        assert await runs.read() == 5
-    assert await runs.read() == 6
-
-
 async def test_child_tasks_belong_to_the_session_they_were_started_in():
     runs = Runs("session")
     async with AgentCacheSession() as session:
@@ -295,49 +282,6 @@ async def test_what_is_named_by_key_is_the_current_tenants():
     async with AgentCacheSession(tenant="acme"):
         assert await runs.read(1) == first
         assert runs.read.cache_key(1) == key
-
-
-async def test_tenants_do_not_share_a_run_under_way():
-    gate = Gate()
-
-    @AgentCache("r")
-    async def tool() -> Any:
-        return await gate()
-
-    async def run(tenant: str) -> Any:
-        async with AgentCacheSession(tenant=tenant):
-            return await tool()
-
-    tasks = [await started(run(tenant)) for tenant in ("a", "b", "a")]
-    assert len(gate.calls) == 2
-    gate.calls[0].returns("a's")
-    gate.calls[1].returns("b's")
-    assert await asyncio.gather(*tasks) == ["a's", "b's", "a's"]
-
-
-# -- The end of a session ------------------------------------------------------------------------------------
-
-
-async def test_a_task_that_outlives_its_session_sees_nothing_old_and_keeps_nothing():
-    runs = Runs("session", "r:{x}")
-    go = asyncio.Event()
-    answers = []
-
-    async def lingering() -> None:
-        answers.append(await runs.read(1))
-        await go.wait()
-        answers.append(await runs.read(1))
-        answers.append(await runs.read(1))
-        answers.append(await runs.read(2))
-        answers.append(await runs.read(2))
-
-    async with AgentCacheSession() as session:
-        task = await started(lingering())
-        await runs.read(1)
-    go.set()
-    await task
-    assert answers == [1, 2, 3, 4, 5]
-    assert not session._stores
 
 
 # -- Loops ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, invalidate, tags_from
+from agent_cache import AgentCache, AgentCacheInvalidator, invalidate, tags_from
 from tests.harness.gates import Gate, cancelled, started
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -180,35 +180,6 @@ async def test_a_session_scoped_write_outside_of_a_session_just_runs(counted):
     await ours()
     await writer("order", scope="session")()
     assert await counted.rerun(ours) == [False]
-
-
-async def test_a_session_that_is_entered_again_starts_empty(counted):
-    """Same session, same id, no answers from the first time."""
-    mine = counted.tool("mine", "order", scope="session")
-    session = AgentCacheSession(loop_detection=False)
-    for _ in range(2):
-        async with session:
-            assert await counted.rerun(mine, mine) == [True, False]
-
-
-async def test_a_load_that_outlives_its_session_is_answered_and_not_kept(counted):
-    """The session ends while a task of it still loads; when it is entered again nothing of that is there."""
-    gate = Gate()
-
-    @AgentCache("order", scope="session")
-    async def mine() -> str:
-        return await gate()
-
-    session = AgentCacheSession(loop_detection=False)
-    async with session:
-        load = await started(mine())
-    gate.last.returns("late")
-    assert await load == "late"
-    async with session:
-        again = await started(mine())
-        assert len(gate.calls) == 2
-        gate.last.returns("new")
-        assert await again == "new"
 
 
 async def test_many_dropped_entries_are_freed_all_of_them():

@@ -18,7 +18,6 @@ from agent_cache import (
     AgentCacheInvalidator,
     AgentCacheSession,
     get_metrics,
-    writing,
 )
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
@@ -472,38 +471,7 @@ async def test_the_attributes_of_a_tool_work_on_streams(source: Source):
     assert words.cache_info().currsize == 0
 
 
-# -- Calls inside of calls -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("leaves_early", [False, True])
-async def test_what_reads_a_stream_depends_on_it(*, leaves_early: bool):
-    """Also if it has left the stream before its end, which is when the stream is not cached."""
-    reads = 0
-
-    @AgentCache("word:{id}")
-    async def words(id: int) -> AsyncIterator[int]:
-        yield 1
-        yield 2
-
-    @AgentCache("page", ttl=60.0)
-    async def page() -> int:
-        nonlocal reads
-        reads += 1
-        async for chunk in words(1):
-            if leaves_early:
-                return chunk
-        return 0
-
-    await page()
-    assert page.contains()
-    async with writing("word:2"):
-        pass
-    assert page.contains()
-    async with writing("word:1"):
-        pass
-    assert not page.contains()
-    gc.collect()
-    await idle()
+# -- Sessions ----------------------------------------------------------------------------------------------------
 
 
 async def test_what_belongs_to_a_session_does_not_reach_others():

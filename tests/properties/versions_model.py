@@ -3,44 +3,11 @@
 **A write gives the tags that it names a new version, when it begins and when it has ended. A value counts while no tag
 that it depends on has a newer version than the moment at which its load began.**
 
-*Versions.* `now` grows with each begin and each end of a write. A table has the version of the last write of each path.
-Writing `a:b:c` enters `a:b:c`, `a:b:*` and `a:*` (something below these was written). What is tagged `a:b` asks for
-`a:b`, for `a` (it was written as a whole) and for `a:b:*`. The paths are entered under the lock, then `now` is
-published: who sees the new `now` sees every path of that write. If `now` has moved meanwhile, because a signal handler
-or the garbage collector has written in this thread, all paths are entered again with a new number. The table is a newer
-and an older generation and a floor: `now` at the rotation before, below which all counts as written. The three are one
-tuple, which is replaced.
-
-*A load* reads `now` before its tool runs: its `since`. Its result is stored if no tag of it was written since and none
-is held. The tags are its own, those that it has inherited, and its own key as a tag, `@tool:key`, which `invalidate`,
-`set` and `clear` write. The entry has one number, `checked`, at first that `since`.
-
-*A hit* reads, in this order: what other processes have written (modelled with the tiers); the entry, whose tags it
-notes in the load that it is made for; `now`; the table. The entry counts if `checked` is that `now`, or if no tag of it
-was written since `checked`, which becomes that `now`, in place. What does not count is removed.
-
-*Single flight.* A reader joins a load if no tag that is known of it so far was written since its `since`: its tags and
-own key; the whole root of each tag that its result will tell; what it has inherited; the same of all loads that it
-leads or waits for now. Nobody can join a load after the step in which its readers are told that it has ended.
-
-*Inheritance.* A load inherits the tags of each read that its tool makes, returned or raised. They are noted before the
-inner read asks for versions: of a hit the entry's, of an inner load that it runs. When it has ended its tags are noted,
-and then the note that it runs is taken away. Nobody inherits a `since`: it would be too old whenever it is made again.
-
-*Writes.* Early tags get a version when the write begins, and are held until its end has been given: a version of the
-early tags and of those that the result tells; of their roots if it has failed before; of `root:*` if the result has no
-id. The end is given, whatever interrupts it.
-
-*Doubt.* The tags of a write that may take effect after its end, or settles, are held until some time, from before the
-`now` of its end is published. Each such time gives a version when it has passed, also if others hold the path on; then
-the hold is taken away. Who leads a load does that before `since` is read, and who wants to join one does it, with one
-reading of the clock. A store need not: it is refused by the hold, and would be by the version.
-
-*`set` inside of a write.* The result is stored when the write has ended, unless another write of one of its tags has
-come since this one began. That is asked in the locked step that gives the end, and the end is the result's `since`.
-
-*Sessions.* A write with `scope="session"` gives versions, of the same `now`, to its tags in the session and in those
-around it. The entries of a session ask for these too.
+`agent_cache.core.versions` says what a version, a path and a hold are; `PARTS` has the rest of the rule, sentence by
+sentence. A *load* reads `now` before its tool runs: its `since`. A *hit* reads the entry, whose tags it notes in the
+load that it is made for, then `now`, then the table of versions. A reader *joins* a load if no tag that is known of it
+so far was written since. An outer load *inherits* the tags of each read that its tool makes. A write that may take
+effect later is in *doubt* until some time.
 
 **The model.** Reads and writes are generators: where they yield, another thread may go on; with one event loop only
 where they await something. `PARTS` are what can be taken out of the rule. A value says when each of its sources was
