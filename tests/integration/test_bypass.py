@@ -22,7 +22,6 @@ from agent_cache import (
     writing,
 )
 from agent_cache.testing import MemoryServer
-from tests.harness.gates import Gate, started
 from tests.pipeline.fleet import WatchedTier
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -88,24 +87,6 @@ async def test_children_belong_to_the_block_and_other_tasks_do_not(orders: Order
     ended.set()
     assert sorted(await task) == [2, 3, 4]
     assert await orders.get("7") == 1
-
-
-async def test_a_read_inside_joins_no_load_and_none_joins_it():
-    gate = Gate()
-
-    @AgentCache("order")
-    async def get() -> Any:
-        return await gate()
-
-    outside = await started(get())
-    with bypass():
-        inside = await started(get())
-    joining = await started(get())
-    assert len(gate.calls) == 2
-    gate.calls[1].returns("inside")
-    assert await inside == "inside"
-    gate.calls[0].returns("outside")
-    assert await outside == await joining == await get() == "outside"
 
 
 async def test_writes_inside_invalidate_everywhere(orders: Orders):

@@ -1,4 +1,4 @@
-"""Tools that are no `async def`: what may be decorated, sessions and loops, recordings, journals."""
+"""Tools that are no `async def`: what may be decorated, and sessions. Threads: `tests/pipeline`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from agent_cache import (
     AgentCacheInvalidator,
     AgentCacheSession,
     ConfigurationError,
-    invalidate_sync,
-    writing,
 )
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -69,34 +67,6 @@ def test_a_def_that_returns_a_coroutine_is_refused_when_it_is_called():
         reader()
 
 
-# Together with asynchronous tools
-
-
-async def test_both_kinds_depend_on_the_same_tags():
-    @AgentCache("parcel:{parcel_id}")
-    async def track(parcel_id: str) -> int:
-        RUNS.append("track")
-        return len(RUNS)
-
-    @AgentCacheInvalidator("parcel:{parcel_id}")
-    async def lose(parcel_id: str) -> None: ...
-
-    await track("7")
-    get_parcel("7")
-    send_parcel("7")
-    assert not track.contains("7")
-    await track("7")
-    get_parcel("7")
-    await lose("7")
-    assert not get_parcel.contains("7")
-    get_parcel("7")
-    invalidate_sync("parcel:7")
-    assert not get_parcel.contains("7")
-    with writing("parcel"):
-        get_parcel("7")
-    assert not get_parcel.contains("7")
-
-
 # Sessions
 
 
@@ -111,6 +81,3 @@ def test_a_session_is_entered_by_a_plain_with():
     assert trace == [("miss", "ok"), ("hit", "ok"), ("write", "ok"), ("miss", "LookupError")]
     with pytest.raises(ConfigurationError, match="already entered"), session, session:
         pass
-
-
-# Recordings

@@ -167,6 +167,3 @@ async def test_a_tier_that_nothing_uses_any_more_is_freed(use: str, truth: Truth
     gc.collect()
     assert freed() is None
     assert CURRENT.tiers_once_configured() == []
-
-
-# What is stored while the tiers change
