@@ -26,7 +26,7 @@ _NOTHING: Final = msgspec.Raw()
 _ID_OF_RESPONSE: Final = re.compile(
     rb'\A\s*\{[^\[{]*?"id"\s*:\s*(\d+|"[\w.:-]*")|"id"\s*:\s*(\d+|"[\w.:-]*")[^\[\]{}]*\}\s*\Z'
 )
-"""What is known of one that is nested too deep, or broken; its caller waits for it."""
+"""What is known of one that is nested too deep to be read; its caller waits for it."""
 
 
 class Message(msgspec.Struct, dict=True):
@@ -90,8 +90,8 @@ def parsed(line: bytes) -> Message | None:
     except _UNREADABLE:
         found = _leniently(line)
         if not isinstance(found, dict):
-            is_response = b'"jsonrpc"' in line and b'"method"' not in line
-            name = _ID_OF_RESPONSE.search(line) if is_response else None
+            is_whole = b'"method"' not in line and line.count(b"{") == line.count(b"}")
+            name = _ID_OF_RESPONSE.search(line) if is_whole and b'"jsonrpc"' in line else None
             return name and Message(id=json.loads(name[1] or name[2]), result=msgspec.Raw(line), line=line)
         raw = {name: json.dumps(found[name]).encode() for name in ("params", "result", "error") if name in found}
         members = {name: msgspec.Raw(text) for name, text in raw.items()}

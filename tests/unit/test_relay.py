@@ -350,7 +350,7 @@ def test_nothing_that_changes_by_itself_is_proposed_to_be_stored():
     "line",
     [
         b"", b"\n", b"noise", b"[1", b"12", b'"x"', b"\xff\xfe", b"{'id': 1}", b"[INFO] start", b'{"method": 5}',
-        b'{"id": 1.5}',
+        b'{"id": 1.5}', b'{"jsonrpc":"2.0","id":1,"res',
     ],
 )  # fmt: skip
 def test_what_is_no_message_is_none(line):
