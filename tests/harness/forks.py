@@ -258,6 +258,8 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    sys.stdout = os.fdopen(1, "w", closefd=False)  # the former ones know what kind of file they wrote to
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
