@@ -67,11 +67,10 @@ class CassetteRun:
         return self._tape
 
     @property
-    def savings(self) -> Savings:
-        """Model calls that the test did not have to make."""
+    def savings(self) -> Any:
+        """Model calls that the test did not have to make, as plain values: workers of pytest-xdist send them."""
         with suppress(CassetteError):  # a call that cannot be read has failed the test already
-            return Savings() if self._tape is None else self._tape.savings
-        return Savings()
+            return None if self._tape is None else msgspec.to_builtins(self._tape.savings)
 
     def end_passed(self) -> None:
         """End the run of a test that has passed."""
@@ -137,7 +136,8 @@ class CassetteRun:
     @property
     def _advice(self) -> list[str]:
         """How to record it again, after a line about a recording whose test had failed, as `once` keeps one."""
-        lines = [f"If the agent has changed on purpose, record it again:\n    {_command(self._test, 'rewrite')}"]
+        mode = "new_episodes" if self._sharing else "rewrite"  # which would lose what the others have recorded
+        lines = [f"If the agent has changed on purpose, record it again:\n    {_command(self._test, mode)}"]
         answers = None if self._tape is None else self._tape.answers
         trailer = None if answers is None else answers.cassette.trailer
         if trailer is not None and trailer.ended != "returned":
@@ -169,9 +169,9 @@ class FixtureRun:
         return self._replay
 
     @property
-    def savings(self) -> Savings:
-        """Model calls that the test did not have to make."""
-        return self._replay.savings
+    def savings(self) -> Any:
+        """The same of the calls of litellm."""
+        return msgspec.to_builtins(self._replay.savings)
 
     def end_passed(self) -> None:
         """End the run of a test that has passed."""
@@ -188,8 +188,7 @@ class FixtureRun:
         if not isinstance(error, pytest.skip.Exception):
             with suppress(CassetteError):
                 replay.flush()
-        used = f"{len(replay.consumed_keys())} of {len(replay.loaded_keys())} entries"
-        return f"fixture of Reyn: {replay.fixture_path}, mode {self._settings.mode}\nused: {used}"
+        return f"fixture of Reyn: {replay.fixture_path}, mode {self._settings.mode}"
 
     def close(self) -> None:
         """Leave. If the test was never called, nothing is written."""
@@ -213,13 +212,8 @@ def _origin_of(error: BaseException | None) -> str:
 
 def summary_of(savings: list[Any]) -> str:
     """A line for the end of the test run, if model calls were answered from cassettes."""
-    whole = sum((msgspec.convert(one, Savings) for one in savings), Savings())
+    whole = sum((msgspec.convert(one, Savings) for one in savings if one), Savings())
     return f"agent-cache: saved {whole.seconds:.1f} s and {whole}" if whole.calls else ""
-
-
-def packed(savings: Savings) -> Any:
-    """The same as plain values, in which a worker of pytest-xdist sends it."""
-    return msgspec.to_builtins(savings)
 
 
 # Live calls

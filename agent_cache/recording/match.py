@@ -249,7 +249,10 @@ def _under_other_names(name: str, cassette: Cassette) -> str:
     found = [one for one in recorded if one["rest"] == asked["rest"]]
     if not found:
         return ""
+    old, new = found[0]["server"], asked["server"]
+    lasting = dict.fromkeys((server.rpartition(":")[0] or server for server in (old, new)), "server")
+    pair = {new: old}
     return (
-        f". It was recorded at {found[0]['server']}, which is another server. If that is this one, say so when it is "
-        f"recorded and when it is replayed: Http(aliases={{{asked['server']!r}: {found[0]['server']!r}}})"
+        f". It was recorded at {old}, which is another server. If both are one, record it with http=Http(aliases="
+        f"{lasting}), which replays know, or replay it by record(path, mode='none', http=Http(aliases={pair}))"
     )

@@ -137,6 +137,8 @@ def test_a_rewrite_of_a_shared_cassette_is_refused_before_anything_is_lost(suite
     suite.write("test_ask.py", ASK.format(mark=mark) + "\n    def test_2():\n        ask('b')\n")
     suite.run("--agent-record-mode=new_episodes", passed=2)
     suite.run(passed=2)
+    suite.write("test_ask.py", ASK.format(mark=mark) + "\n    def test_2():\n        ask('c')\n")
+    suite.run(passed=1, failed=1).stdout.fnmatch_lines(["*pytest --agent-record-mode=new_episodes test_ask.py::test_2"])
     result = suite.run("--agent-record-mode=rewrite", errors=2)
     result.stdout.fnmatch_lines(["*CassetteError: *x.jsonl: is the cassette of test_ask.py::test_2, too*"])
     assert len(Cassette.load(suite.path / "x.jsonl")) == 2
