@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent_cache.cli.cassettes import load_cassette, redaction_rules, secrets_in
+from agent_cache.cli.cassettes import redaction_rules, secrets_in
 from agent_cache.cli.output import Printer, escaped, plural, print_json
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording import Baseline, Cassette, DriftEvent, DriftReport, DriftSeverity, Tolerance
@@ -56,8 +56,8 @@ def _check(options: argparse.Namespace) -> int:
     if options.fail_on is not None:
         tolerance = msgspec.structs.replace(tolerance, fail_on=options.fail_on)
     found = {base: accepted_runs(base) for base in options.bases}
-    runs = [load_cassette(one) for one in dict.fromkeys(one for paths in found.values() for one in paths)]
-    new = load_cassette(options.new)
+    runs = [Cassette.load(one) for one in dict.fromkeys(one for paths in found.values() for one in paths)]
+    new = Cassette.load(options.new)
     if new.is_partial:
         raise CassetteError("was killed while it was recorded, so calls may be missing; run it again", options.new)
     drifts = Baseline(*runs).compare(new, tolerance)
@@ -161,7 +161,7 @@ def _old_runs(options: argparse.Namespace) -> list[Cassette]:
             "more, and what varies between them is tolerated; with --replace it takes their place"
         )
     try:
-        return list(map(load_cassette, accepted_runs(target)))
+        return list(map(Cassette.load, accepted_runs(target)))
     except CassetteError:
         if options.replace:
             return []
@@ -170,7 +170,7 @@ def _old_runs(options: argparse.Namespace) -> list[Cassette]:
 
 def _fit_run(path: Path, *, may_have_failed: bool) -> Cassette:
     """Load a run that is fit to be compared with."""
-    run = load_cassette(path)
+    run = Cassette.load(path)
     if not may_have_failed and (ending := _ending(run)) != "returned":
         raise CassetteError(f"is no run to compare with: it {ending}; --failed accepts it all the same", path)
     Baseline(run)

@@ -97,9 +97,6 @@ def run(options: argparse.Namespace) -> int:
     return code
 
 
-load_cassette = Cassette.load
-
-
 def _cassettes_in(paths: list[Path]) -> list[Path]:
     """The files among `paths`, and all ``*.jsonl`` in the folders among them."""
     found: list[Path] = []
@@ -122,7 +119,7 @@ def _has_our_format(path: Path) -> bool:
 
 def _show(options: argparse.Namespace) -> int:
     """Print the calls of a cassette in the order in which they started, nested as they were."""
-    cassette = load_cassette(options.path)
+    cassette = Cassette.load(options.path)
     outline = cassette.outline
     order, enclosing, depths = outline.starts(), outline.enclosing(), [0] * len(cassette)
     for index in order:  # a call starts after the one that encloses it
@@ -153,12 +150,14 @@ def _show(options: argparse.Namespace) -> int:
         printer.line(branch)
     printer.line((f"{'id':>6}  {'start':>8}  {'took':>8}  {'':8}  call", "dim"))
     for depth, call in chosen:
+        tokens = f"{call.input_tokens}+{call.output_tokens} tokens" if call.input_tokens or call.output_tokens else ""
+        model = ", ".join(part for part in (call.model, tokens) if part)
         times = f"{duration_text(call.started_ms):>8}  {duration_text(call.duration_ms):>8}"
         printer.line(
             f"{call.id:>6}  {times}  {call.source or call.kind:<8}  {'  ' * depth}{call_text(call)}",
             (" -> ", "dim"),
             (outcome_text(call), "red" if has_error(call) else ""),
-            (_tokens_text(call), "dim"),
+            (f"  ({model})" if model else "", "dim"),
         )
     if len(chosen) < len(cassette):
         printer.line((f"{len(cassette) - len(chosen)} more calls are not shown", "dim"))
@@ -171,12 +170,6 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tokens_text(call: RecordedCall) -> str:
-    tokens = f"{call.input_tokens}+{call.output_tokens} tokens" if call.input_tokens or call.output_tokens else ""
-    parts = [part for part in (call.model, tokens) if part]
-    return f"  ({', '.join(parts)})" if parts else ""
-
-
 # text
 
 
@@ -186,7 +179,7 @@ def _text(options: argparse.Namespace) -> int:
     A file that is no cassette, or is in conflict, is printed as it is: else git could not show its history.
     """
     try:
-        for line in _text_lines(load_cassette(options.path)):
+        for line in _text_lines(Cassette.load(options.path)):
             sys.stdout.write(f"{escaped(line)}\n")
     except CassetteNotFound:
         raise
@@ -233,7 +226,7 @@ def _rows(name: str, value: Any, margin: str = "") -> Iterator[str]:
 
 def _diff(options: argparse.Namespace) -> int:
     """Print how two cassettes differ. Returns 1 if they do."""
-    one, other = load_cassette(options.a), load_cassette(options.b)
+    one, other = Cassette.load(options.a), Cassette.load(options.b)
     diff = diff_cassettes(one, other)
     if options.json:
         names = {"a": str(options.a), "b": str(options.b)}
@@ -321,7 +314,7 @@ def _redact(options: argparse.Namespace) -> int:
     """
     results: list[dict[str, Any]] = []
     for path in _cassettes_in(options.paths):
-        cassette = load_cassette(path)
+        cassette = Cassette.load(path)
         if not _has_our_format(path):
             raise CassetteError("is a cassette of agentcassette; `agent-cache cassette convert` redacts it, too", path)
         rules = redaction_rules(cassette, options)
@@ -376,7 +369,7 @@ def _load_other(path: Path) -> Cassette:
         raise CassetteError("is a cassette of agent-cache already", path)
     if is_fixture(path):
         return to_cassette(read_fixture(path), path)
-    return read_foreign(path) if is_foreign(path) else load_cassette(path)
+    return read_foreign(path) if is_foreign(path) else Cassette.load(path)
 
 
 # verify
@@ -389,7 +382,7 @@ def _verify(options: argparse.Namespace) -> int:
     for path in _cassettes_in(options.paths):
         calls: int = 0
         try:
-            cassette = load_cassette(path)
+            cassette = Cassette.load(path)
         except CassetteError as error:
             if isinstance(error, CassetteNotFound) or error.reason.startswith("cannot be read"):
                 raise

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent_cache.cli.cassettes import load_cassette
 from agent_cache.cli.output import Printer, escaped, json_text, plural, progress, size_text, write_file
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording import Cassette
@@ -47,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if other is not None and len(options.runs) > 1:
         raise ConfigurationError("--trace and --atif write one RUN")
     target = other or options.output or Path(last.name).with_suffix(".html")
-    cassettes = [load_cassette(path) for path in options.runs]
+    cassettes = [Cassette.load(path) for path in options.runs]
     if target != _STDOUT and any(path.exists() and target.exists() and target.samefile(path) for path in options.runs):
         raise ConfigurationError(f"{target} is a run that is read: choose another name with -o")
     limit = text_limit(sum(map(len, cassettes)))

@@ -64,18 +64,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail tests that call a recordable tool or function outside of a recording",
     )
-    parser.addini("agent_record_mode", "default of --agent-record-mode", default="none")
-    parser.addini("agent_cassette_dir", "folder of cassettes, from that of the test file", default="cassettes")
-    parser.addini("agent_baseline_dir", "folder of baselines, from that of the test file", default="baselines")
-    parser.addini("agent_cassette_redact", "names of secrets beside the known ones", type="args", default=[])
-    for name, text in (
-        ("agent_cassette_strict", "whether calls must come in their recorded order"),
-        ("agent_allow_unplayed", "whether recorded calls may be left over"),
-        ("agent_empty_cache", "whether tests with a cassette start with an empty cache"),
-        ("agent_http", "whether requests are recorded, too"),
-        ("agent_block_live", "as --agent-block-live"),
+    for name, kind, default, text in (
+        ("agent_record_mode", "string", "none", "default of --agent-record-mode"),
+        ("agent_cassette_dir", "string", "cassettes", "folder of cassettes, from that of the test file"),
+        ("agent_baseline_dir", "string", "baselines", "folder of baselines, from that of the test file"),
+        ("agent_cassette_redact", "args", [], "names of secrets beside the known ones"),
+        ("agent_cassette_strict", "bool", False, "whether calls must come in their recorded order"),
+        ("agent_allow_unplayed", "bool", False, "whether recorded calls may be left over"),
+        ("agent_empty_cache", "bool", True, "whether tests with a cassette start with an empty cache"),
+        ("agent_http", "bool", False, "whether requests are recorded, too"),
+        ("agent_block_live", "bool", False, "as --agent-block-live"),
     ):
-        parser.addini(name, text, type="bool", default=name == "agent_empty_cache")
+        parser.addini(name, text, type=kind, default=default)  # type: ignore[arg-type]  # of a few words
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -131,7 +131,7 @@ def agent_cassette(request: pytest.FixtureRequest, agent_cache_config: dict[str,
 
     For a fixture of Reyn it is the `LLMReplay`. It ends with the test, before fixtures are torn down.
     """
-    from agent_cache.pytest_plugin.cassette_run import CassetteRun, FixtureRun, packed
+    from agent_cache.pytest_plugin.cassette_run import CassetteRun, FixtureRun
     from agent_cache.recording.litellm import is_fixture
 
     item = request.node
@@ -147,7 +147,7 @@ def agent_cassette(request: pytest.FixtureRequest, agent_cache_config: dict[str,
         handle = run.begin()
     with _open(item, "agent cassette", run):
         yield handle
-        item.stash.setdefault(_FACTS, []).append(("savings", packed(run.savings)))
+        item.stash.setdefault(_FACTS, []).append(("savings", run.savings))
 
 
 @pytest.fixture

@@ -22,7 +22,9 @@ import functools
 import re
 import string
 import tomllib
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
@@ -34,10 +36,15 @@ from agent_cache.errors import ConfigurationError
 
 Span: TypeAlias = tuple[int, int]
 Match: TypeAlias = re.Match[str]
+Cell: TypeAlias = tuple[int, str]  # where it begins in a line of a table, and what is in it
 
 _MAX_STARTS = 32
 """How often a token may begin within a run of letters and digits."""
 _MAX_DEPTH = 4
+_NARROWEST = 60
+"""Characters of a line of a terminal, in which a longer secret goes on in the next lines."""
+_LONGEST_WORD = 2_000
+"""What is longer and stands for no secret would be read again for each name in it."""
 _LONGEST_PATH = 200  # names with dots between them
 _BEFORE = 500
 """How much of the text before a name `before` may look at."""
@@ -45,8 +52,20 @@ _SHORTEST_FORM = 14  # "basic", a blank and eight more
 # Three letters and letters after them, which is what a picture in base64 has in it now and then.
 _IN_BASE64 = frozenset({"BSA", "EXO"})
 _NAME_CHARACTERS = frozenset(f"{string.ascii_letters}{string.digits}_-.$")
+_GZIP = "H4sI"  # in base64
 _CONTROLS = bytes(range(9)) + bytes((11, 12)) + bytes(range(14, 32)) + b"\x7f"
 _STANDARD, _URL_SAFE = bytes.maketrans(b"-_", b"+/"), bytes.maketrans(b"+/", b"-_")
+# Bars between the columns of a table, and what the lines between its rows are made of.
+_BARS = str.maketrans("│┃║", "|||")
+_RULES = "-+=| \t─━═┄┼╋╪╇├┤┝┥┞┡┦┩┠┨╞╡╟╢╠╣┌┬┐┏┳┓╒╤╕╔╦╗╭╮└┴┘┗┻┛╘╧╛╚╩╝╰╯"
+_AROUND = " \t\r\"'`"
+# What may stand within a secret, or in the place of characters around it: colours of a terminal, breaks of lines in
+# mails, escapes of JSON that is a part of a text.
+_IN_BETWEEN: Final = (
+    ("\x1b[", "colour", ""),
+    ("=3D", "soft_break", lambda match: "=" if match[0] == "=3D" else ""),
+    ("\\u00", "unicode_escape", lambda match: {'"': '\\"', "\\": "\\\\"}.get(one := chr(int(match[1], 16)), one)),
+)
 _NOT_FIRST = dict.fromkeys(map(ord, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef"))
 
 
@@ -87,6 +106,7 @@ class _Assigned(msgspec.Struct):
 _FILES = files("agent_cache.recording")
 _DATA: Final[dict[str, Any]] = tomllib.loads(_FILES.joinpath("credentials.toml").read_text("utf-8"))
 WORDS: Final = {name: tuple(words) for name, words in _DATA["words"].items()}
+NAMES_BESIDE: Final[dict[str, list[str]]] = _DATA["beside"]
 _ASSIGNED = msgspec.convert(_DATA["assigned"], list[_Assigned])
 
 
@@ -159,7 +179,7 @@ def squash(name: str) -> str:
 
 _PLURALS = tuple(f"{ending}s" for ending in WORDS["endings"])
 _SQUASHED_NAMES = frozenset(map(squash, WORDS["secret_names"]))
-_STEMS, _OAUTH = (tuple(map(str.encode, WORDS[name])) for name in ("stems", "oauth"))
+_STEMS = tuple(map(str.encode, WORDS["stems"]))
 
 
 def kind_of_name(name: str) -> NameKind:
@@ -177,6 +197,8 @@ def _kind_with_stem(name: str) -> NameKind:
     squashed = squash(name)
     if squashed in _SQUASHED_NAMES:
         return NameKind.SECRET
+    if name in WORDS["session_cookies"]:
+        return NameKind.ENDING
     words = [word.lower() for word in RE.word.findall(name)]
     # A number at the end counts names of one kind (API_KEY_2). What counts them, such as `max_passwords`, stays.
     if squashed.rstrip("0123456789").endswith((*WORDS["endings"], *_PLURALS)) or words[-1:] == ["secret"]:
@@ -195,16 +217,6 @@ def names_code(name: str) -> bool:
 def names_several(name: str) -> bool:
     """Whether a name is that of several secrets, whose number is none: ``passwords``, ``api_keys``, ``tokens``."""
     return squash(name).endswith((*_PLURALS, "secrets", "tokens", "codes"))
-
-
-def names_field(text: str) -> bool:
-    """Whether this is what people and selectors call a field of a page in which a secret is typed."""
-    return len(text) <= 200 and RE.field.search(text) is not None
-
-
-def names_command(word: str) -> bool:
-    """Whether this is a command that takes a secret as the value of an option without a name, such as ``-p``."""
-    return word.rpartition("/")[2] in WORDS["command_names"]
 
 
 def stands_for_another(value: str) -> bool:
@@ -235,13 +247,6 @@ def is_secret_value(kind: NameKind, name: str, value: str) -> bool:
     if low.endswith("token"):
         return len(value) >= 6
     return len(value) >= 6 and looks_random(value) and (low.endswith("key") or not value[0].isdigit())
-
-
-def is_granted(value: str, *, is_certain: bool) -> bool:
-    """Whether a value of ``code`` may be one that an authorization server has granted, and not a word or a status."""
-    is_long = len(value) >= (6 if is_certain else 10)
-    is_word = stands_for_another(value) or not RE.granted.match(value) or not looks_random(value)
-    return is_long and not is_word and (is_certain or not RE.screaming.match(value))
 
 
 def looks_random(value: str) -> bool:
@@ -280,12 +285,8 @@ class TextRules:
             return NameKind.SECRET
         return kind_of_name(name) if self.defaults else NameKind.NONE
 
-    def text(self, text: str) -> str:
-        """The same text without secrets."""
-        return self._inside(text, 0)
-
-    def _inside(self, text: str, depth: int) -> str:
-        """The same for a text that was found in this many others. It may be JSON."""
+    def text(self, text: str, depth: int = 0) -> str:
+        """The same text without secrets. It may be JSON, and was found in this many others."""
         if text[:1] in ("{", "[") and text[-1:] in ("}", "]"):
             try:
                 data = msgspec.json.decode(text)
@@ -293,9 +294,10 @@ class TextRules:
                 return text if cleaned == data else msgspec.json.encode(cleaned).decode()
             except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
                 pass
-        if "\x1b[" in text and (plain := RE.colour.sub("", text)) != text:
-            cleaned = self._inside(plain, depth)  # a secret takes the colours of a terminal with it
-            return text if cleaned == plain else cleaned
+        for mark, form, instead in _IN_BETWEEN:
+            if mark in text and (plain := getattr(RE, form).sub(instead, text)) != text:
+                cleaned = self.text(plain, depth)  # a secret takes them with it
+                return text if cleaned == plain else cleaned
         for pattern in self._own_patterns:
             text = pattern.sub(self.replacement, text)
         return self._without_credentials(text, depth)
@@ -309,14 +311,12 @@ class TextRules:
         # In lower case, each character has its place, and those that are not ASCII do not count.
         low = text.encode("ascii", "replace").lower()
         if RE.assigning.search(text):
-            columns: list[Span] = []
+            columns = list(self._of_sql(text, low))
             found = list(self._assigned(text, low, columns))
             text = self._cut(text, sorted(found + columns) if columns else found)
         if self.defaults and (len(text) >= _SHORTEST_FORM or "@" in text):
             for form in dict.fromkeys([form for mark, form in _forms() if mark in low]):
                 text = self._cut(text, [_span_of_form(form, match) for match in compiled(form.pattern).finditer(text)])
-            if b"code" in low or b"assertion" in low:
-                text = self._cut(text, self._codes(text, low))
             text = self._cut(text, self._tokens(text))
         if depth < _MAX_DEPTH:
             if "%" in text:
@@ -345,27 +345,11 @@ class TextRules:
             if span is not None and span[0] >= done:
                 parts += (text[done : span[0]], self.replacement)
                 done = span[1]
+                while (rest := RE.wrapped.match(text, done)) and done - text.rfind("\n", 0, done) > _NARROWEST:
+                    done = rest.end()
         return "".join((*parts, text[done:])) if parts else text
 
     # Tokens and other forms
-
-    def _codes(self, text: str, low: bytes) -> Iterator[Span]:
-        """Codes and assertions of OAuth, which other parameters beside them give away.
-
-        These are parameters of a query or a form, entries of a dict, or arguments of a call.
-        """
-        if not any(mark in low for mark in (b"state=", b"client_id=", *_OAUTH)):
-            return
-        for match in RE.code_of_oauth.finditer(text):
-            begin, end = match.span("value")
-            before, after = text[max(0, match.start() - 300) : match.start()], text[end : end + 300]
-            value = unquote(match["value"])
-            is_one = RE.oauth_around.search(before + after) is not None and is_granted(value, is_certain=True)
-            if not is_one and match["sign"] == "=" and not match["quote"]:
-                beside = re.split(r"[\s\"'`<>]", before)[-1] + re.split(r"[\s\"'`<>]", after)[0]
-                is_one = RE.state_around.search(beside) is not None and is_granted(value, is_certain=False)
-            if is_one and match["value"] != self.replacement:
-                yield begin, end
 
     def _tokens(self, text: str) -> Iterator[Span]:
         done = 0
@@ -397,6 +381,8 @@ class TextRules:
             # Of two words, the first one may have been part of a value.
             begin = first if first >= done else end - len(text[done:end].lstrip())
             name = text[begin:end]
+            if text[begin - 1 : begin] == "\\" and name[0] in "nrt" and self.kind_of(name[1:]) >= self.kind_of(name):
+                begin, name = begin + 1, name[1:]  # behind a line break that is written as an escape
             if kind := self._kind_in_text(name, text, begin):
                 if begin >= table:
                     table = self._table(text, begin, end, columns)
@@ -414,26 +400,46 @@ class TextRules:
         The values of its columns that have secrets are added to `columns`.
         """
         at, stop = text.rfind("\n", max(0, begin - 500), begin) + 1, text.find("\n", end, end + 500)
-        head = text[at:stop] if 0 <= stop <= at + 1_000 else ""
-        mark = next((one for one in "|\t,;" if one in head), "")
-        names = head.split(mark) if mark else []
-        if not names or not all(map(RE.cell.fullmatch, names)):
+        head = text[at:stop].translate(_BARS) if 0 <= stop <= at + 1_000 else ""
+        mark = next((one for one in ("|", "\t", ",", ";", "  ") if one in head.strip()), "")
+        if (copied := RE.sql_copy.search(head)) is not None:
+            head, mark = copied["names"].replace(",", "\t"), "\t"
+        names = [one.strip(_AROUND) for _, one in _cells(head, mark) if RE.cell.fullmatch(one)] if mark else []
+        if not names or len(names) != len(_cells(head, mark)):
             return end
-        names = [one.strip(" \t\"'`") for one in names]
         while 0 <= stop < len(text):
             at, stop = stop + 1, text.find("\n", stop + 1)
-            line = text[at : stop if stop >= 0 else None]
-            cells = line.split(mark)
+            line = text[at : stop if stop >= 0 else None].translate(_BARS)
+            cells = _cells(line, mark)
+            if mark == "  ":  # without a number, the first words of lines are mostly below no head
+                cells = cells[1:] if len(cells) > len(names) else [(0, ""), *cells[1:]]
             if len(cells) == len(names):
-                for name, cell in zip(names, cells, strict=True):
-                    value = cell.strip(" \t\r\"'`")
-                    if looks_random(value) and self._is_secret(self.kind_of(name), name, value):
-                        begin = at + cell.index(value)
-                        columns.append((begin, begin + len(value)))
-                    at += len(cell) + 1
-            elif not line or line.strip("-+=| "):
+                columns += self._of_columns(names, cells, at)
+            elif not line or line.strip(_RULES):
                 break
         return at
+
+    def _of_columns(self, names: list[str], cells: list[Cell], at: int, *, is_sure: bool = False) -> Iterator[Span]:
+        """The secrets of a row, whose cells are at these places behind `at`."""
+        for name, (begin, cell) in zip(names, cells, strict=False):
+            value = cell.strip(_AROUND)
+            if (is_sure or looks_random(value)) and self._is_secret(self.kind_of(name), name, value):
+                found = at + begin + cell.index(value)
+                yield found, found + len(value)
+
+    def _of_sql(self, text: str, low: bytes) -> Iterator[Span]:
+        """The values of columns that have secrets in SQL that inserts rows, as dumps of databases have it."""
+        tables: dict[str, list[str]] = {}
+        for match in RE.sql_create.finditer(text) if b"create" in low else ():
+            words = (one[0].split() for one in RE.sql_value.finditer(match["cells"]))
+            tables[_bare(match["table"])] = [_bare(one[0]) for one in words if one]
+        for match in RE.sql_insert.finditer(text) if b"insert" in low or b"replace" in low else ():
+            listed, at = match["names"], match.end()
+            names = [_bare(one) for one in listed.split(",")] if listed else tables.get(_bare(match["table"]), [])
+            while any(map(self.kind_of, names)) and (row := RE.sql_row.match(text, at)) is not None:
+                at = row.end()
+                cells = [(one.start(), one[0]) for one in RE.sql_value.finditer(text, *row.span("cells"))]
+                yield from self._of_columns(names, cells, 0, is_sure=True)
 
     def _names(self, text: str, low: bytes) -> Iterator[Span]:
         """Where names stand that may be names of secrets, from left to right. ``API key`` is one of two words.
@@ -460,12 +466,8 @@ class TextRules:
         if len(name) > _LONGEST_PATH:
             return NameKind.NONE
         before = text[begin - 1 : begin]
-        if before == "\\" and name.startswith("u0026"):  # JSON that escapes `&`
-            before, name = "&", name[5:]
         if before == "%" and name[:2].upper() == "5B":
             name = name[2:]
-        if before in ("?", "&", ";") and name.lower() in ("sig", "signature"):
-            return NameKind.SECRET
         return self.kind_of(name) or self.kind_of(name.rstrip(".0123456789").rpartition(".")[2])
 
     def _values(
@@ -488,6 +490,8 @@ class TextRules:
 
     def _accepts(self, row: _Assigned, match: Match, before: str, name: str, kind: NameKind) -> bool:
         value, text = match["value"], match.string
+        if len(value) > _LONGEST_WORD and not any(map(str.isspace, value)):
+            return True
         if row.random and not looks_random(value):
             return False
         if row.accept == "any":
@@ -547,7 +551,7 @@ class TextRules:
 
     def _percent_encoded(self, word: str, depth: int) -> str:
         plain = unquote(word, errors="surrogateescape")
-        cleaned = self._inside(plain, depth + 1) if plain != word else plain
+        cleaned = self.text(plain, depth + 1) if plain != word else plain
         if cleaned == plain:
             return word
         as_is = word.replace("%", "")
@@ -562,7 +566,8 @@ class TextRules:
         for run in RE.base64_run.finditer(text):
             begin, end = run.span()
             # Every fourth digit has the first bits of a byte, and those of most letters begin with 0.
-            if not text[begin : begin + 40 : 4].isalpha() or text[begin : begin + 40 : 4].translate(_NOT_FIRST):
+            first = text[begin : begin + 40 : 4]
+            if not text.startswith(_GZIP, begin) and (not first.isalpha() or first.translate(_NOT_FIRST)):
                 continue
             while end < len(text) and text[end] == "=" and end - run.end() < 2:
                 end += 1
@@ -574,12 +579,12 @@ class TextRules:
         """A text in base64 without secrets. In UTF-8, only what has no control characters is a text."""
         digits = encoded.rstrip("=").encode().translate(_STANDARD)
         try:
-            plain = binascii.a2b_base64(digits + b"=" * (-len(digits) % 4))
+            plain = without_gzip(binascii.a2b_base64(digits + b"=" * (-len(digits) % 4)))
             text = plain.decode(encoding)
         except ValueError:
             return encoded
         is_text = encoding != "utf-8" or len(plain.translate(None, _CONTROLS)) == len(plain)
-        cleaned = self._inside(text, depth + 1) if is_text else text
+        cleaned = self.text(text, depth + 1) if is_text else text
         if cleaned == text:
             return encoded
         again = base64.b64encode(cleaned.encode(encoding, "replace"))
@@ -588,11 +593,44 @@ class TextRules:
         return (again if encoded.endswith("=") or len(encoded) % 4 == 0 else again.rstrip(b"=")).decode()
 
 
+def sql_parameters(text: str) -> list[str]:
+    """The columns that the parameters of a statement in SQL are for, in their order; empty if it has none."""
+    if RE.sql.match(text) is None:
+        return []
+    inserted = RE.sql_insert.search(text)
+    listed = map(_bare, inserted["names"].split(",") if inserted and inserted["names"] else ())
+    return [one["name"] or next(listed, "") for one in RE.sql_place.finditer(text)]
+
+
+def without_gzip(data: bytes) -> bytes:
+    """The same bytes, or what gzip has packed in them, if that is no more than 1 MB."""
+    with suppress(zlib.error):
+        return zlib.decompressobj(31).decompress(data, 1 << 20) if data[:3] == b"\x1f\x8b\x08" else data
+    return data
+
+
 def _span_of_form(form: _Form, match: Match) -> Span | None:
     group = "value" if "value" in match.re.groupindex else 0
     value = match[group]
     is_one = form.any or (looks_random(value) and not RE.path.match(value))
     return match.span(group) if is_one and not stands_for_another(value) else None
+
+
+def _cells(line: str, mark: str) -> list[Cell]:
+    """The cells of a line of a table. In quotes, a mark is a part of a cell."""
+    if mark == "  ":
+        return [(one.start(), one[0]) for one in RE.between_blanks.finditer(line)]
+    plain = RE.in_quotes.sub(lambda one: one[0].replace(mark, " "), line) if '"' in line else line
+    cells, at = [], 0
+    for cell in plain.split(mark):
+        cells.append((at, cell))
+        at += len(cell) + 1
+    return cells
+
+
+def _bare(name: str) -> str:
+    """The name of a table or column without its schema and quotes."""
+    return name.strip().rpartition(".")[2].strip('"`[]').lower()
 
 
 def _closes(text: str, at: int, quote: str) -> bool:

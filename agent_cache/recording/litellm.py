@@ -45,6 +45,7 @@ _COMPLETION, _EMBEDDING = CALLS_OF_LITELLM
 _NAMES = {"completion": _COMPLETION, "exception": _COMPLETION, "embedding": _EMBEDDING}
 _RESPONSES = {"completion": "ModelResponse", "embedding": "EmbeddingResponse"}
 """What litellm answers, by the kind of the call."""
+_CAUSES = {"rate_limit": "RateLimit", "context_overflow": "ContextWindowExceeded", "byte_limit": "BadRequest"}
 _ENVIRONMENT, _FORM = "litellm:environment", "reyn"
 _PREVIEW = 200
 
@@ -103,8 +104,7 @@ class LLMReplay:
         text = _canonical(messages)
         if not tools and not tool_choice:
             return _sha256(model + text)
-        choice = tool_choice or ""
-        choice = choice if isinstance(choice, str) else _canonical(choice)
+        choice = tool_choice or "" if isinstance(tool_choice or "", str) else _canonical(tool_choice)
         return _sha256(f"{model}|{text}|{_canonical(tools or [])}|{choice}")
 
     @staticmethod
@@ -257,16 +257,10 @@ def _exception(entry: Entry, model: str, path: Path) -> Exception:
     """The exception of litellm that an entry stands for. Its name is one of a few, and never that of a class."""
     import litellm
 
-    kinds = {
-        "rate_limit": litellm.RateLimitError,
-        "context_overflow": litellm.ContextWindowExceededError,
-        "byte_limit": litellm.BadRequestError,
-    }
-    if (cause := entry["cause"]) not in kinds:
+    if (cause := entry["cause"]) not in _CAUSES:
         return CassetteError(f"has the unknown cause {cause!r} of an exception", path)
-    error: Exception = kinds[cause](
-        message=entry.get("message") or f"recorded: {cause}", model=model, llm_provider="replay"
-    )
+    message = entry.get("message") or f"recorded: {cause}"
+    error: Exception = getattr(litellm, f"{_CAUSES[cause]}Error")(message=message, model=model, llm_provider="replay")
     if cause == "byte_limit":
         vars(error)["status_code"] = 413
     return error
@@ -343,11 +337,10 @@ def _checked(line: bytes, path: object, number: int) -> Entry:
     try:
         entry = json.loads(line)
         fields = _FIELDS[_kind(entry)]
-        reason = next((name for name, form in fields.items() if not isinstance(entry[name], form)), "")
+        if wrong := [name for name, form in fields.items() if not isinstance(entry[name], form)]:
+            raise TypeError(f"{wrong[0]!r} is of another type")  # noqa: TRY301 - it is told as the others are
     except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
         raise CassetteError(f"this line is no entry of a fixture: {error!r}", path, number) from error
-    if reason:
-        raise CassetteError(f"this line is no entry of a fixture: {reason!r} is of another type", path, number)
     found: Entry = entry
     return found
 

@@ -115,21 +115,16 @@ class Usage:
         return max(self._inside, self._own, key=lambda one: one.input + one.output)
 
     def add(self, answer: Any) -> None:
-        """Search an answer, or a chunk of one, or a list of chunks."""
-        if isinstance(answer, list | tuple):
+        """Search an answer, or a chunk of one, or several of them."""
+        if isinstance(answer, list | tuple | Iterator):
             for one in answer:
-                if isinstance(one, Mapping):
+                if isinstance(one, Mapping | list):
                     self.add(one)
         elif not isinstance(answer, _PLAIN):
             with suppress(Exception):  # reading an attribute of the user's object may raise anything
                 for holder in (answer, *(_member(answer, name) for name in _PLACES["nested"])):
                     if holder is not None:
                         self._search(holder)
-
-    def add_all(self, answers: Iterable[Any]) -> None:
-        """Search several answers."""
-        for one in answers:
-            self.add(one)
 
     def _search(self, answer: Any) -> None:
         blocks = [_member(answer, name) for name in _PLACES["blocks"]]

@@ -19,46 +19,23 @@ from urllib.parse import quote
 import msgspec
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.recording.credentials import (
-    WORDS,
-    NameKind,
-    TextRules,
-    is_granted,
-    is_secret_value,
-    looks_random,
-    names_code,
-    names_command,
-    names_field,
-    names_several,
-)
+from agent_cache.recording import credentials
+from agent_cache.recording.credentials import RE, WORDS, NameKind, TextRules
 from agent_cache.values.canonical import MAX_DEPTH, declared_names
 
 _BYTES = frozenset({"$bytes", "$bytearray", "$memoryview"})
 _SEVERAL = frozenset({"$tuple", "$set", "$frozenset", "$list"})
-_NAME_KEYS = ("name", "Name", "key", "Key", "label", "id", "ParameterKey")
-_VALUE_KEYS = frozenset({"value", "Value", "ParameterValue"})
-_FIELD_KEYS = ("element", "selector", "placeholder")
-"""What tools that fill in pages call the field; the text is beside it."""
-_COOKIE_KEYS = frozenset({"httpOnly", "sameSite"})
-_ROW_KEYS, _COLUMN_KEYS = ("rows", "data", "values"), ("columns", "fields", "headers")
-_PRIVATE = frozenset({"d", "dp", "dq", "k", "p", "q", "qi"})
-"""Parameters of a private key (RFC 7518), beside ``kty``."""
-_CONTENT_KEYS = frozenset({"text", "json", "form", "bytes"})
+_VALUE_KEYS = frozenset(WORDS["value_keys"])
+_COOKIE_KEYS, _HIDDEN = frozenset(WORDS["cookie_keys"]), frozenset(WORDS["hidden_types"])
+_PRIVATE, _CONTENT_KEYS = frozenset(WORDS["private_parameters"]), frozenset(WORDS["content_keys"])
 _PART_KEYS = _CONTENT_KEYS | {"name", "filename", "type"}
 """Those of a part of a multipart body."""
-# Of OAuth. What they are called is no name of a secret, so other parameters must stand beside them.
-_OAUTH = frozenset(WORDS["oauth"])
-_BESIDE = {
-    "code": _OAUTH | {"state", "session_state", "client_id"},
-    "assertion": _OAUTH,
-    "sig": frozenset({"se", "sp", "sr", "sv"}),
-    "user_code": frozenset({"device_code", "verification_uri", "verification_url"}),
-}
+# What these are called is no name of a secret, so other parameters must stand beside them.
+_BESIDE = {name: frozenset(words) for name, words in credentials.NAMES_BESIDE.items()}
 _NETLOC = "netloc"
 """The name that the standard library has for the part of a URL in which the password is."""
-_WITH_OTHERS = _BYTES.union(_BESIDE, _COOKIE_KEYS, {_NETLOC, "kty", "sensitive"})
-_TYPES_IN_SCHEMAS = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
-_VALUES_IN_SCHEMAS = frozenset({"const", "default", "example", "examples", "value"})
+_WITH_OTHERS = _BYTES.union(_BESIDE, _COOKIE_KEYS, _HIDDEN, {_NETLOC, "kty", "sensitive"})
+_TYPES_IN_SCHEMAS, _VALUES_IN_SCHEMAS = frozenset(WORDS["schema_types"]), frozenset(WORDS["schema_values"])
 
 # Strings of JSON that has escapes in it. Where it has none, splitting at the quotes is four times as fast.
 _STRING = re.compile(rb'"((?:[^"\\]++|\\.)*+)"')
@@ -99,9 +76,8 @@ class Redaction(TextRules):
 
     def describe(self) -> dict[str, Any]:
         """The rules beside the defaults, as a cassette's header has them for its replay. A hook is only noted."""
-        described: dict[str, Any] = {"names": list(self.names), "patterns": list(self.patterns)}
-        described |= {"hook": True} if self.hook is not None else {}
-        found = {name: value for name, value in described.items() if value}
+        every = {"names": list(self.names), "patterns": list(self.patterns), "hook": self.hook is not None}
+        found: dict[str, Any] = {name: value for name, value in every.items() if value}
         return found if self.defaults else {**found, "defaults": False}
 
     def joined(self, described: dict[str, Any]) -> Redaction:
@@ -139,12 +115,12 @@ class Redaction(TextRules):
         clean = self._clean_strings
         for string in set(strings) - clean:
             text = msgspec.json.decode(b'"%b"' % string) if has_escapes else string.decode()
-            if names_command(text):  # a word such as any other, but for an option beside it
-                if b'"-' in raw:
+            if text.rpartition("/")[2] in WORDS["command_names"]:
+                if b'"-' in raw:  # else it is a word such as any other: no option is beside it
                     return True
                 continue
-            says_more = text in _WITH_OTHERS or self.kind_of(text) or names_field(text)
-            if says_more or self._inside(text, 0) != text:
+            says_more = text in _WITH_OTHERS or self.kind_of(text) or _names_field(text)
+            if says_more or self._for_secrets(text) or self.text(text) != text:
                 return True
             if len(clean) >= _MAX_REMEMBERED:
                 clean.clear()
@@ -195,6 +171,8 @@ class Redaction(TextRules):
         if kind is list:
             if len(data) > 1 and all(type(one) is str for one in data):
                 data = self._without_arguments(data)
+            elif len(data) > 1 and any(map(self.kind_of, names := _head(data[0]))):
+                data = [data[0], *self._clean_rows(names, data[1:])]
             return [self._clean_pair(one) if _is_pair(one) else self.clean(one) for one in data]
         return data
 
@@ -225,6 +203,7 @@ class Redaction(TextRules):
             [(tag, inner)] = data.items()
             if tag in _BYTES and type(inner) is str and inner.startswith("hex:"):
                 return {tag: self._hexadecimal(inner)}
+        data = self._without_parameters(data)
         named, at = self._named_in(data) if len(data) > 1 and self.defaults else ("", _VALUE_KEYS)
         is_token_of_text = "logprob" in data or "logprobs" in data
         cleaned: dict[str, Any] = {}
@@ -234,7 +213,7 @@ class Redaction(TextRules):
                 cleaned[name] = value
             elif self.defaults and "kty" in data and key in _PRIVATE:
                 cleaned[name] = self._hide(value)
-            elif key in _ROW_KEYS and (names := _column_names(data)):
+            elif key in WORDS["row_keys"] and (names := _column_names(data)):
                 cleaned[name] = self._clean_rows(names, value)
             elif named and key in at:
                 cleaned[name] = self._clean_named(named, value)
@@ -244,19 +223,35 @@ class Redaction(TextRules):
                 cleaned[name] = self._clean_named(key, value)
         return cleaned
 
+    def _for_secrets(self, text: str) -> list[str]:
+        """The columns that the parameters of this SQL are for, if one of them has secrets."""
+        names = credentials.sql_parameters(text)
+        return names if any(map(self.kind_of, names)) else []
+
+    def _without_parameters(self, data: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call without the secrets among the parameters of its SQL, of one row or of several."""
+        names = next((found for one in data.values() if type(one) is str and (found := self._for_secrets(one))), [])
+        for key, given in data.items() if names else ():
+            if members := _unwrapped(given):
+                is_one = not all(map(_unwrapped, members))
+                cleaned = self._clean_rows(names, [given] if is_one else members)
+                data = {**data, key: cleaned[0] if is_one else _wrapped(cleaned, given)}
+        return data
+
     def _named_in(self, data: dict[str, Any]) -> tuple[str, frozenset[str]]:
         """The name of a secret that stands beside its value, and the keys that the value may be under.
 
         It is ``{"name": "DB_PASSWORD", "value": "..."}``, a cookie, a field of a page and what is typed there, or an
         error of pydantic's: ``{"loc": ["db", "password"], "input": "..."}``.
         """
-        for key in _NAME_KEYS:
+        for key in WORDS["name_keys"]:
             name = data.get(key)
             if type(name) is str and self.kind_of(name):
                 return name, (_VALUE_KEYS | _CONTENT_KEYS if data.keys() <= _PART_KEYS else _VALUE_KEYS)
-        if data.get("sensitive") is True or not _COOKIE_KEYS.isdisjoint(data):
+        is_hidden = any(data.get(key) == kind for key in ("type", "Type") for kind in _HIDDEN)
+        if is_hidden or data.get("sensitive") is True or not _COOKIE_KEYS.isdisjoint(data):
             return "cookie", _VALUE_KEYS
-        if any(type(name := data.get(key)) is str and names_field(name) for key in _FIELD_KEYS):
+        if any(type(name := data.get(key)) is str and _names_field(name) for key in WORDS["field_keys"]):
             return "password", frozenset({"text", "value"})
         place = data.get("loc") if "input" in data else None
         place = place.get("$tuple") if type(place) is dict else place
@@ -268,8 +263,8 @@ class Redaction(TextRules):
         if type(rows) is not list:
             return self.clean(rows)
         return [
-            list(map(self._clean_named, names, row))
-            if type(row) is list and len(row) == len(names)
+            _wrapped(list(map(self._clean_named, names, _unwrapped(row))), row)
+            if len(_unwrapped(row)) == len(names)
             else self.clean(row)
             for row in rows
         ]
@@ -285,7 +280,7 @@ class Redaction(TextRules):
                 for key, inner in value.items()
             }
         if kind is str:
-            is_one = is_secret_value(secret, name, value)
+            is_one = credentials.is_secret_value(secret, name, value)
             return self.replacement if is_one else value if secret is NameKind.SECRET else self.text(value)
         if secret is NameKind.SECRET:
             return self._hide(value)
@@ -295,18 +290,18 @@ class Redaction(TextRules):
             [(tag, inner)] = value.items()
             if tag in _SEVERAL:
                 return {tag: self._clean_named(name, inner)}
-            if tag in _BYTES and any(is_secret_value(secret, name, one) for one in _spellings(value)):
+            if tag in _BYTES and any(credentials.is_secret_value(secret, name, one) for one in _spellings(value)):
                 return self._hide(value)
-        if kind is dict and names_several(name):
+        if kind is dict and credentials.names_several(name):
             # Settings may stand beside the secrets: ``{"api_keys": {"prod": "...", "count": 3}}``.
             hidden = {
                 key: self.replacement
                 for key, one in value.items()
-                if type(one) is str and looks_random(one) and is_secret_value(secret, name, one)
+                if type(one) is str and credentials.looks_random(one) and credentials.is_secret_value(secret, name, one)
             }
             return self.clean({**value, **hidden})
-        if (kind is int or kind is float) and not names_several(name):
-            is_code = names_code(name) and is_secret_value(secret, name, str(value))
+        if (kind is int or kind is float) and not credentials.names_several(name):
+            is_code = credentials.names_code(name) and credentials.is_secret_value(secret, name, str(value))
             return kind(0) if is_code or secret is NameKind.ENDING else value
         return self.clean(value)
 
@@ -320,7 +315,7 @@ class Redaction(TextRules):
     def _hexadecimal(self, text: str) -> str:
         """Bytes among arguments that are not UTF-8."""
         try:
-            plain = bytes.fromhex(text[4:]).decode("latin-1")
+            plain = credentials.without_gzip(bytes.fromhex(text[4:])).decode("latin-1")
         except ValueError:
             return self.text(text)
         cleaned = self.text(plain)
@@ -357,14 +352,40 @@ def _is_granted(name: str, value: Any, data: dict[str, Any]) -> bool:
     if type(value) is not str or _BESIDE[name].isdisjoint(data):
         return False
     if name in ("sig", "user_code"):
-        return name == "user_code" or looks_random(value)
-    return is_granted(value, is_certain=not _OAUTH.isdisjoint(data))
+        return name == "user_code" or credentials.looks_random(value)
+    is_certain = not _BESIDE["assertion"].isdisjoint(data)
+    is_word = credentials.stands_for_another(value) or not credentials.looks_random(value)
+    is_other = is_word or not RE.granted.match(value) or (not is_certain and RE.screaming.match(value))
+    return len(value) >= (6 if is_certain else 10) and not is_other
+
+
+def _names_field(text: str) -> bool:
+    """Whether this is what people and selectors call a field of a page in which a secret is typed."""
+    return len(text) <= 200 and RE.field.search(text) is not None
 
 
 def _column_names(data: dict[str, Any]) -> list[str]:
     """The names of the columns of a table, which stand beside its rows; empty if this is none."""
-    found = next((data[key] for key in _COLUMN_KEYS if key in data), None)
-    return found if type(found) is list and all(type(one) is str for one in found) else []
+    found = _unwrapped(next((data[key] for key in WORDS["column_keys"] if key in data), None))
+    names = [one["name"] if type(one) is dict and "name" in one else (_unwrapped(one) or [one])[0] for one in found]
+    return names if all(type(one) is str for one in names) else []
+
+
+def _unwrapped(data: Any) -> list[Any]:
+    """The members of a list or a tuple, and none of anything else."""
+    found = data.get("$tuple") if type(data) is dict else data
+    return found if type(found) is list else []
+
+
+def _wrapped(members: list[Any], like: Any) -> Any:
+    return members if type(like) is list else {"$tuple": members}
+
+
+def _head(row: Any) -> list[str]:
+    """The names of columns that a first row may be, or none. Of two, the first one may be the name of a pair."""
+    found = _unwrapped(row)
+    is_one = len(found) > 1 and all(type(one) is str and not credentials.looks_random(one) for one in found)
+    return [] if not is_one else found if len(found) > 2 else ["", found[1]]
 
 
 def _is_pair(data: Any) -> bool:
@@ -507,9 +528,8 @@ def without_secret_fields(value: Any, redaction: Redaction, path: tuple[int, ...
     for name in (declared_names(kind) or ()) if is_positional(kind) else ():
         member = getattr(value, name)
         if redaction.is_secret(name):
-            hidden = redaction.replacement.encode() if type(member) is bytes else redaction.replacement
-            is_number = type(member) is int or type(member) is float
-            clean = member if member is None or type(member) is bool else type(member)(0) if is_number else hidden
+            others = {bytes: redaction.replacement.encode(), int: 0, float: 0.0, bool: member, type(None): None}
+            clean = others.get(type(member), redaction.replacement)
         elif type(member) is str:
             clean = redaction.labelled(name, member)
         else:

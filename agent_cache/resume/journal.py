@@ -139,8 +139,8 @@ class NotingRedaction(Redaction):
     def apply(self, data: Any) -> Any:
         return self._compared(data, self._rules.apply(data))
 
-    def text(self, text: str) -> str:
-        return str(self._compared(text, self._rules.text(text)))
+    def text(self, text: str, depth: int = 0) -> str:
+        return str(self._compared(text, self._rules.text(text, depth)))
 
     def labelled(self, name: str, text: str) -> str:
         return str(self._compared(text, self._rules.labelled(name, text)))

@@ -91,9 +91,7 @@ async def _response(library: Any, session: Any, request: Any, recorded: Recorded
     multidict = importlib.import_module("multidict")
     parser = importlib.import_module("aiohttp.http_parser")
     options: dict[str, Any] = {
-        "writer": None,
-        "continue100": None,
-        "timer": None,
+        **dict.fromkeys(("writer", "continue100", "timer")),
         "request_info": request.request_info,
         "traces": [],
         "loop": request.loop,

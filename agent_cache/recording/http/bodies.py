@@ -196,17 +196,12 @@ class ResponseBody:
     def __init__(self, headers: Headers) -> None:
         self.is_encoded = False
         self._headers = headers
-        self._sent = bytearray()
-        self.add = self._sent.extend
-
-    @property
-    def size(self) -> int:
-        """How many bytes were sent."""
-        return len(self._sent)
+        self.sent = bytearray()
+        self.add = self.sent.extend
 
     def data(self, *, is_whole: bool = True) -> dict[str, Any]:
         """The body as plain data, with the field that says its form. Nothing for an empty body."""
-        content, kind = bytes(self._sent), self._headers.get("content-type", "").partition(";")[0].strip().lower()
+        content, kind = bytes(self.sent), self._headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
             content = unpacked(self._headers, content)
         except Exception:  # noqa: BLE001 - no package has it, or it is broken: the client will not read it either

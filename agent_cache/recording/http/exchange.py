@@ -26,7 +26,14 @@ from agent_cache.errors import CassetteError
 from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.http.bodies import ResponseBody, is_stream, model_payloads, pairs_of, pieces_of
-from agent_cache.recording.http.identity import MODEL_IN_PATH, endpoint_of, host_and_server, identity, is_loopback
+from agent_cache.recording.http.identity import (
+    KNOWN,
+    MODEL_IN_PATH,
+    endpoint_of,
+    host_and_server,
+    identity,
+    is_loopback,
+)
 from agent_cache.recording.lanes import CHECKPOINT
 from agent_cache.recording.outcomes import is_utf8, redact_response
 from agent_cache.recording.prices import Usage
@@ -41,19 +48,11 @@ Patch: TypeAlias = tuple[type, str, Callable[[Any], Any]]
 
 _LOG = logging.getLogger("agent_cache")
 
-_DROPPED = frozenset({
-    "age", "alt-svc", "cf-cache-status", "cf-ray", "connection", "content-encoding", "content-length", "date",
-    "keep-alive", "server", "server-timing", "strict-transport-security", "transfer-encoding", "vary", "via",
-    "x-content-type-options", "x-envoy-upstream-service-time",
-})  # fmt: skip
-"""Headers about the way of a response, which say nothing to the program."""
-_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""Statuses after which clients wait and try again."""
+_DROPPED, _RETRIED = frozenset(KNOWN["responses"]["dropped"]), frozenset(KNOWN["responses"]["retried"])
+_OF_MODEL_CLIENTS = frozenset(KNOWN["requests"]["of_model_clients"])
 _AT_ONCE = {"retry-after-ms": "1", "retry-after": "0"}
 """The first is known to the clients of OpenAI and Anthropic, which take the second for none."""
 _OPEN_ENDED = frozenset({"cancelled", "unfinished"})
-_OF_MODEL_CLIENTS = frozenset({"amz-sdk-request", "x-goog-api-client", "x-stainless-lang"})
-"""Headers by which the clients of model providers and of AWS are known."""
 
 
 def response_data(
@@ -77,7 +76,7 @@ def response_data(
             pair, semicolon, attributes = value.partition(";")
             kept.append((name, f"{pair.partition('=')[0]}={redaction.replacement}{semicolon}{attributes}"))
         elif name == "content-length":  # of a response to HEAD, or one that broke off: else it is known by the body
-            if (end is not None and not is_packed) or (not body.size and value != "0"):
+            if (end is not None and not is_packed) or (not body.sent and value != "0"):
                 kept.append((name, value))
         elif name not in _DROPPED or (name == "content-encoding" and body.is_encoded):
             kept.append((name, value))
@@ -382,7 +381,7 @@ class Exchange:
 
     def closed(self) -> None:
         """The client does not read on. It may know by the length that all has arrived, and not ask for the end."""
-        is_whole = self._body is not None and self._length == self._body.size
+        is_whole = self._body is not None and self._length == len(self._body.sent)
         self._finish(None if is_whole else {"closed": True})
 
     def unfinished(self, redaction: Redaction) -> dict[str, Any]:
@@ -409,7 +408,7 @@ class Exchange:
                 ended = call.written(failure_outcome, end, tape.redaction) if is_error else end
                 outcome = call.written(self._outcome, ended, tape.redaction)
             if call.usage is not None and "response" in outcome:
-                call.usage.add_all(model_payloads(outcome["response"]))
+                call.usage.add(model_payloads(outcome["response"]))
                 call.usage.complete(call, None)
                 if call.usage.model is None and (found := MODEL_IN_PATH.search(urlsplit(self._url).path)):
                     call.usage.model = unquote(found[1])
@@ -417,24 +416,12 @@ class Exchange:
                 tape.write(call, outcome)
         if self.learners and self._body is not None:
             inside = Usage()
-            inside.add_all(model_payloads(self._body.data(is_whole=end is None)))
+            inside.add(model_payloads(self._body.data(is_whole=end is None)))
             for usage in self.learners:
                 usage.join(inside)
 
 
 def _refusal(error: CassetteError) -> dict[str, Any]:
     """A response that no client tries again, with the text where the clients of model providers find it."""
-    text = str(error)
-    return {
-        "status": 400,
-        "headers": {
-            "content-type": "application/json",
-            "x-should-retry": "false",
-            "x-amzn-errortype": "ValidationException",
-        },
-        "json": {
-            "type": "error",
-            "error": {"type": "invalid_request_error", "message": text, "code": 400, "status": "INVALID_ARGUMENT"},
-            "message": text,
-        },
-    }
+    told = {"message": str(error)}
+    return {**KNOWN["refusal"], "json": {"type": "error", **told, "error": {**KNOWN["refused"], **told}}}

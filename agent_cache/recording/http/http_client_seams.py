@@ -16,18 +16,11 @@ from typing import Any
 from agent_cache.recording.http.exchange import Exchange, Patch, Recorded, open_exchange
 
 
-def urllib3_patches(library: Any) -> list[Patch]:
-    """The methods to replace."""
+def patches(library: Any) -> list[Patch]:
+    """The methods to replace, of urllib3 or of the module urllib.request."""
+    if hasattr(library, "AbstractHTTPHandler"):
+        return [(library.AbstractHTTPHandler, "do_open", _do_open)]
     return [(library.HTTPConnectionPool, "urlopen", functools.partial(_urlopen, library))]
-
-
-def urllib_patches(library: Any) -> list[Patch]:
-    """The same for the module urllib.request."""
-    return [(library.AbstractHTTPHandler, "do_open", _do_open)]
-
-
-_AT_ONCE = 65536
-"""Bytes that are read at once of a live response, if they are there."""
 
 
 class _Connection(io.RawIOBase):
@@ -92,7 +85,7 @@ def _parsed(exchange: Exchange, response: Any, method: str, **options: Any) -> h
 
 def _read(response: Any, **options: Any) -> Iterator[bytes]:
     """The pieces of a live response, by `read1`, which says nothing of an end that has come too early."""
-    while piece := response.read1(_AT_ONCE, **options):
+    while piece := response.read1(65536, **options):
         yield piece
     missing = getattr(response, "length_remaining", getattr(response, "length", None))
     if missing:

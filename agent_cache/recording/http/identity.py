@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import ipaddress
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -20,10 +19,10 @@ from agent_cache.recording.functions import RecordedFunction
 from agent_cache.recording.http.bodies import pairs_of, request_arguments
 from agent_cache.recording.redaction import Redaction
 
-_KNOWN: Final[dict[str, Any]] = tomllib.loads(
+KNOWN: Final[dict[str, Any]] = tomllib.loads(
     files("agent_cache.recording.http").joinpath("requests.toml").read_text("utf-8")
 )
-_NEVER, _LIVE = tuple(_KNOWN["never"]), tuple(_KNOWN["live"])
+_NEVER, _LIVE = tuple(KNOWN["never"]), tuple(KNOWN["live"])
 _Texts = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("ignore", "models", "headers", "ignore_fields"), _Texts),
@@ -173,24 +172,19 @@ def _is_live(given: Sequence[str], parts: SplitResult) -> bool:
 @functools.lru_cache(maxsize=1000)
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host in ("localhost", "::1") or re.fullmatch(r".*\.localhost|127(\.\d+){3}", host) is not None
 
 
 # Identity
 
 _IDENTIFYING = ("range", "soapaction", "x-amz-target", "x-http-method-override")
-_HOSTS_WITH_KEY = tuple(_KNOWN["query"]["hosts_with_key"])
-_SIGNED = re.compile(_KNOWN["query"]["signed"], re.IGNORECASE)
-_SIGNED_BY: dict[str, list[str]] = _KNOWN["signed_by"]
+_HOSTS_WITH_KEY = tuple(KNOWN["query"]["hosts_with_key"])
+_SIGNED = re.compile(KNOWN["query"]["signed"], re.IGNORECASE)
+_SIGNED_BY: dict[str, list[str]] = KNOWN["signed_by"]
 _TOKEN_PATH = re.compile(r"/(o?auth2?|v\d|connect|protocol/openid-connect)?/?((oauth|access)_)?token$", re.IGNORECASE)
-_MODEL_HOST = re.compile("|".join(_KNOWN["model_hosts"]))
-_MODEL_PATH = re.compile("|".join(_KNOWN["model_paths"]))
-_MODEL_CLIENT = re.compile(rf"(?:^|[\s;])(?:{'|'.join(_KNOWN['model_clients'])})", re.IGNORECASE)
+_MODEL_HOST = re.compile("|".join(KNOWN["model_hosts"]))
+_MODEL_PATH = re.compile("|".join(KNOWN["model_paths"]))
+_MODEL_CLIENT = re.compile(rf"(?:^|[\s;])(?:{'|'.join(KNOWN['model_clients'])})", re.IGNORECASE)
 _SIGNED_FOR_BEDROCK = re.compile(r"Credential=[^,]*/bedrock(-runtime)?/aws4_request", re.IGNORECASE)
 MODEL_IN_PATH = re.compile(r"/(?:models?|deployments)/([^/:]+(?::\d+)?)(?:[/:]|$)")
 

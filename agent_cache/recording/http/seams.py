@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,14 +25,13 @@ from agent_cache.recording.http import aiohttp_seam, http_client_seams, httpx_se
 from agent_cache.recording.http.exchange import IS_CONNECTING, Patch, running_call
 from agent_cache.recording.tape import Tape
 
-_SEAMS: dict[str, Callable[[Any], list[Patch]]] = {
+_SEAMS: dict[str, Callable[[Any], list[Patch]]] = {  # by the name of the library
     "httpx": httpx_seam.patches,
     "httpx2": httpx_seam.patches,
     "aiohttp": aiohttp_seam.patches,
-    "urllib3": http_client_seams.urllib3_patches,
-    "urllib.request": http_client_seams.urllib_patches,
+    "urllib3": http_client_seams.patches,
+    "urllib.request": http_client_seams.patches,
 }
-"""By the name of the library."""
 
 
 class Seams:
@@ -50,10 +50,12 @@ class Seams:
         with self._lock:
             self._blocks += 1
             if self._blocks == 1:
-                for owner, attribute, make in _places():
-                    original = vars(owner)[attribute]
-                    setattr(owner, attribute, ours := make(original))
-                    self._replaced.append((owner, attribute, original, ours))
+                for name, patches in _SEAMS.items():
+                    with suppress(ImportError):  # of a library that is not installed
+                        for owner, attribute, make in patches(importlib.import_module(name)):
+                            original = vars(owner)[attribute]
+                            setattr(owner, attribute, ours := make(original))
+                            self._replaced.append((owner, attribute, original, ours))
 
     def leave(self) -> None:
         """Take them away after the last block."""
@@ -63,17 +65,6 @@ class Seams:
                 owner, attribute, original, ours = self._replaced.pop()
                 if vars(owner).get(attribute) is ours:
                     setattr(owner, attribute, original)
-
-
-def _places() -> list[Patch]:
-    """The methods to replace, of the libraries as they are imported now."""
-    found: list[Patch] = []
-    for name, patches in _SEAMS.items():
-        try:
-            found += patches(importlib.import_module(name))
-        except ImportError:
-            continue
-    return found
 
 
 # Connections that no seam has made
