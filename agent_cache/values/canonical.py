@@ -23,7 +23,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum, Flag
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_DEPTH", "MISSING", "PYDANTIC_FIELDS_SET", "PYDANTIC_STATE", "STANDARD", "Encoder", "StableEncoder",
-    "attributes_of", "blake2b", "canonical", "declared_fields", "declared_names", "full_name", "has_native_state",
-    "has_no_content", "is_member", "is_model", "is_sentinel", "lasting_digest", "make_room", "segment_digest",
-    "serial_of", "size_of", "text_of_standard_value",
+    "attributes_of", "blake2b", "by_class", "canonical", "declared_fields", "declared_names", "full_name",
+    "has_native_state", "has_no_content", "is_member", "is_model", "is_sentinel", "lasting_digest", "make_room",
+    "segment_digest", "serial_of", "size_of", "text_of_standard_value",
 ]  # fmt: skip
+
+T = TypeVar("T")
 
 
 class _Missing(Enum):
@@ -56,6 +58,19 @@ def full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def by_class(says: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Remember what a function says of a class. `lru_cache` would keep the class alive, and the tools in it."""
+    known: dict[int, tuple[T, weakref.ref[Any]]] = {}
+
+    def of(kind: Any) -> T:
+        found = known.get(id(kind))
+        if found is None or found[1]() is not kind:
+            found = known[id(kind)] = says(kind), weakref.ref(kind, partial(_forget, known, id(kind)))
+        return found[0]
+
+    return of
+
+
 # Immutable types of the standard library: their modules are loaded wherever a value of them is
 
 STANDARD: Final[dict[str, str]] = {
@@ -69,7 +84,7 @@ STANDARD: Final[dict[str, str]] = {
 """Name of each type, and the module that it is imported from."""
 
 
-@functools.lru_cache(maxsize=4096)
+@by_class
 def text_of_standard_value(kind: Any) -> Callable[[Any], str | None] | None:
     """Function that gives the text by which values of an immutable standard type differ; None for any other type.
 
@@ -218,19 +233,19 @@ def attributes_of(value: Any) -> dict[str, Any]:
         return {}
     if is_model(kind):
         return dict(value.__dict__) | {k: v for name in PYDANTIC_STATE for k, v in (getattr(value, name) or {}).items()}
-    names, slots = _attributes_in(kind)  # type: ignore[arg-type]  # a class has a hash
+    names, has_slots = _attributes_in(kind)
+    slots = [one for one in _slots_beside(kind, names) if "__slots__" in vars(one.__objclass__)] if has_slots else ()
     found = {name: getattr(value, name) for name in names if hasattr(value, name)}
     return found | getattr(value, "__dict__", {}) | _slots_set(value, slots)
 
 
-@functools.lru_cache(maxsize=256)
-def _attributes_in(kind: Any) -> tuple[tuple[str, ...], list[types.MemberDescriptorType]]:
-    """The fields that a class declares, and the slots of classes of Python's beside them."""
-    names = declared_names(kind) or ()
-    return names, [slot for slot in _slots_beside(kind, names) if "__slots__" in vars(slot.__objclass__)]
+@by_class
+def _attributes_in(kind: Any) -> tuple[tuple[str, ...], bool]:
+    """The fields that a class declares, and whether it has slots of classes of Python's."""
+    return declared_names(kind) or (), any("__slots__" in vars(base) for base in kind.__mro__)
 
 
-@functools.lru_cache(maxsize=1024)
+@by_class
 def has_no_content(kind: Any) -> bool:
     """Whether the objects of a class are known by nothing that they contain: it is no collection, and has no fields."""
     is_content = issubclass(kind, (*_CONTAINERS, tuple, type)) or hasattr(kind, "__pydantic_fields__")
@@ -260,20 +275,20 @@ def serial_of(value: Any) -> int:
     if found is not None and found[1]() is value:
         return found[0]
     try:
-        reference = weakref.ref(value, partial(_forget, id(value)))
+        reference = weakref.ref(value, partial(_forget, _serials, id(value)))
     except TypeError:
         raise Uncacheable(
             f"an object of type {full_name(type(value))} cannot be told apart from others of its type"
         ) from None
     if found is not None:
-        _forget(id(value), found[1])
+        _forget(_serials, id(value), found[1])
     # No lock: of two threads that number one object, the first wins, and a reference is told before its object goes.
     return _serials.setdefault(id(value), (next(_next_serial), reference))[0]
 
 
-def _forget(address: int, reference: weakref.ref[Any]) -> None:
-    if address in _serials and _serials[address][1] is reference:
-        del _serials[address]
+def _forget(known: dict[int, tuple[Any, weakref.ref[Any]]], address: int, reference: weakref.ref[Any]) -> None:
+    if address in known and known[address][1] is reference:
+        del known[address]
 
 
 # Canonical bytes

@@ -13,6 +13,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,21 @@ async def test_one_that_nobody_has_any_more_does_not_count(server: MemoryServer)
             del tool
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("kind", [lambda kind: kind, dataclass, dataclass(slots=True)])
+async def test_nor_does_a_class_that_nobody_has_any_more(kind: Callable[[type], Any], server: MemoryServer):
+    """What is remembered of classes goes with them."""
+    tier = MemoryTier(server)
+    for number in ("one", "two", "three"):
+
+        class Shop:
+            @AgentCache("order:{order}", remote_cache=tier)
+            async def get(self, order: str) -> str:
+                return order
+
+        assert await kind(Shop)().get(number) == number
+        del Shop
 
 
 async def test_other_tiers_and_none_are_not_concerned(server: MemoryServer):
