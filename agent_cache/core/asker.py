@@ -208,7 +208,7 @@ _getters_of_class: Final = by_class(getters_of)
 
 def asks(receiver: Any) -> tuple[str, ...]:
     """The functions of `_GETTERS` that the methods of an object, or of a class, name."""
-    return _getters_of_class(_kind_of(receiver))
+    return _getters_of_class(receiver if issubclass(type(receiver), type) else type(receiver))
 
 
 _INNER: Final[dict[Any, str]] = {
