@@ -26,16 +26,16 @@ pytestmark = pytest.mark.usefixtures("clock")
 
 
 class Runs:
-    """A read tool that answers with the number of its run."""
+    """A read tool that answers with the number of its run, or with what `answer` makes of its first argument."""
 
-    def __init__(self, resource: Any = "r", *options: Any, **more: Any) -> None:
+    def __init__(self, resource: Any = "r", answer: Callable[[Any], Any] | None = None, **options: Any) -> None:
         self.count = 0
 
-        async def tool(x: Any = 0, y: Any = 0, *, z: Any = 0) -> int:
+        async def tool(x: Any = 0, y: Any = 0, *, z: Any = 0) -> Any:
             self.count += 1
-            return self.count
+            return self.count if answer is None else answer(x)
 
-        self.tool = AgentCache(resource, *options, **more)(tool)
+        self.tool = AgentCache(resource, **options)(tool)
 
     async def keeps(self, *calls: Any) -> list[bool]:
         """Whether each of these calls is answered without a run."""
@@ -50,24 +50,30 @@ class Runs:
 # -- Identity ------------------------------------------------------------------------------------------------
 
 
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+IDENTITIES: dict[str, Any] = {
+    "an argument without one": None,
+    "raises": lambda: 1 / 0,
+    "gives no identity": object,
+    "raises unprintably": lambda: (_ for _ in ()).throw(Unprintable),
+}
+
+
 @pytest.mark.parametrize("option", ["key", "vary"])
-@pytest.mark.parametrize("failure", ["raises", "gives no identity", "raises unprintably"])
+@pytest.mark.parametrize("failure", IDENTITIES)
 async def test_an_identity_that_cannot_be_made_runs_the_call_uncached_and_counts_it(option: str, failure: str):
-    class Unprintable(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError("no text")
-
-    def identity(*args: Any, **kwargs: Any) -> Any:
-        if failure == "gives no identity":
-            return object()
-        raise Unprintable if failure == "raises unprintably" else LookupError("no")
-
-    runs = Runs(**{option: identity})
-    assert await runs.keeps(1, 1) == [False, False]
+    options = {} if "argument" in failure else {option: lambda *_, **__: IDENTITIES[failure]()}
+    argument = object() if "argument" in failure else 1
+    runs, strict = Runs(**options), Runs(uncacheable="raise", **options)
+    assert await runs.keeps(argument, argument) == [False, False]
     assert get_metrics()["uncached"] == 2
-    strict = Runs(uncacheable="raise", **{option: identity})
-    with pytest.raises(UncacheableArgumentsError):
-        await strict.tool(1)
+    with pytest.raises(UncacheableArgumentsError) as caught:
+        await strict.tool(argument)
+    assert caught.value.tool == strict.tool.__agent_cache__.name
     assert strict.count == 0
 
 
@@ -122,17 +128,6 @@ async def test_copy_says_how_a_hit_is_protected():
     assert await never() is await never()
     assert await own() == [1], "who loads it has the tool's own answer"
     assert await own() == [1, "copy", "copy"]
-
-
-async def test_uncacheable_says_what_becomes_of_a_call_without_identity():
-    bypass, strict = Runs(), Runs(uncacheable="raise")
-    assert await bypass.keeps(object(), object()) == [False, False]
-    assert get_metrics()["uncached"] == 2
-    with pytest.raises(UncacheableArgumentsError) as caught:
-        await strict.tool(object())
-    assert caught.value.tool == strict.tool.__agent_cache__.name
-    assert strict.count == 0
-    assert await strict.keeps(1, 1) == [False, True]
 
 
 @pytest.mark.parametrize("ttl", [60, 60.0, timedelta(minutes=1)])
@@ -222,11 +217,6 @@ async def test_all_calls_can_be_forgotten_and_are_counted():
     assert await other.keeps(1) == [True]
 
 
-def test_refresh_is_another_name_of_fresh():
-    tool = Runs().tool
-    assert tool.refresh is tool.fresh
-
-
 async def test_a_fresh_call_joins_nobody_and_later_readers_join_it():
     gate = Gate()
 
@@ -234,6 +224,7 @@ async def test_a_fresh_call_joins_nobody_and_later_readers_join_it():
     async def tool() -> Any:
         return await gate()
 
+    assert tool.refresh is tool.fresh
     old = await started(tool())
     fresh = await started(tool.fresh())
     reader = await started(tool())
@@ -269,33 +260,26 @@ async def test_a_write_drops_the_calls_that_its_key_fn_names_of_any_tool(several
 # -- Switches of the process ---------------------------------------------------------------------------------
 
 
-async def test_caching_can_be_switched_off_and_comes_back_with_what_was_kept():
-    runs, scoped = Runs(), Runs(scope="session")
+async def test_caching_can_be_switched_off_and_comes_back_with_what_was_kept_and_not_written():
+    runs, scoped = Runs("r:{x}"), Runs("s", scope="session")
+
+    @AgentCacheInvalidator("r:{x}")
+    async def write(x: int) -> None: ...
+
     async with AgentCacheSession(max_tool_repeats=100) as session:
-        await runs.tool(1)
+        await runs.keeps(1, 2, 3)
         await scoped.tool(1)
         with configure(enabled=False):
             assert await runs.keeps(1, 1) == [False, False]
             assert await scoped.keeps(1, 1) == [False, False]
             assert await Runs().keeps(1, 1) == [False, False]
-        assert await runs.keeps(1) == [True]
+            await write(2)
+            await invalidate("r:3")
+        assert await runs.keeps(1, 2, 3) == [True, False, False]
         assert await scoped.keeps(1) == [True]
         assert session.get_metrics()["uncached"] == 6
         assert [record.source for record in session.get_execution_trace()].count("uncached") == 6
     assert get_metrics()["uncached"] == 6
-
-
-async def test_while_caching_is_off_writes_still_invalidate():
-    runs = Runs("r:{x}")
-
-    @AgentCacheInvalidator("r:{x}")
-    async def write(x: int) -> None: ...
-
-    await runs.keeps(1, 2, 3)
-    with configure(enabled=False):
-        await write(1)
-        await invalidate("r:2")
-    assert await runs.keeps(1, 2, 3) == [False, False, True]
 
 
 def test_the_environment_is_read_again_by_reset(monkeypatch: pytest.MonkeyPatch):
@@ -314,30 +298,13 @@ def test_the_environment_is_read_again_by_reset(monkeypatch: pytest.MonkeyPatch)
 # -- The bound in bytes --------------------------------------------------------------------------------------
 
 
-class Texts:
+def texts() -> Runs:
     """A read tool that answers with a text of the length it is asked for."""
-
-    def __init__(self, **options: Any) -> None:
-        self.runs = 0
-
-        @AgentCache("text", maxsize=None, **options)
-        async def tool(length: int, number: int = 0) -> str:
-            self.runs += 1
-            return "x" * length
-
-        self.tool = tool
-
-    async def keeps(self, *calls: tuple[int, int]) -> list[bool]:
-        kept = []
-        for call in calls:
-            before = self.runs
-            await self.tool(*call)
-            kept.append(self.runs == before)
-        return kept
+    return Runs("text", lambda length: "x" * length, maxsize=None)
 
 
 async def test_the_fullest_store_gives_its_least_recently_used_answers_away():
-    large, small = Texts(), Texts()
+    large, small = texts(), texts()
     with configure(max_bytes=10_000):
         await small.keeps((1_000, 0))
         await large.keeps((3_000, 0), (3_000, 1), (3_000, 0))
@@ -349,11 +316,11 @@ async def test_the_fullest_store_gives_its_least_recently_used_answers_away():
 
 
 async def test_an_answer_larger_than_all_the_room_is_not_kept_and_evicts_nothing():
-    texts = Texts()
+    runs = texts()
     with configure(max_bytes=5_000):
-        await texts.keeps((1_000, 0), (1_000, 1))
-        assert await texts.keeps((10_000, 0), (10_000, 0)) == [False, False]
-        assert await texts.keeps((1_000, 0), (1_000, 1)) == [True, True]
+        await runs.keeps((1_000, 0), (1_000, 1))
+        assert await runs.keeps((10_000, 0), (10_000, 0)) == [False, False]
+        assert await runs.keeps((1_000, 0), (1_000, 1)) == [True, True]
     assert get_metrics()["evictions"] == 0
 
 
