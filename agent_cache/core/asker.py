@@ -328,7 +328,7 @@ def _places_in(injected: Injected) -> Iterator[_Place]:
         yield _Place("state", value, is_whole=False)
     elif isinstance(value, Mapping) and (role == "config" or "configurable" in value):
         yield _Place("configurable", value.get("configurable"), has_ids=True)
-        yield _Place("metadata", value.get("metadata"), is_whole=False)
+        yield _Place("config", value, is_whole=False)
     elif role != "none" and (context := _context_of(kind)) is None:
         yield _Place("its value", value)
     elif role != "none":
@@ -383,11 +383,14 @@ TRANSPORT: Final = frozenset({
 
 
 def _sent_by(request: Any) -> dict[str, Any]:
-    """What a request says of its sender: headers that are not of the transport, the query and parts of its path."""
+    """What a request says of its sender: headers but those of the transport, query, path, values named for someone."""
     named = {str(name).lower(): str(value) for name, value in request.headers.items()}
     found = {name: named[name] for name in named if name not in TRANSPORT and not name.startswith("content-")}
     query = str(getattr(getattr(request, "url", None), "query", ""))
-    return {"headers": found, "query": query, "path_params": getattr(request, "path_params", None)}
+    added = {
+        k: v for k, v in attributes_of(request).items() if meaning_of(k) == "someone" and type(v) in _Encoder.leaves
+    }
+    return {**added, "headers": found, "query": query, "path_params": getattr(request, "path_params", None)}
 
 
 # Fields
@@ -418,12 +421,12 @@ class _Encoder(StableEncoder):
 def _fields_within(value: Any, *, is_opened: bool) -> Mapping[str, Any] | None:
     """The fields along which a value is looked into; None if it counts as a whole, or not at all."""
     kind: Any = type(value)
-    if "Request" in kind.__name__ and hasattr(getattr(value, "headers", None), "items"):
+    if declared_names(kind) is not None or is_model(kind) or kind is types.SimpleNamespace:
+        return attributes_of(value)
+    if "Request" in kind.__name__ and hasattr(value, "method") and hasattr(getattr(value, "headers", None), "items"):
         return _sent_by(value)
     if isinstance(value, Mapping):
         return value if all(isinstance(name, str) for name in value) else None
-    if declared_names(kind) is not None or is_model(kind) or kind is types.SimpleNamespace:
-        return attributes_of(value)
     if kind.__name__ == "State" and kind.__module__.partition(".")[0] in ("google", "starlette"):
         found: Mapping[str, Any] = value.to_dict() if hasattr(value, "to_dict") else value._state
         return found

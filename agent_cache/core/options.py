@@ -83,9 +83,7 @@ def takes(function: Callable[..., Any], number: int) -> bool:
 
 
 def checked_function(value: Any, what: str, *numbers: int) -> Any:
-    """Check for a plain function that takes one of these numbers of arguments, or None: the coroutine that another
-    returns is true, so that no mistake would show.
-    """
+    """Check for a plain function of one of these numbers of arguments, or None: the coroutine of another is true."""
     if value is None:
         return None
     if not callable(value):

@@ -1,7 +1,6 @@
 """The parameters of a tool, inspected once at decoration: which of them identify a call, and in what form.
 
-Parameters that a framework fills in (`core.contexts`) are no arguments: of their values counts what says who asks
-(`core.asker`).
+Parameters that a framework fills in are no arguments: of their values counts what says who asks (`core.asker`).
 
 Above a decorator with `functools.wraps`, `inspect.signature` shows the signature of the function inside. Where that
 decorator takes ``*args`` or ``**kwargs``, it may inject an argument, or fill in one that was left out. So it gets

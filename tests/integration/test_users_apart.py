@@ -192,8 +192,17 @@ DEPS: dict[str, Callable[[str], Any]] = {
     "a user of another package's class": lambda name: {"lang": "en", "user": of_package("Principal", _raw={"s": name})},
     "a request of another package": lambda name: {
         "lang": "en",
-        "http": of_package("WebRequest", headers={"Authorization": name, "TraceParent": uuid.uuid4()}, stream=Client()),
+        "http": of_package(
+            "WebRequest", method="GET", headers={"Authorization": name, "TraceParent": uuid.uuid4()}, stream=Client()
+        ),
     },
+    "a user that a program has put on a request": lambda name: of_package(
+        "WebRequest", method="GET", headers={}, stream=Client(), user_id=name
+    ),
+    "a request of the program's own": lambda name: dataclass(
+        type("AgentRequest", (), {"__annotations__": {"user": str, "headers": dict}})
+    )(name, {}),
+    "a plain request of the program's own": lambda name: type("AgentRequest", (Anyone,), {})(headers={}, title=name),
     "what is called as a step, and holds a user": lambda name: {"step": {"user": name, "number": 7}},
     "what is called as an id, and holds a user": lambda name: {"run_id": {"user": name, "number": 7}},
 }
@@ -208,6 +217,7 @@ CONTEXTS: dict[str, tuple[Any, Callable[[str], Any]]] = {
         lambda user: ToolRuntime(state={"messages": [object()], "user_name": user}),
     ),
     "a RunnableConfig": (RunnableConfig, lambda user: {"configurable": {"user_id": user}, "callbacks": object()}),
+    "a RunnableConfig with a user": (RunnableConfig, lambda user: {"user": user, "configurable": {"thread_id": 7}}),
     "metadata of a RunnableConfig": (RunnableConfig, lambda user: {"metadata": {"user_id": user, "langgraph_step": 3}}),
     "ADK's user": (ReadonlyContext, lambda user: ReadonlyContext(user)),
     "ADK's user state": (
