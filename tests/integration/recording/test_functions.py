@@ -107,6 +107,15 @@ async def test_calls_in_threads_belong_to_the_run_that_started_them(stage, path)
     assert len(Cassette.load(path)) == 21
 
 
+async def test_an_inner_call_is_not_taken_for_the_same_call_outside(stage, path):
+    answers = iter([1, 2])
+    draw = intercept(lambda: stage.real() or next(answers), name="draw")
+    inside = intercept(lambda: draw(), name="inside")
+    await stage.twice(lambda: [inside(), draw()])
+    with replay(path, policy={"inside": "live"}):
+        assert [draw(), inside()] == [2, 1]
+
+
 DIVERGENCES = {
     "once more": ([1, 1], [1, 1, 1], ReplayExhausted, "was recorded 2 times", 2),
     "the nearest": ([1, 4000], [4001], DivergenceError, "number: 4000 -> 4001", 2),
