@@ -351,7 +351,7 @@ class TagsInUse:
         """What may be in use for a tool: by its whole name, else by what follows the first colon, else the last dot."""
         short = tool.partition(":")[2] or tool
         if self._box is not None:
-            rule = find_rule(self._rules, short)
+            rule = find_rule(self._rules, tool if tool in self._rules else short)
             return [name for name, one in self._rules.items() if rule and one is rule.rule]
         if tool in self._tools:
             return [tool]

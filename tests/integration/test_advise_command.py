@@ -166,6 +166,14 @@ def test_the_rules_of_a_day_give_no_stale_answer_on_the_next_one(folder: Path, t
     assert re.fullmatch(r"ok  .*: \d+ reads, \d+ hits \(\d+ %\), 0 stale\n", ran.out), "and every tool has a rule"
 
 
+def test_tools_of_two_shops_have_rules_by_their_whole_names(tmp_path: Path) -> None:
+    calls = [{**call, "tool": f"{shop}:{call['tool']}"} for shop in ("east", "west") for call in day(3, agents=15)]
+    written(tmp_path / "both.jsonl", calls)
+    assert agent_cache(tmp_path, "advise", "both.jsonl", "--format", "toml", "-o", "both.toml").code == 0
+    ran = agent_cache(tmp_path, "advise", "--check", "both.toml", "both.jsonl")
+    assert (ran.code, ran.stale, ran.out.count("no rule")) == (0, 0, 0), ran.out
+
+
 def test_a_module_has_decorated_functions_of_these_names_and_parameters(folder: Path) -> None:
     module = module_of(folder / "advised.py")
     assert module.get_order.__agent_cache__.is_read
