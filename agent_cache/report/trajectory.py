@@ -50,7 +50,10 @@ def trajectory(cassette: Cassette, timeline: Timeline) -> dict[str, Any]:
 
 def _steps(cassette: Cassette, timeline: Timeline) -> Iterator[dict[str, Any]]:
     rules = Redaction().joined(recorded_rules(cassette))
-    began = datetime.fromisoformat(cassette.recorded_at) if cassette.recorded_at else None
+    try:
+        began = datetime.fromisoformat(cassette.recorded_at or "")
+    except ValueError:  # it was written by hand, or is not there
+        began = None
     calls = timeline.calls
     enclosing = {call.parent for call in calls}
     step: dict[str, Any] | None = None

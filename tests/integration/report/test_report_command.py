@@ -70,6 +70,9 @@ def test_a_trajectory_is_what_advise_reads(tmp_path: Path, command: Command):
     assert (step["message"], step["metrics"]["prompt_tokens"]) == ("I look.", 10)
     [call] = read_log(target).calls
     assert (call.tool, call.arguments, call.result) == ("shop:get", {"id": "W1"}, {"status": "late"})
+    path.write_text(path.read_text().replace('"recorded_at":"', '"recorded_at":"last '))
+    assert command("report", path, "--atif", target)[0] == 0
+    assert "timestamp" not in json.loads(target.read_text())["steps"][0], "its time is unknown"
     code, _, err = command("report", path, path, "--atif", target)
     assert (code, err.count("\n")) == (2, 1)
 
