@@ -10,7 +10,6 @@ from tests.contract.workbench import (
     commit,
     load,
     read,
-    store_over,
     value_of,
     versions_of,
     write,
@@ -64,33 +63,6 @@ class InheritanceTests(Workbench):
                 async with writing(b, written):
                     pass
                 assert await value_of(b, REPORT) == ("nothing" if is_ended else "old"), written
-
-    async def test_what_was_made_of_an_outdated_copy_is_never_found(self) -> None:
-        """A copy may be older than a write whose message has not come. Versions fetched now would fit for ever."""
-        async with self.tiers() as (a, b):
-            copy = await versions_of(a, ORDER)
-            async with writing(b, "order:7"):
-                pass
-            await load(a, REPORT, "old", "order:7", inherited=[copy])
-            assert [await value_of(tier, REPORT) for tier in (a, b)] == ["nothing"] * 2
-
-    async def test_a_write_between_the_inner_read_and_the_store_ends_both(self) -> None:
-        """Whether it has ended by then, runs still, or has died."""
-        for end in ("before", "after", "dead"):
-            async with self.tiers() as (a, b):
-                _, ticket = await a.lookup(REPORT)
-                inner = await versions_of(a, ORDER)
-                intent = write("order:7")
-                await b.begin(intent)
-                if end == "before":
-                    await commit(b, intent)
-                await store_over(a, ticket, "old", ("report", "order:7"), inner)
-                assert await value_of(a, REPORT) == "nothing"
-                if end == "after":
-                    await commit(b, intent)
-                elif end == "dead":
-                    await self.advance(b.lease * 1.1)
-                assert [await value_of(tier, REPORT) for tier in (a, b)] == ["nothing"] * 2, end
 
     async def test_nothing_is_inherited_from_what_is_being_written(self) -> None:
         """Its writer may die: a value that was made of it could not be told from one that was made of the new state."""

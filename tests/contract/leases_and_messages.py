@@ -22,18 +22,6 @@ __all__ = ["LeaseTests", "OutageTests", "SubscriptionTests"]
 class LeaseTests(Workbench):
     """Writers that take long or die: a `begin` lasts for its lease."""
 
-    async def test_nothing_is_stored_for_a_lease_after_a_writer_has_died(self) -> None:
-        """Its effect may come late. After the lease, loads are stored again, and earlier values stay invalid."""
-        async with self.tiers() as (a, b):
-            await load(a, read("order:7"), "old")
-            await b.begin(write("order:7"))
-            await load(a, read("order:7"), "old")
-            assert await value_of(a, read("order:7")) == "nothing"
-            await self.advance(b.lease * 1.1)
-            assert await value_of(a, read("order:7")) == "nothing"
-            await load(a, read("order:7"), "new")
-            assert await value_of(a, read("order:7")) == "new"
-
     async def test_a_write_that_is_renewed_keeps_its_hold(self) -> None:
         """However long it runs."""
         async with self.tiers() as (a, b):

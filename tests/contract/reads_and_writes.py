@@ -263,17 +263,6 @@ class LateTagTests(Workbench):
                 pass
             assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
 
-    async def test_nothing_is_stored_while_what_it_depends_on_is_written(self) -> None:
-        """If the writer dies after its effect, no value that was loaded before is found."""
-        async with self.tiers() as (a, b):
-            _, early = await a.lookup(WHO_HAS_SEVEN)
-            await b.begin(write("order:7"))
-            await a.store(early, "old", ("order:7",), 0.5, age=0.0)
-            await load(a, WHO_HAS_SEVEN, "old", "order:7")
-            assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
-            await self.advance(b.lease * 1.1)
-            assert await value_of(b, WHO_HAS_SEVEN) == "nothing"
-
     async def test_hits_go_on_until_a_write_tells_what_it_touches(self) -> None:
         """Its commit ends values of the entities it names, and those that depend on the whole root."""
         async with self.tiers() as (a, b):
@@ -291,29 +280,6 @@ class LateTagTests(Workbench):
             ]
             await load(a, seven, "new")
             assert await value_of(b, seven) == "new"
-
-    async def test_a_write_that_failed_without_telling_ends_the_whole_root(self) -> None:
-        """It may have touched anything there."""
-        async with self.tiers() as (a, b):
-            await load(a, read("order:7"), "old")
-            await load(a, read("user:1", tool="shop:get_user"), "old")
-            intent = write(late=("order",))
-            await b.begin(intent)
-            await commit(b, intent, failed=True)
-            assert await value_of(a, read("order:7")) == "nothing"
-            assert await value_of(a, read("user:1", tool="shop:get_user")) == "old"
-
-    async def test_a_writer_that_dies_before_it_tells_takes_the_root_with_it(self) -> None:
-        """At the end of its lease: values stored before its begin and since."""
-        async with self.tiers() as (a, b):
-            await load(a, read("order:7"), "old")
-            await b.begin(write(late=("order",)))
-            await load(a, read("order:8", key="8"), "old")
-            await self.advance(b.lease * 1.1)
-            assert await value_of(a, read("order:7")) == "nothing"
-            assert await value_of(a, read("order:8", key="8")) == "nothing"
-            await load(a, read("order:7"), "new")
-            assert await value_of(b, read("order:7")) == "new"
 
     async def test_a_write_may_know_some_of_its_tags_and_be_told_others(self) -> None:
         """The known tags are held, the root of the others is armed, and the commit ends values of both."""

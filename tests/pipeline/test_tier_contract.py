@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from agent_cache.remote import FileTier, Tier
 from agent_cache.remote.database import SqliteBackend
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 from tests.contract import TierContract
+from tests.properties.test_inherited_versions import play
 
 
 class TestMemoryTier(TierContract):
@@ -84,3 +86,19 @@ class TestFileTier(TierContract):
         self.a.backend.mark(is_missing=False)
         for tier in (self.a, self.b):
             (await tier.look_after()).close()
+
+
+async def test_nothing_is_found_in_a_file_that_is_older_than_a_write_that_has_returned(tmp_path: Path):
+    """By random schedules of reads that are made of others, of writes and of dying writers."""
+    number = 0
+
+    def make(server: Any) -> Any:
+        nonlocal number
+        number += 1
+        tier = FileTier(tmp_path / f"{(number + 1) // 2}.cache")  # each world has two processes
+        tier.keeper.start = lambda _: None
+        return tier
+
+    played = await play(range(20), make)
+    assert [(seed, each.stale) for seed, each in enumerate(played) if each.stale] == []
+    assert min(sum(each.found for each in played), sum(each.stored for each in played)) > 70
