@@ -41,10 +41,8 @@ Cell: TypeAlias = tuple[int, str]  # where it begins in a line of a table, and w
 _MAX_STARTS = 32
 """How often a token may begin within a run of letters and digits."""
 _MAX_DEPTH = 4
-_NARROWEST = 60
-"""Characters of a line of a terminal, in which a longer secret goes on in the next lines."""
-_LONGEST_WORD = 2_000
-"""What is longer and stands for no secret would be read again for each name in it."""
+_NARROWEST = 60  # characters of a line of a terminal, in which a longer secret goes on in the next lines
+_LONGEST_WORD = 2_000  # what is longer and stands for no secret would be read again for each name in it
 _LONGEST_PATH = 200  # names with dots between them
 _BEFORE = 500
 """How much of the text before a name `before` may look at."""
@@ -56,7 +54,7 @@ _GZIP = "H4sI"  # in base64
 _CONTROLS = bytes(range(9)) + bytes((11, 12)) + bytes(range(14, 32)) + b"\x7f"
 _STANDARD, _URL_SAFE = bytes.maketrans(b"-_", b"+/"), bytes.maketrans(b"+/", b"-_")
 # Bars between the columns of a table, and what the lines between its rows are made of.
-_BARS = str.maketrans("│┃║", "|||")
+_BARS = str.maketrans("│┃║┆", "||||")
 _RULES = "-+=| \t─━═┄┼╋╪╇├┤┝┥┞┡┦┩┠┨╞╡╟╢╠╣┌┬┐┏┳┓╒╤╕╔╦╗╭╮└┴┘┗┻┛╘╧╛╚╩╝╰╯"
 _AROUND = " \t\r\"'`"
 # What may stand within a secret, or in the place of characters around it: colours of a terminal, breaks of lines in
@@ -404,7 +402,7 @@ class TextRules:
         mark = next((one for one in ("|", "\t", ",", ";", "  ") if one in head.strip()), "")
         if (copied := RE.sql_copy.search(head)) is not None:
             head, mark = copied["names"].replace(",", "\t"), "\t"
-        names = [one.strip(_AROUND) for _, one in _cells(head, mark) if RE.cell.fullmatch(one)] if mark else []
+        names = [one.strip(f"{_AROUND}*_") for _, one in _cells(head, mark) if RE.cell.fullmatch(one)] if mark else []
         if not names or len(names) != len(_cells(head, mark)):
             return end
         while 0 <= stop < len(text):

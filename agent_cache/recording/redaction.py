@@ -171,6 +171,8 @@ class Redaction(TextRules):
         if kind is list:
             if len(data) > 1 and all(type(one) is str for one in data):
                 data = self._without_arguments(data)
+            elif any(type(one) is str and self._for_secrets(one) for one in data):
+                data = list(self._without_parameters(dict(enumerate(data))).values())
             elif len(data) > 1 and any(map(self.kind_of, names := _head(data[0]))):
                 data = [data[0], *self._clean_rows(names, data[1:])]
             return [self._clean_pair(one) if _is_pair(one) else self.clean(one) for one in data]
@@ -228,7 +230,7 @@ class Redaction(TextRules):
         names = credentials.sql_parameters(text)
         return names if any(map(self.kind_of, names)) else []
 
-    def _without_parameters(self, data: dict[str, Any]) -> dict[str, Any]:
+    def _without_parameters(self, data: dict[Any, Any]) -> dict[Any, Any]:
         """The arguments of a call without the secrets among the parameters of its SQL, of one row or of several."""
         names = next((found for one in data.values() if type(one) is str and (found := self._for_secrets(one))), [])
         for key, given in data.items() if names else ():
