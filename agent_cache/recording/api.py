@@ -150,7 +150,7 @@ class record(Block[Tape]):  # noqa: N801 - used as a function, as in vcrpy and a
             call, and keeps recorded calls that are not made.
         strict: for calls that are replayed, as in `replay`. Also raises at the end if a call was recorded that cannot
             be replayed, which else is logged.
-        policy: for calls that are replayed; as in `replay`.
+        policy: for calls that are replayed; as in `replay`. What it forbids is not recorded either.
         http: True also records the requests that httpx, aiohttp, urllib3 (requests, boto3) and urllib.request make, and
             with them the calls of a model that clients make by these; `Http` says which of them. False does not. By
             default, and with True, the settings of a cassette that is replayed count.

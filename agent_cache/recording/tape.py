@@ -228,15 +228,15 @@ class Tape:
             raise self._unidentified(function, text) from error.__cause__
 
     def _check_name(self, function: RecordedFunction) -> None:
-        """Compare a function with the first one of its name that the run has called."""
+        """Compare a function with the first one of its name that the run has called, if it may run at all."""
+        if self.answers is None and self._policy_of(function) == "forbid":
+            text = f"{function.name} was called, and the policy forbids it"
+            raise self.latch(CassetteError(text, self.path or ""))
         first = self._functions.setdefault(function.name, function)
         if first is function:
             _ = function.parts  # as they are before its first call
         elif not first.is_same(function):
-            text = (
-                f"there are two functions of the name {function.name}, and a call of one is a call of the other; give "
-                "them names by name="
-            )
+            text = f"two functions of the name {function.name} would be one; give them names of their own by name="
             if self.is_strict or (first.binds_others(function) and not self._needs_no_identity(function)):
                 raise self.latch(CassetteError(text, self.path or ""))
             _warn_once("shared", function.name, f"recording: {text}")
