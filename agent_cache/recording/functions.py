@@ -101,20 +101,21 @@ class RecordedFunction:
         }
 
     def key_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-        """The key that ``cache_key=`` makes of a call; None if there is none, or it raises, which is logged."""
+        """The key that ``cache_key=`` makes of a call; None if there is none, or it gives none, which is logged."""
         if self.cache_key is None:
             return None
         try:
             key = self.cache_key(*args, **kwargs)
-            return utf8_text(key) if isinstance(key, str) else _text_of(key)
+            if key is not None:  # which would be the key of all calls
+                return utf8_text(key) if isinstance(key, str) else _text_of(key)
+            what = "returned None"
         except Exception as error:  # noqa: BLE001 - the user's function; the arguments identify the call then
-            _LOG.warning("cache_key of %s raised %r; the arguments were used", self.name, error)
-            return None
+            what = f"raised {error!r}"
+        _LOG.warning("cache_key of %s %s; the arguments were used", self.name, what)
+        return None
 
     def tool_key(self, arguments: Mapping[str, Any]) -> str | None:
-        """What `key` makes of the arguments of a tool. None without it, and where it identifies nothing: then the cache
-        has logged why.
-        """
+        """What `key` makes of the arguments of a tool; None without it, and if it is no identity, which is logged."""
         if self._key is None or self.parameters is None:
             return None
         args, kwargs = self.parameters.split(arguments)
@@ -349,8 +350,8 @@ def intercept(
         kind: ``"call"``, ``"tool"``, ``"write"`` for one that changes something outside, or ``"llm"``, whose answers
             are searched for tokens and model.
         skip_args: number of leading positional parameters that do not identify a call, such as a client.
-        cache_key: ``cache_key(*args, **kwargs)`` identifies a call instead of its arguments. If it raises, the log has
-            a warning and the arguments are used.
+        cache_key: ``cache_key(*args, **kwargs)`` identifies a call instead of its arguments. If it raises or returns
+            None, the log has a warning and the arguments are used.
         vary: ``vary(*args, **kwargs)`` returns who asks, where the answers of several callers must be kept apart: a
             user or an account. Calls of two of them are two calls. Only a digest is recorded.
 
@@ -383,8 +384,8 @@ def cached_llm_call(
             log has a warning and the default is used.
         extract_tokens: likewise, input and output tokens. They stand for all: none of them counts as from a prompt
             cache.
-        cache_key: ``cache_key(*args, **kwargs)`` identifies a call instead of its arguments. If it raises, the log has
-            a warning and the arguments are used.
+        cache_key: ``cache_key(*args, **kwargs)`` identifies a call instead of its arguments. If it raises or returns
+            None, the log has a warning and the arguments are used.
         name: its name in recordings, instead of ``module:qualname``.
         skip_args: number of leading positional parameters that do not identify a call, such as a client.
         vary: as of `intercept`.

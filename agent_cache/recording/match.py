@@ -170,8 +170,7 @@ def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
     None if no call of that name was recorded. Of many calls, only the first ones are compared.
     """
     steps, function = matcher.cassette.steps, call.function
-    candidates = [i for i, one in enumerate(steps) if one.name == function.name]
-    candidates = candidates or [i for i, one in enumerate(steps) if one.name in function.names]
+    candidates = [i for i, one in enumerate(steps) if one.name in function.names]
     if len(candidates) > _MAX_CANDIDATES:
         candidates = [i for i in candidates if not matcher.is_covered[i]] or candidates
     compared = SequenceMatcher(autojunk=False, b=_text_of(call.arguments))
@@ -245,8 +244,7 @@ def _under_other_names(name: str, cassette: Cassette) -> str:
         other = next((call.name for call in cassette if call.name.rpartition(":")[2] == path), None)
         advice = "If that is the same function, as of a file that was run as a program, give it this name by name="
         return "" if other is None else f", but of {other}. {advice}"
-    recorded = [one for call in cassette if (one := _REQUEST.fullmatch(call.name))]
-    found = [one for one in recorded if one["rest"] == asked["rest"]]
+    found = [one for call in cassette if (one := _REQUEST.fullmatch(call.name)) and one["rest"] == asked["rest"]]
     if not found:
         return ""
     old, new = found[0]["server"], asked["server"]

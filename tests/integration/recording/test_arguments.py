@@ -217,6 +217,17 @@ async def test_what_the_user_names_identifies_a_call_instead(path):
     assert [call.name for call in Cassette.load(path) if "client" in call.arguments] == ["tell", "look"] * 2
 
 
+@pytest.mark.parametrize("key", [lambda text: None, lambda text: 1 / 0, lambda: "", lambda text: object()])
+def test_a_key_that_is_none_leaves_the_arguments_as_they_identify_a_call(key, path, caplog):
+    """A function that forgets to return would make all calls the same."""
+    ask = intercept(lambda text: text, name="ask", cache_key=key)
+    with record(path):
+        assert [ask("a"), ask("b")] == ["a", "b"]
+    with replay(path):
+        assert [ask("b"), ask("a")] == ["b", "a"]
+    assert "cache_key of ask" in caplog.text
+
+
 def test_a_parameter_of_a_later_version_that_is_not_given_changes_no_call(path):
     with record(path):
         intercept(lambda text: 1, name="ask")("a")
