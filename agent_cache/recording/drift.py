@@ -672,8 +672,9 @@ def accepted_runs(path: Path) -> list[Path]:
 def store_run(run: Cassette, path: Path, *, replaces: bool = False) -> tuple[Path, list[Path]]:
     """Write an accepted run to a baseline, and return its path and those of the runs that it has replaced.
 
-    It is written before an old one is deleted.
+    It is written before an old one is deleted. A run that cannot serve as a baseline raises CassetteError.
     """
+    Baseline(run)
     is_folder = is_folder_of_runs(path)
     old = accepted_runs(path) if path.is_file() or any(path.glob("*.jsonl")) else []
     if old and not is_folder and not replaces:

@@ -54,6 +54,10 @@ def test_without_a_baseline_nothing_runs_and_the_error_says_how_to_accept_one(su
 
 
 def test_a_live_run_is_accepted_once_and_compared_ever_after(suite):
+    suite.write("test_order.py", f"{ORDER[: ORDER.index('        await')]}        pass\n")
+    result = suite.run("--agent-baseline=once", failed=1)
+    result.stdout.fnmatch_lines(["*has no calls, so nothing can be compared with it"])
+    assert suite.cassettes == []
     suite.write("test_order.py", ORDER)
     result = suite.run("--agent-baseline=once", passed=1)
     result.stdout.fnmatch_lines(["*accepted baselines*", f"{BASELINE}/1.jsonl"])

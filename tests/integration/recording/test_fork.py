@@ -118,6 +118,11 @@ async def test_in_a_sandbox_the_writes_before_the_fork_are_made_again_and_nothin
     assert shop.made == ["cancel W1", "think W2 is pending", "cancel W2"]
     assert diff_cassettes(original, to).identical
     assert (branch.live_from, branch.saved.calls) == (THINK_2, 3)
+    steps = Cassette.load(original).steps
+    assert branch.saved.seconds == sum(steps[number - 1].duration_ms for number in (GET_1, THINK_1, GET_2)) / 1000
+    for at in ("5", True):
+        with pytest.raises(ConfigurationError, match="at must be the id of a call"):
+            fork(original, at=at, to=to)
 
 
 async def test_a_write_that_has_another_outcome_in_the_sandbox_ends_the_run(shop, original, to):
