@@ -32,8 +32,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import Mount
 
-from agent_cache import ConfigurationError
+from agent_cache import AgentCacheSession, ConfigurationError
 from agent_cache.recording.file import RecordedCall, Trailer, call_line, digest_of, trailer_line
+from agent_cache.resume import Journal
 from agent_cache.resume.journal import journal_path, read_journal
 from agent_cache.service import restore_app
 
@@ -627,6 +628,24 @@ def test_what_is_no_journal_is_left_out_and_said(client, store, journal, caplog)
     assert ids(client) == [good]
     for name in ("note", "empty", "cassette", "folder", "pipe", "s-2"):
         assert f"{name}.jsonl cannot be read, so its checkpoints are not listed" in caplog.text
+
+
+def test_encrypted_journals_are_listed_and_restored_with_their_key(client, server, store):
+    pytest.importorskip("cryptography")
+    key = bytes(range(32))
+
+    async def run():
+        async with AgentCacheSession("ann-1", journal=Journal(store, key=key)) as session:
+            await session.checkpoint("made", {"password": "hunter2", "step": 1})
+
+    asyncio.run(run())
+    assert ids(client) == []
+    server[1].app = restore_app(store, authorize=by_name, key=key)
+    answer = restored(client, *ids(client), session_id="ann-2").json()
+    assert answer["state"] == {"framework": "custom", "password": "[redacted]", "step": 1}
+    made = journal_path(store, "ann-2")
+    assert b"ann-2" not in made.read_bytes()
+    assert read_journal(made, key=key).session_id == "ann-2"
 
 
 # The pages
