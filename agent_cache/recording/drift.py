@@ -170,8 +170,7 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             except msgspec.ValidationError as error:
                 raise ConfigurationError(f"Tolerance: {field.name}: {error}") from error
         for place in self.ignore:
-            found = _IGNORED.fullmatch(place)
-            if found is None or re.search(r"\[\d+\]", found[2]):
+            if (found := _IGNORED.fullmatch(place)) is None or re.search(r"\[\d+\]", found[2]):
                 text = "ignore takes a name and a path from arguments, result or error, [*] for each element of a list"
                 raise ConfigurationError(f'Tolerance: {text}, as "get_order:result.items[*].id", and got {place!r}')
         for name, same in self.same_arguments.items():
