@@ -28,8 +28,8 @@ from agent_cache import (
 )
 from agent_cache.integrations import explain, wrap
 from agent_cache.recording import record, replay
-from agent_cache.testing import calls_waiting
 from tests.harness import page_examples
+from tests.harness.library import calls_waiting
 from tests.harness.scripted_models import Call, adk_model, langchain_model, openai_model, pydantic_model
 
 pytestmark = [
