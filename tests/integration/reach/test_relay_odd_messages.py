@@ -29,6 +29,7 @@ NOT_JUDGED = [
     b"[%b]" % call_of("set", "a", b"2"),
     *(call_of("set", "a", id) for id in (None, b"null", b"[1]", b"true", b"1.5")),
     *(call_of("set", "a", b"2", b',"odd":' + ODD[kind]) for kind in UNREADABLE),
+    call_of("set", "a", b"2", b',"odd":NaN,"key":"b"'),
 ]
 """Writes of ``a`` in forms that a server may take, or refuse."""
 MALFORMED = [
