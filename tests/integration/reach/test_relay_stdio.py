@@ -87,8 +87,9 @@ async def test_what_is_no_tool_call_passes_byte_for_byte(rules):
         await direct.write(b"this is no JSON\n")
         await host.request("ping")
         await direct.request("ping")
-        assert host.lines == direct.lines
-        assert len(host.lines) > len(requests)
+        answers = [[line for line in each.lines if b'"method"' not in line] for each in (host, direct)]
+        assert answers[0] == answers[1]  # a server may also notify of what it cannot read, before it goes on or after
+        assert len(answers[0]) > len(requests)
 
 
 async def test_a_host_that_writes_before_it_reads_does_not_wait_for_ever(rules):
