@@ -112,11 +112,3 @@ def test_two_that_bind_the_same_are_one_function(path, factory, warned):
         with block:
             assert both(factory(intercept, "eu"), factory(intercept, "eu")) == ["eu:x", "eu:x"]
     assert not [text for text in warned.messages if "two functions" in text]
-
-
-def test_two_that_have_names_are_told_apart(path):
-    eu, us = (of_text(intercept(name=f"fetch {host}"), host) for host in ("eu", "us"))
-    with record(path, strict=True):
-        both(eu, us)
-    with replay(path):
-        assert both(us, eu) == ["us:x", "eu:x"]

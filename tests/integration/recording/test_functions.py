@@ -1,13 +1,11 @@
 """`intercept`: functions of every kind take part, and are what they were outside of recordings."""
 
 import asyncio
-import contextvars
 import functools
 import random
 import threading
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
@@ -94,17 +92,6 @@ def test_every_spelling_of_a_call_is_the_same_call_and_the_same_line(path):
             with replay(path, strict=True):
                 assert other() == [3, 1]
     assert len(lines) == 1
-
-
-async def test_calls_in_threads_belong_to_the_run_that_started_them(stage, path):
-    async def run():
-        found = await asyncio.gather(*(asyncio.to_thread(double, number) for number in range(20)))
-        with ThreadPoolExecutor() as pool:  # which must be given the context
-            call = contextvars.copy_context().run, double, 20
-            return [*found, await asyncio.get_running_loop().run_in_executor(pool, *call)]
-
-    assert await stage.twice(run) == [number * 2 for number in range(21)]
-    assert len(Cassette.load(path)) == 21
 
 
 async def test_an_inner_call_is_not_taken_for_the_same_call_outside(stage, path):

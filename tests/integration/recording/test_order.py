@@ -3,6 +3,7 @@ long a call waits that was cancelled.
 """
 
 import asyncio
+import contextvars
 import inspect
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -61,11 +62,12 @@ async def test_a_lane_belongs_to_a_context_and_not_to_the_thread_of_a_pool(stage
         with ThreadPoolExecutor(1) as pool:
             asyncio.get_running_loop().set_default_executor(pool)
             found = await asyncio.gather(*(asyncio.to_thread(look, number) for number in numbers))
-            return sorted([*found, look(0)])
+            given = contextvars.copy_context().run, look, 4  # an executor must be given the context
+            return sorted([*found, await asyncio.get_running_loop().run_in_executor(pool, *given), look(0)])
 
     await stage.twice(lambda: run(1, 2, 3), lambda: run(3, 2, 1))
     lanes = {call.arguments["number"]: (call.lane, call.forked) for call in Cassette.load(path)}
-    assert (lanes.pop(0), sorted(lanes.values())) == ((0, 0), [(1, 0), (2, 0), (3, 0)])
+    assert (lanes.pop(0), sorted(lanes.values())) == ((0, 0), [(1, 0), (2, 0), (3, 0), (4, 0)])
 
 
 async def test_agents_at_once_are_judged_each_by_its_own_order(fetch, stage):
