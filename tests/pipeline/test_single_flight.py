@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import dataclasses
 import gc
 from types import TracebackType
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheSession
+from agent_cache import AgentCache, AgentCacheSession, invalidate
 from tests.harness.gates import Gate, cancelled, expire, idle, started
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -162,15 +163,18 @@ async def test_a_tool_that_cancels_itself_hangs_nobody(gate):
 
 
 async def test_a_leader_whose_coroutine_is_closed_hands_over(gate, get_order):
-    """Closing is how an abandoned call ends; whoever waits for it takes over."""
-    leader = get_order(1)
-    leader.send(None)
+    """Closing is how an abandoned call ends; whoever waits for it takes over. What was written before is no matter."""
+    leader, elsewhere = get_order(1), contextvars.copy_context()
+    elsewhere.run(leader.send, None)
     waiter = await started(get_order(1))
-    leader.close()
+    assert len(gate.calls) == 1
+    await invalidate("order:1")
+    elsewhere.run(leader.close)
     await idle()
     assert len(gate.running) == 1
     gate.last.returns("second run")
     assert await waiter == "second run"
+    assert get_order.contains(1)
 
 
 async def test_the_flight_that_was_handed_over_runs_in_its_new_leaders_context(gate):
