@@ -60,6 +60,21 @@ class Shop:
 # Inside a write
 
 
+@pytest.mark.parametrize("how", ["raises", "cancelled", "not ok"])
+async def test_a_write_that_does_not_succeed_fills_nothing(how, clock):
+    shop = Shop(write={"resource": "order:{order_id}", "ok": lambda answer: answer == "ok"})
+    write = await shop.write("new")
+    match how:
+        case "raises":
+            shop.gate.last.raises(Broken())
+        case "cancelled":
+            write.cancel()
+        case "not ok":
+            shop.gate.last.returns("refused")
+    await asyncio.gather(write, return_exceptions=True)
+    assert await shop.get(1) == "loaded 1"
+
+
 @pytest.mark.parametrize("ends", ["before it", "after it"])
 @pytest.mark.parametrize("begins", ["before it", "in it"])
 async def test_a_write_of_another_root_that_overlaps_prevents_it(begins, ends):
