@@ -21,9 +21,11 @@ from agent_cache import (
     ConfigurationError,
     Toolbox,
     Write,
+    bypass,
     get_metrics,
     invalidate,
 )
+from agent_cache.recording import record
 from agent_cache.resume import Journal
 from tests.harness import library
 from tests.harness.gates import Gate, cancelled, started
@@ -284,6 +286,28 @@ async def test_what_is_named_by_key_is_the_current_tenants():
         assert runs.read.cache_key(1) == key
 
 
+async def test_a_task_that_outlives_its_session_sees_nothing_old_and_keeps_nothing():
+    runs = Runs("session", "r:{x}")
+    go = asyncio.Event()
+    answers = []
+
+    async def lingering() -> None:
+        answers.append(await runs.read(1))
+        await go.wait()
+        answers.append(await runs.read(1))
+        answers.append(await runs.read(1))
+        answers.append(await runs.read(2))
+        answers.append(await runs.read(2))
+
+    async with AgentCacheSession() as session:
+        task = await started(lingering())
+        await runs.read(1)
+    go.set()
+    await task
+    assert answers == [1, 2, 3, 4, 5]
+    assert not session._stores
+
+
 # -- Loops ---------------------------------------------------------------------------------------------------
 
 
@@ -513,6 +537,18 @@ async def test_the_loop_guard_counts_over_all_that_have_joined(options: dict[str
                 await elsewhere(request)
     assert len(session.get_execution_trace()) == 4
     assert session.loop_error is not None
+
+
+async def test_a_block_is_bypassed_and_recorded_as_its_surroundings_are(tmp_path: Path):
+    runs, path = Runs(), tmp_path / "run.jsonl"
+
+    async def request() -> int:
+        with bypass(), record(path), session.attach():
+            return await runs.read()  # type: ignore[no-any-return]
+
+    async with AgentCacheSession() as session:
+        assert [await runs.read(), await elsewhere(request), await runs.read()] == [1, 2, 1]
+    assert '"read"' in path.read_text()
 
 
 async def test_a_block_outside_of_the_session_is_refused():

@@ -441,4 +441,4 @@ class Guarded(Machine):
         return "a text" if " " in given else given, False
 
 
-globals().update(searches(Guarded, 50, 1_000))
+globals().update(searches(Guarded, 50, 300))
