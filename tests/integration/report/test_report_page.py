@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,14 @@ PIXELS = """
 """How many pixels of the canvases of a figure have each colour."""
 
 
-def pixels(shown: Any, letter: str = "a") -> dict[str, int]:
-    # Bokeh paints in the next frame, and waits for an idle moment.
-    shown.evaluate("() => new Promise((done) => setTimeout(() => requestAnimationFrame(() => done()), 60))")
-    return shown.locator(f"#figure-{letter}").evaluate(PIXELS)
+def pixels(shown: Any, letter: str = "a", *, least: int = 10, of: Sequence[str] = ()) -> dict[str, int]:
+    """How many there are of each colour, as soon as it is more than `least` of these: Bokeh paints when it is idle."""
+    for _ in range(100):
+        shown.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 20)))")
+        found: dict[str, int] = shown.locator(f"#figure-{letter}").evaluate(PIXELS)
+        if all(found.get(colour, 0) > least for colour in of):
+            break
+    return found
 
 
 def range_of(shown: Any) -> tuple[float, float]:
@@ -75,10 +79,12 @@ def written(tmp_path: Path) -> Callable[..., Path]:
 
 def test_the_timeline_is_drawn(written: Callable[..., Path], show: Callable[..., Any]):
     shown = show(written(shop_run()))
-    drawn = pixels(shown)
-    for colour in (MISS, WRITE, MODEL, FUNCTION):
+    of_bars, of_marks = (MISS, WRITE, MODEL, FUNCTION), (HIT, LOOP)
+    pixels(shown, of=of_marks)
+    drawn = pixels(shown, least=200, of=of_bars)
+    for colour in of_bars:
         assert drawn.get(colour, 0) > 200, colour
-    for colour in (HIT, LOOP):
+    for colour in of_marks:
         assert drawn.get(colour, 0) > 10, colour
     assert SELECTED not in drawn
     assert drawn[FUNCTION] > drawn[MISS]  # two functions enclose the rest
@@ -153,7 +159,7 @@ def test_everything_is_done_with_keys(written: Callable[..., Path], show: Callab
     assert SELECTED not in pixels(shown)
     shown.keyboard.press("Enter")
     assert rows.nth(1).get_attribute("aria-current") == "true"
-    assert pixels(shown)[SELECTED] > 100
+    assert pixels(shown, least=100, of=[SELECTED])[SELECTED] > 100
     outline = shown.evaluate("() => getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
 
@@ -290,7 +296,7 @@ def test_two_runs_are_side_by_side_with_their_drifts(written: Callable[..., Path
     boxes = [shown.locator(f"#figure-{letter}").bounding_box() for letter in "ab"]
     assert boxes[0]["y"] == boxes[1]["y"]
     assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
-    assert all(pixels(shown, letter).get(DRIFT, 0) > 10 for letter in "ab")
+    assert all(pixels(shown, letter, of=[DRIFT]).get(DRIFT, 0) > 10 for letter in "ab")
     drifts = shown.locator(".drifts tbody tr")
     assert drifts.count() == 2
     assert drifts.nth(0).locator("td").all_inner_texts()[:2] == ["critical", "arguments"]
@@ -306,8 +312,8 @@ def test_two_runs_are_side_by_side_with_their_drifts(written: Callable[..., Path
     assert ranges[0] == ranges[1]
     drifts.nth(0).get_by_role("link").click()
     assert shown.evaluate("() => document.activeElement.getAttribute('aria-current')") == "true"
-    assert pixels(shown, "b").get(SELECTED, 0) > 50
-    assert pixels(shown, "a").get(SELECTED, 0) > 50  # the same call of the other run
+    for letter in "ba":  # the same call of the other run, too
+        assert pixels(shown, letter, least=50, of=[SELECTED]).get(SELECTED, 0) > 50
     shown.set_viewport_size({"width": 500, "height": 900})
     first, second = shown.evaluate(
         "() => [...document.querySelectorAll('.figure')].map(({ offsetTop: y, offsetHeight: h }) => [y, y + h])"
@@ -327,11 +333,11 @@ def test_the_marks_of_a_call_do_not_hide_each_other(written: Callable[..., Path]
     error = {"error": {"type": "PermissionError", "message": "too much", "args": []}}
     loop = {"loops": [["repeat", "notice", 0]]}
     alone = [
-        pixels(show(written(run(1, outcome=one)))).get(colour, 0)
+        pixels(show(written(run(1, outcome=one))), of=[colour]).get(colour, 0)
         for one, colour in ((error, RAISED), ({"value": 1, **loop}, LOOP))
     ]
     shown = show(written(run(1, outcome={"value": 1}), run(2, outcome=error | loop)))
-    drawn = pixels(shown, "b")
+    drawn = pixels(shown, "b", of=[RAISED, LOOP, DRIFT])
     assert min(*alone, drawn[DRIFT]) > 10
     assert [drawn[RAISED], drawn[LOOP]] == [pytest.approx(one, rel=0.3) for one in alone]
 
@@ -354,10 +360,10 @@ def test_ten_thousand_calls_are_a_small_page(written: Callable[..., Path], show:
     assert path.stat().st_size < 2_600_000
     shown = show(path)
     assert shown.locator(".calls tbody tr").count() == 10_000
-    assert sum(pixels(shown).values()) > 20_000  # bars of a pixel each, and mixed colours
+    assert sum(pixels(shown, of=[FUNCTION]).values()) > 20_000  # bars of a pixel each, and mixed colours
     for _ in range(9):
         shown.locator("#zoom-in").click()
-    drawn = pixels(shown)
+    drawn = pixels(shown, least=200, of=[MISS, WRITE, FUNCTION])
     assert min(drawn[MISS], drawn[WRITE], drawn[FUNCTION]) > 200
     assert drawn[HIT] > 10
     shown.get_by_label("Search").fill("W2499'")
