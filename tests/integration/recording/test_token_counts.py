@@ -60,6 +60,7 @@ def test_all_input_is_counted_and_what_of_it_was_cached(shape, form, path):
         ask("hi")
     for call in (recorder.steps[0], Cassette.load(path)[0]):
         assert (call.model, tokens_of(call)) == ("m", tokens)
+    assert counted(iter([ANSWERS[shape][1]])) == tokens  # as the body of a request
 
 
 @pytest.mark.parametrize("form", [lambda answer: answer, as_object], ids=["dict", "object"])
