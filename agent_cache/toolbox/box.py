@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 from agent_cache.config import Configuration
 from agent_cache.core.asker import Apart, Injected, UnknownAsker, asker_in
 from agent_cache.core.keys import Uncacheable
-from agent_cache.core.options import ReadPolicy, WritePolicy, checked_choice, checked_text, no_life, plain_result
+from agent_cache.core.options import (
+    ReadPolicy,
+    WritePolicy,
+    checked_choice,
+    checked_function,
+    checked_text,
+    no_life,
+    plain_result,
+)
 from agent_cache.core.parameters import JsonArguments, Named
 from agent_cache.core.tags import TagSet, unescape
 from agent_cache.engine.blocking import run_blocking
@@ -46,7 +54,7 @@ from agent_cache.toolbox.rules import (
 )
 from agent_cache.tools import AgentCache, checked_tool
 from agent_cache.values.canonical import MISSING
-from agent_cache.values.compare import is_empty
+from agent_cache.values.compare import is_empty, plural
 
 if TYPE_CHECKING:
     import os
@@ -182,8 +190,7 @@ class Toolbox:
             for root in sorted(written - read)
         ]
         if unlisted:
-            servers = "1 server" if unlisted == 1 else f"{unlisted} servers"
-            problems.append(f"the tools of {servers} are not known yet: explain again after a run")
+            problems.append(f"the tools of {plural(unlisted, 'server')} are not known yet: explain again after a run")
         names = [info.name for info in infos]
         for name in self._rules if infos and not unlisted else ():
             if not any(one == name or find_rule({name: _PASS}, one) for one in names):
@@ -259,7 +266,7 @@ class Toolbox:
             What `run` returned, now or earlier.
 
         Raises:
-            ConfigurationError: if a template names no property of `schema`; the tool has not run then.
+            ConfigurationError: if a template names no property of `schema`, or a function takes no answer. Nothing ran.
             AgentLoopDetectedError: if a session refuses the call.
         """
         value, work = self._begin(
@@ -367,6 +374,8 @@ class Toolbox:
         self, name: str, found: Found, schema: Mapping[str, Any] | None, form: _Form, *, is_sync: bool
     ) -> _Tool:
         rule, full_name = found.rule, f"{self.namespace}:{name}"
+        for option in ("failed", "store_if", "refused"):
+            checked_function(getattr(form, option), f"{full_name}: {option}", 1)
         self._warn_of_unknown(found, full_name)
         if isinstance(rule, Pass | Inner):
             return _Tool(None, rule, schema)

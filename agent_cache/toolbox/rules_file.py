@@ -30,7 +30,6 @@ _OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "pass": (),
     "inner": ("inner",),
 }  # fmt: skip
-_LOOP: Final = ("poll", "max_unchanged", "off")
 
 
 class _RulesFile(NamedTuple):
@@ -108,10 +107,8 @@ def _table(said: Any, key: str) -> Mapping[str, Any]:
 def _rule_of(said: Any, of_reads: Mapping[str, Any], of_writes: Mapping[str, Any]) -> Rule:
     if not isinstance(said, Mapping) or not {"kind", "inner"} & said.keys():
         raise ConfigurationError(f'a tool must be a table with a kind, for example kind = "read"; got {said!r}')
-    kind: str = "inner"
-    given = dict(said)
-    if "inner" not in given:
-        kind = checked_choice(given.pop("kind"), ("read", "write", "watch", "pass"), "kind")
+    given, kinds = dict(said), ("read", "write", "watch", "pass")
+    kind: str = "inner" if "inner" in given else checked_choice(given.pop("kind"), kinds, "kind")
     _refuse_unknown(given, _OPTIONS[kind])
     if kind == "inner":
         inner: Any = _table(given["inner"], "inner")
@@ -119,7 +116,7 @@ def _rule_of(said: Any, of_reads: Mapping[str, Any], of_writes: Mapping[str, Any
         return Inner(tool=inner.get("tool"), arguments=inner.get("arguments"))
     if "loop" in given:
         loop = _table(given["loop"], "loop")
-        _refuse_unknown(loop, _LOOP, "loop.")
+        _refuse_unknown(loop, ("poll", "max_unchanged", "off"), "loop.")
         given["loop"] = LoopHints(**loop)
     if "validate" in given:
         given["validate"] = _function_at(given["validate"])

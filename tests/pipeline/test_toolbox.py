@@ -258,6 +258,18 @@ def is_final(answer: Any) -> bool:
     return bool(answer["final"])
 
 
+@pytest.mark.parametrize("option", ["failed", "store_if", "refused"])
+async def test_a_function_of_answers_that_cannot_be_called_so_is_refused_before_the_tool_runs(option: str):
+    async def later(answer: Any) -> bool:
+        return False
+
+    one = shop(**ORDERS)
+    for wrong in (later, lambda: False, "error"):
+        with pytest.raises(ConfigurationError, match=f"toolshop:cancel_order: {option} must be"):
+            await one.call("cancel_order", {"order_id": "1"}, **{option: wrong})
+    assert one.runs == []
+
+
 @pytest.mark.parametrize(
     ("answer", "options", "errors"),
     [({"error": "not found"}, {"failed": is_error}, 1), ({"final": False, "error": ""}, {"store_if": is_final}, 0)],
