@@ -367,8 +367,7 @@ def _check_key(key: Callable[..., Any], parameters: Parameters, tool: str) -> No
     try:
         inspect.signature(key).bind(*args, **kwargs)
     except TypeError as error:
-        names = ", ".join(parameters.names)
-        raise ConfigurationError(f"{tool}: key is called with all arguments of the tool ({names}): {error}") from None
+        raise ConfigurationError(f"{tool}: key is called with all arguments, {parameters.names}: {error}") from None
     except ValueError:  # a builtin that shows no signature
         return
 

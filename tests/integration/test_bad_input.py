@@ -146,7 +146,7 @@ OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     *((AgentCache, {"ttl": given}, "1 argument") for given in (lambda: 5, lambda one, other: 5)),
     (AgentCache, {"copy": lambda: 1}, "1 argument"),
     *(
-        (AgentCache, {"key": given}, "(order_id, limit)")
+        (AgentCache, {"key": given}, "('order_id', 'limit')")
         for given in (lambda order_id: 1, lambda: 1, lambda o, *, l: 1)
     ),
     (AgentCache, {"uncacheable": "ignore"}, "'bypass'"),
