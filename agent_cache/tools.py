@@ -165,8 +165,7 @@ class Decorator:
     def tags(self, parameters: Sequence[str], tool: str) -> TagSet:
         """The tags of a tool with these parameters. Raises as `TagSet.compile`."""
         tags = TagSet.compile(self._resource, parameters, tool)
-        if self._is_by_name:
-            tags = tags.taking_null_for_all()
+        tags = tags.taking_null_for_all() if self._is_by_name else tags
         return tags if self._parse is None else tags.parsing(self._parse)
 
     def _decorate(self, function: Any) -> Any:

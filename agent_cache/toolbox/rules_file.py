@@ -98,9 +98,10 @@ def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...], table: str
             raise ConfigurationError(f"{table + key!r} is not known here; {fix}")
 
 
-def _table(said: Any, key: str) -> Mapping[str, Any]:
+def _table(said: Any, key: str, known: tuple[str, ...] = ()) -> Mapping[str, Any]:
     if not isinstance(said, Mapping):
         raise ConfigurationError(f"{key} must be a table, got {said!r}")
+    _refuse_unknown(said if known else {}, known, f"{key}.")
     return said
 
 
@@ -111,13 +112,10 @@ def _rule_of(said: Any, of_reads: Mapping[str, Any], of_writes: Mapping[str, Any
     kind: str = "inner" if "inner" in given else checked_choice(given.pop("kind"), kinds, "kind")
     _refuse_unknown(given, _OPTIONS[kind])
     if kind == "inner":
-        inner: Any = _table(given["inner"], "inner")
-        _refuse_unknown(inner, ("tool", "arguments"), "inner.")
+        inner: Any = _table(given["inner"], "inner", ("tool", "arguments"))
         return Inner(tool=inner.get("tool"), arguments=inner.get("arguments"))
     if "loop" in given:
-        loop = _table(given["loop"], "loop")
-        _refuse_unknown(loop, ("poll", "max_unchanged", "off"), "loop.")
-        given["loop"] = LoopHints(**loop)
+        given["loop"] = LoopHints(**_table(given["loop"], "loop", ("poll", "max_unchanged", "off")))
     if "validate" in given:
         given["validate"] = _function_at(given["validate"])
     if kind in ("watch", "pass"):
