@@ -102,19 +102,28 @@ def test_what_is_not_a_tier_of_this_version_is_refused_and_left_as_it_is(
 
 
 @pytest.mark.parametrize(
-    ("folder", "says"),
+    ("path", "says"),
     [
-        ("missing", "No such file or directory"),
-        ("file", "is no file"),
-        ("sticky", r"everybody may write into.*mkdir -m 700"),
+        ("missing/cache", "No such file or directory"),
+        ("file/cache", "is no file"),
+        ("sticky/cache", r"everybody may write into.*mkdir -m 700"),
+        ("", "must be the path of a file"),
+        (None, "must be the path of a file"),
+        (":memory:", "must be the path of a file"),
+        ("~nobody-of-this-name/cache", "home directory"),
+        ("no\0file", "null"),
+        ("x" * 300, "File name too long"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path, folder: str, says: str):
+def test_a_path_that_cannot_be_used_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: object, says: str
+):
     (tmp_path / "file").touch()
     (tmp_path / "sticky").mkdir()
     (tmp_path / "sticky").chmod(0o1777)
-    with pytest.raises(ConfigurationError, match=says):
-        FileTier(tmp_path / folder / "cache")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"FileTier: .*{says}"):
+        FileTier(path)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -142,22 +151,6 @@ except ConfigurationError as error:
 """)
         Path(folder).chmod(0o700)
     assert says in printed
-
-
-@pytest.mark.parametrize(
-    ("path", "says"),
-    [
-        ("", "must be the path of a file"),
-        (None, "must be the path of a file"),
-        (":memory:", "must be the path of a file"),
-        ("~nobody-of-this-name/cache", "home directory"),
-        ("no\0file", "null"),
-        ("x" * 300, "File name too long"),
-    ],
-)
-def test_what_is_no_path_of_a_file_is_refused(path: object, says: str):
-    with pytest.raises(ConfigurationError, match=f"FileTier: .*{says}"):
-        FileTier(path)  # type: ignore[arg-type]
 
 
 async def test_a_tier_is_not_sent_to_another_process(tmp_path: Path):
@@ -247,16 +240,10 @@ async def test_a_value_that_is_too_large_stays_in_this_process(tmp_path: Path):
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_bytes": 10},
-        {"max_bytes": None},
-        {"max_value_size": 10},
-        {"namespace": "with space"},
-        {"codec": object()},
-        {"timeout": -1},
-        {"lease": 0},
-        {"remote_ttl": -1},
+        {"max_bytes": 10}, {"max_bytes": None}, {"max_value_size": 10}, {"namespace": "with space"},
+        {"codec": object()}, {"timeout": -1}, {"lease": 0}, {"remote_ttl": -1},
     ],
-)
+)  # fmt: skip
 def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any]):
     with pytest.raises(ConfigurationError):
         FileTier(tmp_path / "cache", **options)

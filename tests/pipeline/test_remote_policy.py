@@ -192,14 +192,10 @@ async def test_a_write_limited_to_the_session_ends_what_the_session_shares(make,
 @pytest.mark.parametrize(
     "options",
     [
-        {"grace": -1},
-        {"consistency": "eventual"},
-        {"on_unreachable": "raise"},
-        {"share": "yes"},
+        {"grace": -1}, {"grace": "5"}, {"consistency": "eventual"}, {"on_unreachable": "raise"}, {"share": "yes"},
         {"flight": "team"},
-        {"grace": "5"},
     ],
-)
+)  # fmt: skip
 def test_a_policy_that_is_misspelt_is_refused(options):
     with pytest.raises(ConfigurationError, match="RemotePolicy"):
         RemotePolicy(**options)
