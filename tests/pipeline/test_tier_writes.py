@@ -148,6 +148,38 @@ async def test_a_commit_goes_on_although_its_writer_is_cancelled(here: WatchedTi
     assert await left(elsewhere) == [False, True, False]
 
 
+async def test_results_that_a_cancelled_write_has_given_are_stored_all_the_same(server: MemoryServer):
+    """Nobody waits for ever for one of them."""
+
+    class Slow(MemoryTier):
+        may_answer: asyncio.Event | None = None
+
+        async def lookup(self, *arguments: Any, **options: Any) -> Any:
+            if self.may_answer is not None:
+                await self.may_answer.wait()
+            return await super().lookup(*arguments, **options)
+
+    tier = Slow(server)
+
+    @AgentCache("order:{id}", remote_cache=tier)
+    async def get_order(id: str) -> str:
+        return "loaded"
+
+    @AgentCacheInvalidator("order", remote_cache=tier)
+    async def set_orders() -> None:
+        tier.may_answer = asyncio.Event()
+        for id in ("7", "8"):
+            await get_order.set("given", id)
+
+    write = await started(set_orders())
+    write.cancel()
+    await idle()
+    assert tier.may_answer is not None
+    tier.may_answer.set()
+    await idle()
+    assert [await get_order(id) for id in ("7", "8")] == ["given", "given"]
+
+
 async def test_a_cancelled_write_leaves_its_tags_in_doubt_everywhere(
     here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
 ):
