@@ -193,9 +193,9 @@ def differences(recorded: RecordedCall, call: ActiveCall) -> str:
     lines = [] if shown == shown_now else [f"    recorded: {shown}", f"    called:   {shown_now}"]
     found = changes(recorded.arguments, call.arguments, "arguments")
     if not found and recorded.asker != call.asker:
-        found = [
-            "the same arguments of another asker: vary=, key=, the tenant or the user of a context is not what it was"
-        ]
+        found = ["the same arguments of another asker: vary=, key=, the tenant or the user of a context has changed"]
+    elif not found and recorded.key is None is call.key and recorded.digest != call.digest.hex():
+        found = ["the same arguments, and the digest of others: the line was edited; record it again"]
     elif not found:
         is_inside = call.parent is not None or recorded.parent
         found = [f"the same call, {'enclosed by other calls' if is_inside else 'in another place'}"]

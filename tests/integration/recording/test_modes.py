@@ -305,6 +305,9 @@ def test_a_cassette_may_be_edited_by_hand_and_a_last_line_that_breaks_off_is_dro
     path.write_bytes(lines[0] + lines[1] + lines[3].replace(b"c v1", b"new") + b"\n" + lines[4])
     with replay(path, strict=True):
         assert [ask("a"), ask("c")] == ["a v1", "new"]
+    path.write_bytes(lines[0] + lines[1].replace(b'"a"', b'"b"', 1))
+    with pytest.raises(DivergenceError, match="the line was edited"), replay(path):
+        ask("b")
     path.write_bytes(b"".join(lines[:2]) + lines[2][:30])
     cassette = Cassette.load(path)
     assert (cassette.num_steps, cassette.is_partial) == (1, True)
