@@ -100,7 +100,7 @@ async def test_the_same_error_again_and_again_is_refused_with_the_error_behind_i
     shop = Shop()
     shop.answers = LookupError("no such order")
     with pytest.raises(STOPPED):
-        async with AgentCacheSession():
+        async with AgentCacheSession() as session:
             assert await outcomes(shop.get, 3) == [LookupError] * 3
             with pytest.raises(STOPPED) as caught:
                 await shop.get()
@@ -108,6 +108,7 @@ async def test_the_same_error_again_and_again_is_refused_with_the_error_behind_i
     assert (error.kind, error.count, error.period, error.calls) == ("error", 4, 1, ("get",))
     assert error.first == error.last == "LookupError('no such order')"
     assert error.__context__ is shop.answers
+    assert sources(session) == [("miss", "LookupError")] * 4, "it has run each time"
 
 
 async def test_a_whole_cycle_is_reported_and_stopped():

@@ -89,6 +89,7 @@ class Model:
     keeps: bool
     said: list[Report] = field(default_factory=list)
     lines: int = 0
+    acted: Counter[str] = field(default_factory=Counter)
     written: set[Call] = field(default_factory=set)
     epoch: list[Event] = field(default_factory=list)
     seen: dict[Call, tuple[int, int]] = field(default_factory=dict)  # How many events there were, and in which round.
@@ -112,6 +113,7 @@ class Model:
             return None
         if call.tool in WRITES and report.level == "action":  # Its answer is given, and the next call is refused.
             self.lines += is_first
+            self.acted[report.kind] += is_first
             return None
         if report.level == "notice":
             self.said.append(report)
@@ -121,6 +123,7 @@ class Model:
     def react(self, report: Report, is_first: bool, cached: Call | None) -> object:
         self.said.append(report)
         self.lines += is_first
+        self.acted[report.kind] += 1
         instead = {"notice": "a text", "short_circuit": cached or report.kind, None: None}
         return instead[self.decision]
 
@@ -280,6 +283,7 @@ class Guarded(Machine):
         assert self.model is not None
         assert self.said == self.model.said
         assert self.lines == self.model.lines, "a line for each streak"
+        assert Counter(self.session.get_metrics()["loops"]) == self.model.acted
 
     # -- the moves ---------------------------------------------------------------------------------------------
 
