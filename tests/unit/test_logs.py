@@ -362,6 +362,8 @@ LANGFUSE = {
          UNKNOWN, OUTAGE.replace("An", "Error: An", 1)),
         ([{"messages": [chat("c", 1)[0], {"role": "tool", "tool_call_id": "c", "content": "Error: none"}]}],
          "Error: none", None),
+        ([{"messages": [chat("c", 1)[0], {"role": "tool", "tool_call_id": "c", "content": "The rate limit is 500."}]}],
+         "The rate limit is 500.", None),
     ],
 )  # fmt: skip
 def test_wire_logs_of_mcp_exports_of_traces_and_texts_of_outages(read, records, result, error):
