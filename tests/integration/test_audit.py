@@ -133,6 +133,25 @@ async def test_a_write_without_the_tag_is_found_and_its_stale_answer_dropped(
         assert shop.threads[1].startswith("agent_cache audits")
 
 
+async def test_what_on_stale_calls_is_no_call_of_the_session_and_its_error_is_logged_once(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+):
+    def on_stale(hit: StaleHit) -> None:
+        shop.get_now("8")
+        raise RuntimeError("broken")
+
+    with configure(on_stale=on_stale):
+        async with AgentCacheSession(loop_detection=False) as session:
+            for price in (2, 3):
+                await shop.get("7")
+                shop.prices["7"] = price
+                await shop.get("7")
+                await idle()
+    assert {record.tool for record in session.get_execution_trace()} == {"get_price"}
+    assert get_metrics()["tools"]["get_price"]["stale_found"] == 2
+    assert caplog.text.count("on_stale raised") == caplog.text.count("an audit has found a stale answer") == 1
+
+
 @pytest.mark.parametrize("failure", ["raises", "is rejected"])
 async def test_a_run_that_fails_says_nothing(failure: str, caplog: pytest.LogCaptureFixture):
     shop = Shop(audit=1.0, cache_if=lambda price: price != "Error: busy")
@@ -163,7 +182,10 @@ async def test_a_write_that_the_tool_makes_is_refused(caplog: pytest.LogCaptureF
     def note_visit_now() -> None:
         saved.append("def")
 
+    runs = []
+
     async def read(how: str) -> int:
+        runs.append(how)
         try:
             async with AgentCacheSession():
                 if how == "async":
@@ -183,6 +205,7 @@ async def test_a_write_that_the_tool_makes_is_refused(caplog: pytest.LogCaptureF
             await tool(how)
             await idle()
     assert saved == ["async", "def", "writing"]
+    assert len(runs) == 6, "each is audited once"
     assert counts() == (0, 0)
     assert get_metrics()["tools"]["note_visit"]["calls"] == 1
     assert caplog.text.count("the tool writes, so its hits cannot be audited") == 3
