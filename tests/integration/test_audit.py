@@ -149,6 +149,7 @@ async def test_what_on_stale_calls_is_no_call_of_the_session_and_its_error_is_lo
                 await idle()
     assert {record.tool for record in session.get_execution_trace()} == {"get_price"}
     assert get_metrics()["tools"]["get_price"]["stale_found"] == 2
+    assert get_metrics()["tools"]["get_price_now"]["calls"] == 2, "nor one of the audit"
     assert caplog.text.count("on_stale raised") == caplog.text.count("an audit has found a stale answer") == 1
 
 
