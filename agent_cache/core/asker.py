@@ -33,7 +33,7 @@ from agent_cache.values.canonical import (
     StableEncoder,
     attributes_of,
     blake2b,
-    by_class,
+    by_object,
     declared_fields,
     declared_names,
     full_name,
@@ -144,7 +144,7 @@ def _role_of_dependency(value: Any) -> Role | None:
     return "none" if any(kind.__name__ in _NOBODY for kind in kinds) else "context"
 
 
-@by_class
+@by_object
 def _context_of(kind: Any) -> Any:
     """The framework's class that this one is, or derives from."""
     for base in getattr(kind, "__mro__", ()):
@@ -203,7 +203,7 @@ def getters_of(tool: Any) -> tuple[str, ...]:
     return tuple(sorted(found & _GETTERS.keys()))
 
 
-_getters_of_class: Final = by_class(getters_of)
+_getters_of_class: Final = by_object(getters_of)
 
 
 def asks(receiver: Any) -> tuple[str, ...]:

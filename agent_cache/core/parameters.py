@@ -23,7 +23,7 @@ from agent_cache.values.canonical import MISSING, has_no_content, is_sentinel, s
 
 __all__ = [
     "DEFAULT_PART", "POSITIONAL", "JsonArguments", "Named", "Parameter", "Parameters", "PassedOn", "are_one_tool",
-    "location_of", "parameters_of", "receiver_part", "takes_context",
+    "location_of", "name_of", "parameters_of", "receiver_part", "takes_context",
 ]  # fmt: skip
 
 POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -392,12 +392,17 @@ def called_by(function: Any) -> Any:
     return inner if inner is function else called_by(inner)
 
 
+def name_of(function: Callable[..., Any]) -> str:
+    """Module and qualified name of what a function calls."""
+    called: Any = called_by(function)
+    return f"{getattr(called, '__module__', '')}:{getattr(called, '__qualname__', '')}"
+
+
 def location_of(function: Callable[..., Any]) -> str:
     """Module, qualified name and line of what a function calls."""
     called = called_by(function)
     code = getattr(called, "__code__", None)  # a function of an extension has none
-    where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
-    return f"{called.__module__}:{called.__qualname__}{where}"
+    return name_of(function) + ("" if code is None else f" ({code.co_filename}:{code.co_firstlineno})")
 
 
 def are_one_tool(function: Callable[..., Any], other: Callable[..., Any]) -> bool:

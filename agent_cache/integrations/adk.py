@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from agent_cache import Toolbox
-from agent_cache.core.asker import Apart
 from agent_cache.core.parameters import takes_context
-from agent_cache.integrations.shared import Private, checked_box, is_public, returned_by
+from agent_cache.integrations.shared import Private, apart, checked_box, is_public, made_around, returned_by
 from agent_cache.toolbox import ToolInfo
-from agent_cache.toolbox.rules import is_shared
+from agent_cache.toolbox.rules import is_shared, says_who_asks
 
 try:
     from google.adk.agents.base_agent import BaseAgent
@@ -116,8 +115,9 @@ class _Cached(NamedTuple):
             return tool
         box, vary = self.box, self.vary
         schema, annotations, returns = _schema_of(tool), _annotations_of(tool), returned_by(getattr(tool, "func", None))
-        is_shared_by_all = self.shared or is_shared(box.rule(name, annotations))
-        heeds_context = vary is None and not is_shared_by_all and _gets_context(tool)
+        rule = box.rule(name, annotations)
+        is_said = vary is not None or self.shared or says_who_asks(rule)
+        heeds_context = vary is None and not self.shared and not is_shared(rule) and _gets_context(tool)
 
         async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
             async def run() -> Any:
@@ -125,13 +125,15 @@ class _Cached(NamedTuple):
                 answer = await tool.run_async(args=args, tool_context=tool_context)
                 return answer if before is not None and before == _image_of(tool_context) else Private(answer)
 
+            around = made_around(getattr(tool, "func", None), is_shared=is_said)
+            who = tool_context.session.user_id if heeds_context else vary and vary(tool_context)
             answer = await box.call(
                 name,
                 args,
                 run,
                 schema=schema,
                 annotations=annotations,
-                vary=_session_of(tool_context) if heeds_context else vary and vary(tool_context),
+                vary=apart(who, [*_session_of(tool_context), *around] if heeds_context else around),
                 context=tool_context if heeds_context else None,
                 returns=None if returns is None else typing.Union[returns, Private],  # noqa: UP007 - of any annotation
                 failed=_is_error,
@@ -182,9 +184,8 @@ def _gets_context(tool: BaseTool) -> bool:
     return "tool_context" in inspect.signature(tool.func).parameters or takes_context(tool.func)
 
 
-def _session_of(context: ToolContext) -> Apart:
-    session = context.session
-    return Apart(session.user_id, [session.app_name, session.id])
+def _session_of(context: ToolContext) -> list[str]:
+    return [context.session.app_name, context.session.id]
 
 
 def _schema_of(tool: BaseTool) -> Mapping[str, Any] | None:

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from agent_cache import ConfigurationError, Read, Toolbox, Write
 from agent_cache.core.parameters import Parameters
-from agent_cache.integrations.shared import checked_box, note_function, returned_by
+from agent_cache.integrations.shared import apart, checked_box, made_around, returned_by
 from agent_cache.toolbox import Pass, ToolInfo, ToolTable
-from agent_cache.toolbox.rules import compiled_tags
+from agent_cache.toolbox.rules import compiled_tags, says_who_asks
 
 __all__ = ["explain", "wrap"]
 
@@ -40,8 +40,8 @@ def wrap(
     a context says of the asker belongs to the key, unless there is `vary` or ``shared=True``. What the function raises
     reaches the framework unchanged and is not stored.
 
-    Two functions of one name are one tool to a toolbox: give one of them another `name`, or the other's instances a
-    `vary`, where their results differ.
+    Two functions of one name are one tool to a toolbox: give one of them another `name`. What a function was made
+    around keeps its answers apart: values in its closure, the object of a method.
 
     Args:
         function: an `async def` or `def` function, a bound method or a `functools.partial`. One that is decorated or
@@ -50,7 +50,7 @@ def wrap(
         name: the name of the tool in the toolbox. By default that of the function.
         vary: ``vary(arguments)`` is a part of the key: a tenant, a directory. The mapping has all parameters, the
             contexts included.
-        shared: whether all users share the answers although the function gets a context.
+        shared: whether all users share the answers although the function gets a context, or was made around something.
 
     Raises:
         ConfigurationError: if there is no name, a template of the rule names no parameter, `box` is no toolbox, or
@@ -71,8 +71,7 @@ def wrap(
         compiled_tags(rule, names if parameters.surplus is None else None, f"{box.namespace}:{tool}")
     heeds_contexts = vary is None and not shared and parameters.may_say_who_asks
     returns = returned_by(function)
-    if vary is None and not shared:
-        note_function(box, tool, function)
+    is_shared = vary is not None or shared or says_who_asks(rule)
 
     def identified(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """The arguments that identify a call, and the options of it; None if the function does not take them."""
@@ -90,6 +89,7 @@ def wrap(
                 arguments |= arguments.pop(one.name)
         varied = None if vary is None else vary(bound)
         contexts = parameters.all_injected(bound) if heeds_contexts else None
+        varied = apart(varied, made_around(function, is_shared=is_shared))
         return arguments, {"vary": varied, "returns": returns, "context": contexts}
 
     async def call_tool(*args: Any, **kwargs: Any) -> Any:

@@ -32,7 +32,7 @@ from agent_cache.integrations.shared import (
     called,
     check_of,
     checked_box,
-    note_function,
+    made_around,
     requested_version,
 )
 from agent_cache.toolbox import ToolInfo
@@ -149,8 +149,6 @@ class AgentCacheMiddleware(Middleware):
         if known is not None:  # the tools have changed
             self._known.clear()
             self.box.forget()
-        elif fresh.function is not None and self._vary is None and not fresh.is_shared:
-            note_function(self.box, name if found.version is None else f"{name} {found.version}", fresh.function)
         self._known[server, name, version] = fresh
         return fresh
 
@@ -190,7 +188,8 @@ class AgentCacheMiddleware(Middleware):
                 said = asker_in([Injected("state", {**meta, "client_id": None})]) if meta else None
                 who += [here.client_id, said]
         who = [one for one in who if one is not None]
-        return Apart(who or None, tool.where or None) if who or tool.where else None
+        where = [*tool.where, *made_around(tool.function, is_shared=tool.is_shared or self._vary is not None)]
+        return Apart(who or None, where or None) if who or where else None
 
 
 @dataclass(slots=True)

@@ -22,13 +22,15 @@ from agent_cache.integrations.shared import (
     Check,
     Private,
     alone,
+    apart,
     as_tool_gets,
     checked_box,
     identity_of,
     is_public,
-    note_function,
+    made_around,
 )
 from agent_cache.toolbox import ToolInfo
+from agent_cache.toolbox.rules import says_who_asks
 
 try:
     from langchain.agents.middleware import AgentMiddleware
@@ -121,7 +123,9 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
     def _options(self, tool: _Tool, request: Any) -> dict[str, Any]:
         """What a call tells the toolbox beside its name, its arguments and what runs it."""
         vary = None if self._vary is None else self._vary(request)
-        if tool.server is not None and not (tool.has_session and vary is not None):
+        if tool.server is None:
+            vary = apart(vary, made_around(tool.function, is_shared=tool.is_shared))
+        elif not (tool.has_session and vary is not None):
             vary = Apart(vary, tool.server)
         return {
             "schema": tool.schema,
@@ -141,8 +145,7 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
         if known is None or known.tool is not tool:
             known = self._tools[id(tool)] = _Tool(tool)
             forget_oldest(self._tools, _MAX_TOOLS)
-            if self._vary is None:
-                note_function(self.box, tool.name, next(iter(_functions_of(tool)), tool._run))
+            known.is_shared = not self._heeds_contexts or says_who_asks(self.box.rule(tool.name, tool.metadata))
         return known
 
 
@@ -169,7 +172,8 @@ class _Tool:
     annotations: Any = None
     schema: Mapping[str, Any] | None = None
     check: Check | None = None
-    is_decorated, gets_context, has_session = False, True, False
+    function: Any = None
+    is_decorated, gets_context, has_session, is_shared = False, True, False, False
     states: tuple[str, ...] = ()
     server: list[str] | None = None
 
@@ -178,6 +182,7 @@ class _Tool:
             return
         self.tool, self.annotations = tool, tool.metadata
         functions = _functions_of(tool)
+        self.function = next(iter(functions), tool._run)
         self.is_decorated = any(hasattr(one, "__agent_cache__") for one in (*functions, tool._arun, tool._run))
         self.gets_context, self.states = _gets_context(functions), _states_in(functions)
         self.server, self.has_session = _server_of(tool)

@@ -25,15 +25,17 @@ from agent_cache.integrations.shared import (
     Check,
     UnansweredError,
     alone,
+    apart,
     as_json,
     as_tool_gets,
     called,
     checked_box,
     identity_of,
-    note_function,
+    made_around,
     returned_by,
 )
 from agent_cache.toolbox import ToolInfo
+from agent_cache.toolbox.rules import says_who_asks
 
 try:
     from agents import Agent, FunctionTool, Handoff
@@ -142,7 +144,6 @@ class _Copies:
 
     def __init__(self, box: Toolbox, vary: Vary | None, *, shared: bool) -> None:
         self._box, self._vary, self._shared = box, vary, shared
-        self._functions: dict[str, Any] = {}  # the first of each name
         self._made: dict[int, tuple[Any, Any]] = {}  # by the id of the original, which is kept with its copy
 
     def of_agent(self, agent: AnyAgent) -> AnyAgent:
@@ -151,7 +152,7 @@ class _Copies:
             return cast("AnyAgent", known[1])
         made = copy.copy(agent)
         self._made[id(agent)] = agent, made
-        made.tools = [self._of_tool(tool, agent.name) for tool in agent.tools]
+        made.tools = [self._of_tool(tool) for tool in agent.tools]
         made.mcp_servers = [
             _cached_server(each, self._box, self._vary, shared=self._shared) for each in agent.mcp_servers
         ]
@@ -162,25 +163,23 @@ class _Copies:
             made.__class__ = _passing_loops(cast("Any", type(agent)))
         return made
 
-    def _of_tool(self, tool: Any, agent: str) -> Any:
+    def _of_tool(self, tool: Any) -> Any:
         if not isinstance(tool, FunctionTool) or tool._is_agent_tool or _is_decorated(tool):
             return tool
         made, inner = copy.copy(tool), tool.on_invoke_tool
         if isinstance(inner, _FailureHandlingFunctionToolInvoker):
-            made.on_invoke_tool = _Invoker(inner, made, self._through(tool, inner._invoke_tool_impl, agent))
+            made.on_invoke_tool = _Invoker(inner, made, self._through(tool, inner._invoke_tool_impl))
         else:  # of the user's own
-            made.on_invoke_tool = _leaving(self._through(tool, inner, agent))
+            made.on_invoke_tool = _leaving(self._through(tool, inner))
         return made
 
-    def _through(self, tool: FunctionTool, invoke: Invoke, agent: str) -> Invoke:
+    def _through(self, tool: FunctionTool, invoke: Invoke) -> Invoke:
         """What calls a function tool through the toolbox."""
         box, vary, function = self._box, self._vary, getattr(tool, "__wrapped__", None)
         name, schema, annotations = tool.qualified_name, tool.params_json_schema, tool.mcp_annotations
         heeds_context = vary is None and not self._shared and _gets_context(tool)
         returns, check = returned_by(function, include_extras=True), _check_of(function)
-        is_first = self._functions.setdefault(name, function or invoke) is (function or invoke)
-        if vary is None and is_first:
-            note_function(box, name, function or invoke)
+        is_shared = vary is not None or self._shared or says_who_asks(box.rule(name, annotations))
 
         @functools.wraps(invoke)  # by its annotations the SDK decides which context it gets
         async def invoke_cached(context: Any, raw: str) -> Any:
@@ -198,7 +197,7 @@ class _Copies:
                     functools.partial(invoke, context, raw),
                     schema=schema,
                     annotations=annotations,
-                    vary=varied if is_first else Apart(varied, ["agent", agent]),
+                    vary=apart(varied, made_around(function or invoke, is_shared=is_shared)),
                     context=context if heeds_context else None,
                     returns=returns,
                 )

@@ -16,22 +16,23 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, cast
 
 from agent_cache import Toolbox
-from agent_cache.core.asker import Apart
 from agent_cache.core.parameters import takes_context
 from agent_cache.integrations.shared import (
     Private,
     alone,
+    apart,
     checked_box,
     identity_of,
     is_public,
-    note_function,
+    made_around,
     returned_by,
 )
 from agent_cache.toolbox import ToolInfo
+from agent_cache.toolbox.rules import says_who_asks
 
 try:
     from pydantic import BaseModel
@@ -100,7 +101,6 @@ class _CachedLeaf(WrapperToolset[Any]):
     box: Toolbox
     vary: Vary | None
     shared: bool
-    noted: set[str] = field(default_factory=set)
 
     def visit_and_replace(
         self, visitor: Callable[[AbstractToolset[Any]], AbstractToolset[Any]]
@@ -116,9 +116,6 @@ class _CachedLeaf(WrapperToolset[Any]):
         function = getattr(described, "function", None)
         if hasattr(function, "__agent_cache__"):
             return await self.wrapped.call_tool(name, tool_args, ctx, tool)
-        if self.vary is None and name not in self.noted:
-            self.noted.add(name)
-            note_function(self.box, name, function)
 
         async def run() -> Any:
             try:
@@ -131,7 +128,8 @@ class _CachedLeaf(WrapperToolset[Any]):
         definition, called = tool.tool_def, _CALLED.get()
         schema = definition.parameters_json_schema
         vary = self.vary(ctx) if self.vary is not None else None
-        where: list[Any] = _servers_identity(self.wrapped)
+        is_shared = self.vary is not None or self.shared or says_who_asks(self.box.rule(name))
+        where = [*_servers_identity(self.wrapped), *made_around(function, is_shared=is_shared)]
         if ctx.tool_call_approved:
             where += ["approved", ctx.tool_call_metadata]
         heeds_context = self.vary is None and not self.shared and _gets_context(self.wrapped, described)
@@ -141,7 +139,7 @@ class _CachedLeaf(WrapperToolset[Any]):
             run,
             schema=schema,
             annotations=definition.metadata and definition.metadata.get("annotations"),
-            vary=Apart(vary, where) if where else vary,
+            vary=apart(vary, where),
             context=ctx if heeds_context else None,
             returns=None if function is None else _returned_by(function),
             store_if=_is_storable,

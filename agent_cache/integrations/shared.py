@@ -19,19 +19,23 @@ import inspect
 import json
 import secrets
 import typing
-import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from hashlib import blake2b
+from inspect import isroutine
+from types import CellType, ModuleType
 from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
 
 from agent_cache import AgentLoopDetectedError, ConfigurationError, Toolbox
-from agent_cache.engine.state import warn_once
+from agent_cache.core.asker import Apart, meaning_of
+from agent_cache.core.parameters import name_of
 from agent_cache.recording import register
+from agent_cache.values.canonical import by_object, declared_names, is_model
+from agent_cache.values.compare import etag_of
 
 
 def checked_box(box: object, vary: object, caller: str) -> None:
@@ -44,16 +48,16 @@ def checked_box(box: object, vary: object, caller: str) -> None:
 
 # Who answers
 
-_ALONE: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
 _SENT: Final = ("command", "args", "env", "cwd", "url", "headers", "auth", "httpx_client_factory")
 _STDIO: Final = (f"{kind}StdioTransport" for kind in ("", "FastMCP", "Node", "Npx", "Python", "Uv", "Uvx"))
 _READABLE: Final = frozenset({"SSETransport", "StdioServerParameters", "StreamableHttpTransport", *_STDIO})
 """Classes of MCP's SDK and of FastMCP whose attributes say all that they send."""
 
 
-def alone(connection: Any) -> str:
+@by_object
+def alone(_connection: Any) -> str:
     """An identity that no other object has, in any process."""
-    return _ALONE.setdefault(connection, secrets.token_hex(8))
+    return secrets.token_hex(8)
 
 
 def identity_of(connection: Any, owner: Any = None) -> str:
@@ -79,35 +83,60 @@ def identity_of(connection: Any, owner: Any = None) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-# Tools that are made anew
+# Functions that are made for somebody
 
-_MADE: Final[weakref.WeakKeyDictionary[Toolbox, dict[str, list[Any]]]] = weakref.WeakKeyDictionary()
-"""The code of each tool, and what it was made around."""
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 _WRITTEN: Final = frozenset({UUID, Decimal, datetime, date, time, timedelta})
 
 
-def note_function(box: Toolbox, name: str, function: Any) -> None:
-    """Warn once if a toolbox gets another function of a name, or the same one made around other values (in its closure,
-    its defaults, a partial function, its object): they share their answers. Not to be asked if there is a `vary`.
+def made_around(function: Any, *, is_shared: bool = False) -> list[Any]:
+    """What keeps the answers of a function apart from those of others of its name: where it is defined, and what it was
+    made around, such as a user, in its closure, a `functools.partial` or the object of a method. Values are known by
+    what they are, any other object by itself, unless a variable beside it is named for someone. Modules, classes and
+    functions do not count.
+
+    Args:
+        is_shared: whether somebody has said what tells users apart, or that nothing does.
     """
-    around: list[Any] = []
-    while isinstance(function, functools.partial):
-        around += [*function.args, *function.keywords.values()]
-        function = function.func
-    around += getattr(getattr(function, "__self__", None), "__dict__", {}).values()
-    inner = getattr(function, "__func__", function)
-    if not inspect.isfunction(inner):
-        return
-    with contextlib.suppress(ValueError):  # a cell that is empty yet
-        around += [cell.cell_contents for cell in inner.__closure__ or ()]
-    around += [*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values()]
-    made = [inner.__code__, *(value if type(value) in _SCALARS else id(value) for value in around)]
-    former = _MADE.setdefault(box, {}).setdefault(name, made)
-    if former[0] != made[0]:
-        warn_once("another function of this name shares its answers: give one of them another name, or vary=", name)
-    elif former != made:
-        warn_once("it was made anew around other values: if its answers depend on them, give vary=", name)
+    if function is None:
+        return []
+    found: list[Any] = [name_of(function)]
+    pending: list[tuple[Any, Any]] = [] if is_shared else [(function, None)]
+    seen: set[int] = set()
+    while pending:
+        one, owner = pending.pop()
+        around: list[Any] = []
+        if isinstance(one, functools.partial):
+            around = [one.func, *one.args, *one.keywords.values()]
+        elif inspect.ismethod(one):
+            around = [one.__func__, one.__self__]
+        elif inspect.isfunction(one):
+            cells = zip(one.__code__.co_freevars, one.__closure__ or (), strict=True)
+            named = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+            if any(meaning_of(name) == "someone" and type(value) in (str, int) for name, value in named.items()):
+                named = {name: value for name, value in named.items() if type(value) in _SCALARS or isroutine(value)}
+            around = [*named.values()]
+        elif type(one) in _SCALARS and owner is not None:
+            found.append(one)
+        elif owner is not None and not (isinstance(one, type | ModuleType) or isroutine(one)):
+            found.append(etag_of(one) if declared_names(type(one)) or is_model(type(one)) else None)
+            if found[-1] is None:
+                found[-1] = _itself(one, owner)
+        if around and id(one) not in seen:
+            seen.add(id(one))
+            pending += [(value, one) for value in around]
+    return found
+
+
+def apart(who: Any, where: list[Any]) -> Any:
+    """What distinguishes a call: who asks, and where it is asked, if that is not everywhere the same."""
+    return Apart(who, where) if where else who
+
+
+def _itself(value: Any, owner: Any) -> str:
+    with contextlib.suppress(TypeError):  # it cannot be referred to weakly
+        return alone(value)
+    return alone(owner)
 
 
 def returned_by(function: Any, *, include_extras: bool = False) -> Any:

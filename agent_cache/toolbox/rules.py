@@ -21,7 +21,7 @@ from agent_cache.values.compare import escaped
 
 __all__ = [
     "Found", "Inner", "Pass", "Read", "Rule", "ToolInfo", "ToolRow", "ToolTable", "Watch", "Write",
-    "compiled_tags", "find_rule", "is_shared", "roots_of", "row_of", "templates_of",
+    "compiled_tags", "find_rule", "is_shared", "roots_of", "row_of", "says_who_asks", "templates_of",
 ]  # fmt: skip
 
 
@@ -210,6 +210,11 @@ def find_rule(rules: Mapping[str, Rule], name: str) -> Found | None:
 def is_shared(rule: Rule) -> bool:
     """Whether a rule says that all users share the answers of its tool."""
     return isinstance(rule, TaggedRule) and rule.shared
+
+
+def says_who_asks(rule: Rule) -> bool:
+    """Whether a rule says what tells users apart, by `vary`, or that nothing does."""
+    return isinstance(rule, TaggedRule) and not rule.decorator.policy.heeds_contexts
 
 
 def hinted_kind(annotations: Any) -> Literal["read", "write"] | None:

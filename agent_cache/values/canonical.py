@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_DEPTH", "MISSING", "PYDANTIC_FIELDS_SET", "PYDANTIC_STATE", "STANDARD", "Encoder", "StableEncoder",
-    "attributes_of", "blake2b", "by_class", "canonical", "declared_fields", "declared_names", "full_name",
+    "attributes_of", "blake2b", "by_object", "canonical", "declared_fields", "declared_names", "full_name",
     "has_native_state", "has_no_content", "is_member", "is_model", "is_sentinel", "lasting_digest", "make_room",
     "segment_digest", "serial_of", "size_of", "text_of_standard_value",
 ]  # fmt: skip
@@ -58,14 +58,14 @@ def full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def by_class(says: Callable[[Any], T]) -> Callable[[Any], T]:
-    """Remember what a function says of a class. `lru_cache` would keep the class alive, and the tools in it."""
+def by_object(says: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Remember what a function says of an object. `lru_cache` would keep a class alive, and the tools in it."""
     known: dict[int, tuple[T, weakref.ref[Any]]] = {}
 
-    def of(kind: Any) -> T:
-        found = known.get(id(kind))
-        if found is None or found[1]() is not kind:
-            found = known[id(kind)] = says(kind), weakref.ref(kind, partial(_forget, known, id(kind)))
+    def of(value: Any) -> T:
+        found = known.get(id(value))
+        if found is None or found[1]() is not value:
+            found = known[id(value)] = says(value), weakref.ref(value, partial(_forget, known, id(value)))
         return found[0]
 
     return of
@@ -84,7 +84,7 @@ STANDARD: Final[dict[str, str]] = {
 """Name of each type, and the module that it is imported from."""
 
 
-@by_class
+@by_object
 def text_of_standard_value(kind: Any) -> Callable[[Any], str | None] | None:
     """Function that gives the text by which values of an immutable standard type differ; None for any other type.
 
@@ -239,13 +239,13 @@ def attributes_of(value: Any) -> dict[str, Any]:
     return found | getattr(value, "__dict__", {}) | _slots_set(value, slots)
 
 
-@by_class
+@by_object
 def _attributes_in(kind: Any) -> tuple[tuple[str, ...], bool]:
     """The fields that a class declares, and whether it has slots of classes of Python's."""
     return declared_names(kind) or (), any("__slots__" in vars(base) for base in kind.__mro__)
 
 
-@by_class
+@by_object
 def has_no_content(kind: Any) -> bool:
     """Whether the objects of a class are known by nothing that they contain: it is no collection, and has no fields."""
     is_content = issubclass(kind, (*_CONTAINERS, tuple, type)) or hasattr(kind, "__pydantic_fields__")

@@ -488,6 +488,90 @@ def asker_of(tool: Any, deps: Any, number: int = 7) -> Any:
     return tool.__agent_cache__.asker_of({"ctx": RunContext(deps), "number": number})
 
 
+class Account:
+    """Whose method is a tool."""
+
+    def __init__(self, user: str) -> None:
+        self.user = user
+
+    async def get(self) -> str:
+        return self.user
+
+
+class SlottedAccount:
+    __slots__ = ("user",)
+    __init__, get = Account.__init__, Account.get
+
+
+@dataclass
+class DeclaredAccount:
+    user: str
+
+    async def get(self) -> str:
+        return self.user
+
+
+def tool_of(user: Any) -> Callable[[], Any]:
+    async def get() -> str:
+        return str(user)
+
+    return get
+
+
+def around(inner: Callable[[], Any]) -> Callable[[], Any]:
+    async def get() -> Any:
+        return await inner()
+
+    return get
+
+
+def tool_with_client(user_id: str) -> Callable[[], Any]:
+    client = Client()
+
+    async def get() -> str:
+        return f"{user_id} by {client is not None}"
+
+    return get
+
+
+async def get_of(user: str, *_: Any) -> str:
+    return user
+
+
+MADE_FOR: dict[str, tuple[Callable[[str], Any], bool]] = {
+    "a variable around it": (tool_of, True),
+    "one that is named for someone, beside a client": (tool_with_client, True),
+    "a list around it": (lambda user: tool_of([user]), False),
+    "an object around it": (lambda user: tool_of(types.SimpleNamespace(user=user)), False),
+    "a record around it": (lambda user: tool_of(DeclaredAccount(user)), True),
+    "a function around it": (lambda user: around(tool_of(user)), True),
+    "the object of its method": (lambda user: Account(user).get, False),
+    "an object with slots": (lambda user: SlottedAccount(user).get, False),
+    "the record of its method": (lambda user: DeclaredAccount(user).get, True),
+    "a partial": (lambda user: functools.partial(get_of, user), True),
+    "a partial of a partial": (lambda user: functools.partial(functools.partial(get_of, user), object()), False),
+}
+"""Tools that were made for a user, and whether another one that is made for the same user shares the answers."""
+
+
+@pytest.mark.parametrize("name", MADE_FOR)
+async def test_a_wrapped_function_that_is_made_for_a_user_is_hers(name: str):
+    made, is_known = MADE_FOR[name]
+    box = Toolbox({"my_*": Read("ticket"), "our_*": Read("ticket", shared=True)}, namespace="made")
+    ada, bob, again = (wrap(made(user), box=box, name="my_own") for user in ("ada", "bob", "ada"))
+    found = [await ada(), await bob()]
+    assert found[0] != found[1]
+    assert [await ada(), await bob()] == found
+    assert await again() == found[0]
+    assert get_metrics()["hits"] == 2 + is_known
+    for options in (
+        {"name": "our_own"},
+        {"name": "my_shared", "shared": True},
+        {"name": "my_x", "vary": lambda _: "x"},
+    ):
+        assert [await wrap(made(user), box=box, **options)() for user in ("ada", "bob")] == [found[0]] * 2
+
+
 def test_of_reads_and_writes_the_user_fields_of_their_contexts_count_or_what_vary_returns():
     async def tool(ctx: RunContext, number: int) -> None: ...
 
