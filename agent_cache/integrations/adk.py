@@ -56,7 +56,7 @@ def cached(tool_or_agent: T, box: Toolbox, vary: Vary | None = None, *, shared: 
         vary: ``vary(tool_context)`` is a part of the key: ``lambda context: context.user_id``. Without it, a function
             without a context has the same answers for all users, and any other tool has its own in each session of ADK
             and for each ``user:`` state.
-        shared: whether all users share the answers of tools that get a context.
+        shared: whether all users share the answers of tools that get a context, or were made around something.
 
     Raises:
         TypeError: if it is something else.

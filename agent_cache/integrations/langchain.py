@@ -74,7 +74,7 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
         box: the toolbox with the rules.
         vary: called with the `ToolCallRequest`; what it returns (any JSON value) becomes part of the key of a read:
             ``lambda request: request.runtime.context.user_id``. Nothing else of what is injected counts then.
-        shared: whether all users share the answers of tools that get anything injected.
+        shared: whether all users share the answers of tools that get anything injected, or were made around something.
 
     Raises:
         ConfigurationError: if one of them is something else.

@@ -86,7 +86,7 @@ def cached(agent: AnyAgent, box: Toolbox, vary: Vary | None = None, *, shared: b
         box: the rules.
         vary: called with the context of each call; what it returns (JSON) belongs to the key. A tenant, a user. Without
             it, what can be compared in the run's ``context`` belongs to the key of a tool that gets it.
-        shared: whether all users share the answers of tools that get the context.
+        shared: whether all users share the answers of tools that get the context, or were made around something.
 
     Raises:
         ConfigurationError: if `agent` is no `agents.Agent`, or `box` is no toolbox.

@@ -68,7 +68,7 @@ class AgentCacheToolset(WrapperToolset[Any]):
         box: the rules. A tool has the name that this toolset gives it.
         vary: called with the `RunContext` of each call; what it returns (JSON) belongs to the key. A tenant, a user.
             Without it, what can be compared in ``deps`` belongs to the key of a tool that gets the context.
-        shared: whether all users share the answers of tools that get the context.
+        shared: whether all users share the answers of tools that get the context, or were made around something.
 
     Raises:
         ConfigurationError: if `box` is no toolbox, or `vary` no function.
