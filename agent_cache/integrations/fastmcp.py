@@ -82,7 +82,8 @@ class AgentCacheMiddleware(Middleware):
         box: the rules. One box for each server: two servers may name different tools alike.
         vary: a function of FastMCP's `MiddlewareContext` whose result, any JSON value, keeps answers apart: a tenant,
             or a header that a tool reads in a function of its own. Access tokens are told apart without it.
-        shared: whether all clients share the answers, whatever their tokens and headers are, and what a tool was made around.
+        shared: whether all clients share the answers, whatever their tokens and headers, and whatever a tool is made
+            around.
     """
 
     def __init__(
