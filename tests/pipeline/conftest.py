@@ -9,11 +9,19 @@ from typing import Any
 
 import pytest
 
+from agent_cache.remote import FileTier
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
 from tests.harness.file_peers import Peer
 from tests.harness.file_steps import show_steps
 from tests.pipeline.fleet import Truth, WatchedTier
+
+
+@pytest.fixture(autouse=True)
+def patient_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file tier waits for a locked file as long as a busy machine needs, where its test names no `timeout`."""
+    defaults: Any = FileTier.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "timeout", 20.0)
 
 
 @pytest.fixture
@@ -57,7 +65,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Peer]]:
 
     def start(**options: Any) -> Peer:
         peers.append(peer := Peer(tmp_path))
-        peer.do("open", **{"lease": 0.3, "timeout": 1.0, **options})
+        peer.do("open", **{"lease": 0.3, "timeout": 20.0, **options})
         return peer
 
     yield start

@@ -291,7 +291,7 @@ async def test_tools_do_not_see_a_disk_that_takes_nothing(
 @pytest.mark.parametrize("how", ["garbage", *slow("zeros", "cut", "empty")])
 async def test_a_damaged_database_is_set_aside_and_a_new_one_is_begun(tmp_path: Path, how: str):
     path = tmp_path / "cache"
-    async with FileTier(path) as one, FileTier(path) as other:
+    async with FileTier(path, timeout=1.0) as one, FileTier(path, timeout=1.0) as other:
         for order in range(8):
             await load(one, read(f"order:{order}", key=order), "old")
         with closing(sqlite3.connect(path)) as db:
@@ -301,7 +301,7 @@ async def test_a_damaged_database_is_set_aside_and_a_new_one_is_begun(tmp_path: 
                 file.write((b"\0" if how == "zeros" else b"\xa5") * path.stat().st_size)
             else:
                 file.truncate(4_096 if how == "cut" else 0)
-        async with FileTier(path) as late:
+        async with FileTier(path, timeout=1.0) as late:
             await works(one, other, late)
     assert (tmp_path / "cache.corrupt").exists() or how == "empty"  # there is nothing to be set aside
 
