@@ -35,6 +35,10 @@ from agent_cache.recording.outcomes import check_outcome, encode, problems_of, r
 from agent_cache.recording.prices import model_calls, savings_of
 
 _ONE_LINE = 80
+_EXAMPLES = {
+    "diff": "before.jsonl after.jsonl", "fork": "run.jsonl --at 7 --to branch.jsonl", "redact": "tests/recordings",
+    "verify": "tests/recordings", "convert": "vcr.yaml -o run.jsonl",
+}  # fmt: skip
 _ENDS = ("asker", "source", "model", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens",
          "cache_write_1h_tokens", "form")  # fmt: skip
 """Fields of a call behind its outcome, in `text`."""
@@ -50,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     def add(name: str, function: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        command.epilog = f"example: agent-cache cassette {name} {_EXAMPLES.get(name, 'run.jsonl')}"
         command.set_defaults(run_cassette=function)
         if name != "text":
             command.add_argument("--json", action="store_true", help="JSON on stdout")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -34,6 +35,13 @@ def test_the_help_of_each_command_has_an_example(command, capsys: pytest.Capture
     text = " ".join(help_of(command.words.split(), capsys).split())
     assert f"example: agent-cache {command.words} " in text
     assert f"usage: agent-cache {command.words.split()[0]}" in text
+
+
+def test_so_has_that_of_each_command_for_recordings(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = re.findall(r"^    (\w+)  ", help_of(["cassette"], capsys), re.MULTILINE)
+    assert len(listed) == 7
+    for name in listed:
+        assert f"example: agent-cache cassette {name} " in help_of(["cassette", name], capsys)
 
 
 @pytest.mark.parametrize(
