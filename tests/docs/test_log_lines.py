@@ -1,4 +1,4 @@
-"""A page of each tier lists every line that it logs, and no other."""
+"""The pages of the tiers list every line that they log, and no other. Those of every tier are on the first page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import agent_cache
 
 DOCS = Path(__file__).parents[2] / "docs"
 TIERS = Path(agent_cache.__file__).parent / "remote"
-PAGES = {"redis": "how-to/survive-an-outage.md", "file": "reference/file-tier.md"}
+PAGES = {"redis": ("how-to/survive-an-outage.md",), "file": ("how-to/survive-an-outage.md", "reference/file-tier.md")}
 BOTH = ("feed.py", "keeper.py", "versioned.py")
 FILES = {"redis": (*BOTH, "redis.py"), "file": (*BOTH, "file/__init__.py", "database.py")}
 
@@ -57,11 +57,13 @@ def logged(tier: str) -> set[str]:
 
 
 def listed(tier: str) -> dict[str, re.Pattern[str]]:
-    """The lines of the table. ``...`` stands for anything, ``(...)`` at the end for a reason."""
-    _, _, rest = (DOCS / PAGES[tier]).read_text("utf-8").partition("\n| line | means |\n")
-    rows = re.match(r"(?:\|.*\n)+", rest)
-    assert rows is not None
-    lines = [line for row in rows[0].splitlines() for line in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    """The lines of the tables. ``...`` stands for anything, ``(...)`` at the end for a reason."""
+    lines: list[str] = []
+    for page in PAGES[tier]:
+        _, _, rest = (DOCS / page).read_text("utf-8").partition("\n| line | means |\n")
+        rows = re.match(r"(?:\|.*\n)+", rest)
+        assert rows is not None
+        lines += [line for row in rows[0].splitlines() for line in re.findall(r"`([^`]+)`", row.split("|")[1])]
     return {
         line: re.compile(".*".join(re.escape(part.strip()) for part in line.removesuffix(" (...)").split("...")))
         for line in lines

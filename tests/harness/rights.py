@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-__all__ = ["in_cluster", "least", "of_an_operator", "of_the_reference"]
+__all__ = ["in_cluster", "least", "of_an_operator"]
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _GUIDE = _DOCS / "how-to" / "run-a-fleet.md"
@@ -25,11 +25,6 @@ def in_cluster(rights: list[str]) -> list[str]:
     found = re.search(r"A cluster needs `([^`]+)` as well", _GUIDE.read_text("utf-8"))
     assert found is not None
     return [*rights, *found[1].split()]
-
-
-def of_the_reference() -> list[str]:
-    """Those of a tier that the reference lists."""
-    return _block(_DOCS / "reference" / "tiers.md", "### Rights", "text").split()
 
 
 def of_an_operator() -> list[str]:
