@@ -29,7 +29,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"integrations", "relay", "pytest_plugin", "cli", "__main__"}),
     frozenset({"__init__"}),
 )
-# These use the public names, as anyone's code does. `__init__` imports none of them: that would be a cycle.
+# These may import the public names from `agent_cache` itself, as anyone's code does, and what they need beside these
+# from any module of their layer and below, private names too. `__init__` imports none of them: that would be a cycle.
 USERS_OF_PUBLIC_NAMES = frozenset({"integrations", "relay", "pytest_plugin", "cli", "__main__"})
 
 # Third-party module -> where it may stand. A name that is not here may stand in `integrations` only.

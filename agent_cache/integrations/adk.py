@@ -62,8 +62,7 @@ def cached(tool_or_agent: T, box: Toolbox, vary: Vary | None = None, *, shared: 
         TypeError: if it is something else.
     """
     checked_box(box, vary, "cached")
-    found: Any = _Cached(box, vary, shared).of(tool_or_agent)
-    return typing.cast("T", found)
+    return typing.cast("T", _Cached(box, vary, shared).of(tool_or_agent))
 
 
 class _Cached(NamedTuple):

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from agent_cache import ConfigurationError, Read, Toolbox, Write
 from agent_cache.core.parameters import Parameters
@@ -87,9 +87,8 @@ def wrap(
                 arguments[one.name] = list(bound[one.name])
             elif one.kind is _Kind.VAR_KEYWORD and not arguments.keys() & bound[one.name].keys():
                 arguments |= arguments.pop(one.name)
-        varied = None if vary is None else vary(bound)
+        varied = apart(None if vary is None else vary(bound), made_around(function, is_shared=is_shared))
         contexts = parameters.all_injected(bound) if heeds_contexts else None
-        varied = apart(varied, made_around(function, is_shared=is_shared))
         return arguments, {"vary": varied, "returns": returns, "context": contexts}
 
     async def call_tool(*args: Any, **kwargs: Any) -> Any:
@@ -111,8 +110,7 @@ def wrap(
     wrapper.__annotations__ = dict(getattr(function, "__annotations__", None) or {})
     # As a decorated function is marked, so that no adapter counts its calls again
     wrapper.__agent_cache__ = ToolInfo(tool, takes_context=heeds_contexts)
-    wrapped: F = wrapper
-    return wrapped
+    return cast("F", wrapper)
 
 
 def _checked_name(function: Any, name: str | None) -> str:

@@ -42,7 +42,7 @@ try:
     import mcp_types
     from fastmcp import FastMCP
     from fastmcp.exceptions import NotFoundError, ToolError
-    from fastmcp.server.dependencies import fastmcp_request_ctx, get_access_token, without_injected_parameters
+    from fastmcp.server.dependencies import fastmcp_request_ctx, get_access_token
     from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
     from fastmcp.server.providers.fastmcp_provider import FastMCPProviderTool
     from fastmcp.tools.base import InputRequiredToolResult, Tool, ToolResult
@@ -172,7 +172,7 @@ class AgentCacheMiddleware(Middleware):
             where=[one for one in (tool.version, version if function is None else None) if one is not None],
             is_shared=self._shared or is_shared(rule),
             gets_context=function is None or takes_context(function),
-            check=check_of(without_injected_parameters(function)) if is_checked else None,
+            check=check_of(function) if is_checked else None,
             passes=passes,
         )
 

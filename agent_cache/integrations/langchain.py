@@ -153,8 +153,6 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
 def _loops_leave() -> Iterator[None]:
     try:
         yield
-    except LoopInGraph:
-        raise
     except AgentLoopDetectedError as error:
         raise LoopInGraph(*error.args) from error
 

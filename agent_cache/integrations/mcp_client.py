@@ -48,7 +48,7 @@ class CachedClient:
     session does not, it shares no answers with other clients, unless `vary` says as whom it is connected.
 
     Args:
-        session: the client. It is opened and closed by its owner. Make one `CachedClient` of it.
+        session: the client. It is opened and closed by its owner. Of a `CachedClient` it is that one's.
         box: the rules. One box for each server: two servers may name different tools alike.
         vary: a function of the client whose result, any JSON value, keeps answers apart: the account that it is
             connected with.
@@ -56,9 +56,9 @@ class CachedClient:
 
     def __init__(self, session: Any, box: Toolbox, vary: Callable[[Any], Any] | None = None) -> None:
         checked_box(box, vary, "CachedClient")
-        self._client = session
-        self._is_of_fastmcp = hasattr(session, "call_tool_mcp")
-        self._is_session = not hasattr(type(session), "session")
+        self._client: Any = session._client if isinstance(session, CachedClient) else session
+        self._is_of_fastmcp = hasattr(self._client, "call_tool_mcp")
+        self._is_session = not hasattr(type(self._client), "session")
         self.box = box
         self._vary = vary
         self._tools: dict[str, ToolInfo] | None = None

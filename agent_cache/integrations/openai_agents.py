@@ -164,7 +164,8 @@ class _Copies:
         return made
 
     def _of_tool(self, tool: Any) -> Any:
-        if not isinstance(tool, FunctionTool) or tool._is_agent_tool or _is_decorated(tool):
+        is_taken = isinstance(tool, FunctionTool) and not tool._is_agent_tool
+        if not is_taken or _is_decorated(tool) or hasattr(tool.on_invoke_tool, "_agent_cached"):
             return tool
         made, inner = copy.copy(tool), tool.on_invoke_tool
         if isinstance(inner, _FailureHandlingFunctionToolInvoker):
@@ -270,11 +271,14 @@ def _leaving(invoke: Invoke) -> Invoke:
         finally:
             _CONTEXT.reset(token)
 
+    invoke_in_run._agent_cached = True  # type: ignore[attr-defined]
     return invoke_in_run
 
 
 class _Invoker(_FailureHandlingFunctionToolInvoker):
     """The SDK's invoker of a tool, which lets loops pass its handling of failures."""
+
+    _agent_cached = True
 
     def __init__(self, inner: _FailureHandlingFunctionToolInvoker, tool: FunctionTool, invoke: Invoke) -> None:
         self.__dict__.update(inner.__dict__)  # its mark of sync tools among them
@@ -305,11 +309,15 @@ def _is_decorated(tool: FunctionTool) -> bool:
 
 def _cached_server(server: MCPServer, box: Toolbox, vary: Vary | None, *, shared: bool) -> MCPServer:
     """An MCP server whose tools are called through a toolbox. It has the state of the server itself, as it is now."""
+    if hasattr(server, "_agent_cached"):
+        return server
     known: dict[str, tuple[Any, Any]] = {}  # schemas and annotations by name
     is_own = vary is None and not shared
     kind: Any = type(server)
 
     class CachedServer(kind):
+        _agent_cached = True
+
         async def list_tools(self, *args: Any, **kwargs: Any) -> list[Any]:
             found: list[Any] = await server.list_tools(*args, **kwargs)
             listed = {tool.name: (_schema_of(tool), tool.annotations) for tool in found}
@@ -358,8 +366,6 @@ def _identity_of(server: MCPServer, *, is_own: bool) -> list[str]:
 
 def _check_of(function: Any) -> Check | None:
     """What the SDK makes of the arguments of a function; None where that cannot be known."""
-    if function is None:
-        return None
     try:
         model = function_schema(function, use_docstring_info=False, strict_json_schema=False).params_pydantic_model
     except Exception:  # noqa: BLE001 - hints are evaluated, and may be anything

@@ -13,7 +13,6 @@ object or a factory of HTTP clients, may send anything, so such a connection is 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import json
@@ -31,7 +30,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
 
 from agent_cache import AgentLoopDetectedError, ConfigurationError, Toolbox
-from agent_cache.core.asker import Apart, meaning_of
+from agent_cache.core.asker import Apart, injected_role, meaning_of
 from agent_cache.core.parameters import name_of
 from agent_cache.recording import register
 from agent_cache.values.canonical import by_object, declared_names, is_model
@@ -121,7 +120,10 @@ def made_around(function: Any, *, is_shared: bool = False) -> list[Any]:
         elif owner is not None and not (isinstance(one, type | ModuleType) or isroutine(one)):
             found.append(etag_of(one) if declared_names(type(one)) or is_model(type(one)) else None)
             if found[-1] is None:
-                found[-1] = _itself(one, owner)
+                try:
+                    found[-1] = alone(one)
+                except TypeError:  # it cannot be referred to weakly
+                    found[-1] = alone(owner)
         if around and id(one) not in seen:
             seen.add(id(one))
             pending += [(value, one) for value in around]
@@ -131,12 +133,6 @@ def made_around(function: Any, *, is_shared: bool = False) -> list[Any]:
 def apart(who: Any, where: list[Any]) -> Any:
     """What distinguishes a call: who asks, and where it is asked, if that is not everywhere the same."""
     return Apart(who, where) if where else who
-
-
-def _itself(value: Any, owner: Any) -> str:
-    with contextlib.suppress(TypeError):  # it cannot be referred to weakly
-        return alone(value)
-    return alone(owner)
 
 
 def returned_by(function: Any, *, include_extras: bool = False) -> Any:
@@ -189,8 +185,10 @@ def _plain(value: Any, given: Any) -> Any:
     return given
 
 
-def check_of(function: Callable[..., Any]) -> Check | None:
-    """What pydantic makes of the arguments of a function by its hints; None where that cannot be known."""
+def check_of(function: Any) -> Check | None:
+    """What pydantic makes of the arguments of a function by its hints; None where that cannot be known. Parameters that
+    a framework fills in are no arguments.
+    """
     from pydantic import TypeAdapter
 
     def collect(*args: Any, **kwargs: Any) -> Mapping[str, Any]:
@@ -198,11 +196,11 @@ def check_of(function: Callable[..., Any]) -> Check | None:
 
     try:
         hints = typing.get_type_hints(function, include_extras=True)
-        hints.pop("return", None)
-        signature = inspect.signature(function)
+        every = inspect.signature(function).parameters.values()
+        given = [one for one in every if injected_role(hints.get(one.name), one.default, function) is None]
         typed: Any = collect
-        typed.__signature__ = signature.replace(return_annotation=inspect.Signature.empty)
-        typed.__annotations__ = hints
+        typed.__signature__ = signature = inspect.Signature(given)
+        typed.__annotations__ = {one.name: hints[one.name] for one in given if one.name in hints}
         check: Check = TypeAdapter(typed).validate_python
     except Exception:  # noqa: BLE001 - hints are evaluated, and may be anything
         return None

@@ -1,8 +1,7 @@
 """One contract for the adapters: what each of them promises, tried with the real packages of every framework.
 
-A new one gets a class, a row of `PACKAGES`, and a place in `BY_CONTEXT` if a run is passed a context. It needs its rows
-in `_ADAPTERS` of `any_framework`, by which `explain` finds it, and in `_CONTEXTS` of `core.asker`. ``-k NAME`` runs all
-of it for one adapter.
+A new one gets a class, a row of `PACKAGES`, and a place in `BY_CONTEXT` if a run is passed a context.
+``docs/how-to/write-an-adapter.md`` says what else it needs. ``-k NAME`` runs all of it for one adapter.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from importlib.util import find_spec
 from typing import Any
 
@@ -27,6 +27,7 @@ from agent_cache import (
     Write,
 )
 from agent_cache.integrations import explain, wrap
+from agent_cache.integrations.shared import check_of
 from agent_cache.recording import record, replay
 from tests.harness import page_examples
 from tests.harness.library import calls_waiting
@@ -39,12 +40,18 @@ pytestmark = [
 
 GET: Call = ("get_order", {"order_id": "1"})
 CANCEL: Call = ("cancel_order", {"order_id": "1"})
+TOTAL: Call = ("get_total", {"order_id": "1"})
 LOST: Call = ("get_order", {"order_id": "lost"})
 MINE: Call = ("get_mine", {})
 SECRET: Call = ("get_secret", {"order_id": "1"})
 DECORATED: Call = ("get_decorated", {"order_id": "1"})
 WRONG: Call = ("get_order", {"no_such_argument": ["1"]})
-SPELT: list[Call] = [("get_number", {"number": "07"}), ("get_number", {"number": 7.0}), ("get_many", {"ids": ["7", 8]})]
+SPELT: list[Call] = [
+    ("get_number", {"number": "07"}),
+    ("get_number", {"number": 7.0}),
+    ("get_many", {"ids": ["7", 8]}),
+    ("get_my_number", {"number": "07"}),
+]
 
 
 class Shop:
@@ -64,6 +71,12 @@ class Shop:
         if subject == "lost":
             raise ValueError("no such order")
         return f"{name} {subject} ({number})"
+
+
+@dataclass
+class Total:
+    order: str
+    amount: Decimal
 
 
 @dataclass
@@ -93,13 +106,19 @@ class Adapter(ABC):
     Attributes:
         asked: how often that was asked for. Each time the answer is yes.
         streams: whether runs are those of the framework's streaming.
+        in_steps: whether the model waits for the answer to each call.
+        is_cached_twice: whether what the adapter made is given to it once more, where that can be.
         context: makes of a user what is passed to a run.
     """
 
     def __init__(self, shop: Shop, box: Any, **options: Any) -> None:
         self.shop, self.box, self.options = shop, box, options
-        self.asked, self.streams = 0, False
+        self.asked, self.streams, self.in_steps, self.is_cached_twice = 0, False, False, False
         self.context = CONTEXTS["a dict"]
+
+    def steps(self, calls: tuple[Call, ...]) -> list[tuple[Call, ...]]:
+        """What the model says in one run: all calls at once, or one after the other."""
+        return [(call,) for call in calls] if self.in_steps else [calls]
 
     def functions(self, kind: Any, user_of: Callable[[Any], str]) -> tuple[list[Any], Any]:
         """The tools, and `get_secret`. `kind` is what the framework injects, of which `user_of` is the user."""
@@ -129,6 +148,14 @@ class Adapter(ABC):
             """Set a number."""
             return await shop.run("set_number", str(number))
 
+        async def get_my_number(tool_context: Any, number: int) -> str:
+            """Get a number of the user."""
+            return await shop.run("get_my_number", f"{user_of(tool_context)} {number}")
+
+        async def get_total(order_id: str) -> Total:
+            """Get the total of an order."""
+            return Total(await shop.run("get_total", order_id), Decimal("1.50"))
+
         async def get_secret(order_id: str) -> str:
             """Get a secret."""
             return await shop.run("get_secret", order_id)
@@ -142,10 +169,11 @@ class Adapter(ABC):
             """Get the orders of the user, by a decorated function."""
             return await shop.run("get_own", user_of(tool_context))
 
-        get_mine.__annotations__["tool_context"] = get_own.__annotations__["tool_context"] = kind
+        for each in (get_mine, get_own, get_my_number):
+            each.__annotations__["tool_context"] = kind
         get_own = AgentCache("mine", name="own")(get_own)
-        tools = [get_order, cancel_order, get_mine, get_number, get_many, set_number, get_decorated, get_own]
-        return tools, get_secret
+        numbers = [get_number, get_my_number, get_many, set_number]
+        return [get_order, cancel_order, get_total, get_mine, *numbers, get_decorated, get_own], get_secret
 
     @abstractmethod
     def agent(self) -> Any:
@@ -179,7 +207,7 @@ class LangChain(Adapter):
         from langchain.agents.middleware import HumanInTheLoopMiddleware
         from langgraph.checkpoint.memory import InMemorySaver
 
-        model = langchain_model(calls)
+        model = langchain_model(*self.steps(calls))
         approvals = HumanInTheLoopMiddleware(interrupt_on={"get_secret": True})
         return create_agent(model, self.tools, middleware=[self.middleware, approvals], checkpointer=InMemorySaver())
 
@@ -222,7 +250,10 @@ class OpenAIAgents(Adapter):
 
         from agent_cache.integrations.openai_agents import cached
 
-        return cached(Agent("shop", model=openai_model(calls), tools=self.tools), self.box, **self.options)
+        agent = cached(
+            Agent("shop", model=openai_model(*self.steps(calls)), tools=self.tools), self.box, **self.options
+        )
+        return cached(agent, self.box, **self.options) if self.is_cached_twice else agent
 
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
         from agents import Runner
@@ -260,8 +291,9 @@ class PydanticAI(Adapter):
         from pydantic_ai import Agent, DeferredToolRequests
 
         kinds: Any = [str, DeferredToolRequests]
-        model = pydantic_model(calls)
-        return Agent(model, tools=self.tools, capabilities=[self.capability], deps_type=object, output_type=kinds)
+        model = pydantic_model(*self.steps(calls))
+        capabilities = [self.capability] * (2 if self.is_cached_twice else 1)
+        return Agent(model, tools=self.tools, capabilities=capabilities, deps_type=object, output_type=kinds)
 
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
         from pydantic_ai import DeferredToolRequests, DeferredToolResults
@@ -348,7 +380,8 @@ class McpClient(FastMCPServer):
         from agent_cache.integrations.mcp_client import CachedClient
 
         options = {} if self.options.get("shared") else {"vary": lambda _: user}
-        return CachedClient(opened, self.box, **options)
+        client = CachedClient(opened, self.box, **options)
+        return CachedClient(client, self.box, **options) if self.is_cached_twice else client
 
 
 class GoogleADK(Adapter):
@@ -366,7 +399,10 @@ class GoogleADK(Adapter):
     def agent(self, *calls: Call) -> Any:
         from google.adk.agents import LlmAgent
 
-        return LlmAgent(name="shop", model=adk_model(calls), tools=self.tools)
+        from agent_cache.integrations.adk import cached
+
+        agent = LlmAgent(name="shop", model=adk_model(*self.steps(calls)), tools=self.tools)
+        return cached(agent, self.box, **self.options) if self.is_cached_twice else agent
 
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
         from google.adk.agents.run_config import RunConfig, StreamingMode
@@ -410,10 +446,12 @@ class AnyFramework(Adapter):
     async def turn(self, *calls: Call, user: str = "ada") -> list[str]:
         self.asked += sum(name == "get_secret" for name, _ in calls)
         given = {"tool_context": ToolContext(self.context(user))}
-        asks = ("get_mine", "get_own")
+        asks, tools = ("get_mine", "get_own", "get_my_number"), self.tools
+        if self.is_cached_twice:
+            tools = {name: wrap(tool, box=self.box, **self.options) for name, tool in tools.items()}
         try:
-            made = [self.tools[name](**args, **(given if name in asks else {})) for name, args in calls]
-            return await asyncio.gather(*made)
+            made = [tools[name](**args, **(given if name in asks else {})) for name, args in calls]
+            return [str(one) for one in await asyncio.gather(*made)]
         except (TypeError, ValueError) as error:
             return [str(error)]
 
@@ -425,9 +463,15 @@ RULES = {
     "get_own": Read("mine"),
     "cancel_order": Write("order:{order_id}"),
     "get_number": Read("number:{number}"),
+    "get_my_number": Read("number:{number}"),
     "get_many": Read("number:{ids[]}"),
+    "get_total": Read("order:{order_id}"),
     "set_number": Write("number:{number}"),
 }
+WHO_ASKS = (
+    "one run for each user: is the framework's context in _CONTEXTS of core.asker, and its attribute in _PLACES, and "
+    "is it given to the toolbox?"
+)
 WRITES = {name for name, rule in RULES.items() if isinstance(rule, Write)}
 PACKAGES: dict[type[Adapter], str] = {
     AnyFramework: "agent_cache",
@@ -475,8 +519,15 @@ class TestAdapterContract:
     async def test_what_depends_on_the_user_is_shared_with_nobody(self, kind: type[Adapter], name: str) -> None:
         adapter = kind(Shop(), toolbox())
         found = [await adapter.turn((name, {}), user=user) for user in ("ada", "bob", "ada", "bob")]
-        why = "one run for each user: is the framework's context in _CONTEXTS of core.asker, and given to the toolbox?"
-        assert found == [[f"{name} ada (1)"], [f"{name} bob (2)"]] * 2, why
+        assert found == [[f"{name} ada (1)"], [f"{name} bob (2)"]] * 2, WHO_ASKS
+
+    @pytest.mark.parametrize("name", ["get_mine", "get_own"])
+    async def test_what_was_said_before_a_call_is_no_user(self, kind: type[Adapter], name: str) -> None:
+        """A context may hold it."""
+        adapter = kind(Shop(), toolbox())
+        adapter.in_steps = True
+        for before in (GET, CANCEL):
+            assert f"{name} ada (2)" in await adapter.turn(before, (name, {})), WHO_ASKS
 
     async def test_an_error_is_not_stored(self, kind: type[Adapter]) -> None:
         adapter = kind(Shop(), toolbox())
@@ -522,7 +573,7 @@ class TestAdapterContract:
 
         async def run(adapter: Adapter) -> list[list[str]]:
             async with AgentCacheSession():
-                turns = ((GET,), (GET,), (CANCEL,), (GET,))
+                turns = ((GET,), (GET,), (CANCEL,), (GET,), (TOTAL,))  # a total is given back by its annotation
                 return [await adapter.turn(*calls) for calls in turns]
 
         with record(path):
@@ -619,6 +670,16 @@ async def test_a_decorated_tool_passes_and_is_counted_once(kind: type[Adapter]) 
     ]
 
 
+@pytest.mark.parametrize("kind", [kind for kind in ADAPTERS if kind not in (LangChain, FastMCPServer)])
+async def test_what_is_cached_twice_is_counted_once(kind: type[Adapter]) -> None:
+    """Where what the adapter made may be given to it again."""
+    adapter = kind(Shop(), toolbox())
+    adapter.is_cached_twice = True
+    async with AgentCacheSession() as session:
+        await adapter.turn(GET)
+    assert [one.source for one in session.get_execution_trace()] == ["miss"]
+
+
 @IN_PROCESS
 def test_explain_says_what_is_done_with_the_tools_of_an_agent(kind: type[Adapter], capsys: Any) -> None:
     box = toolbox()
@@ -628,7 +689,10 @@ def test_explain_says_what_is_done_with_the_tools_of_an_agent(kind: type[Adapter
         name: "write" if name in WRITES else "decorated" if name in ("get_decorated", "get_own") else "read"
         for name in (*RULES, "get_decorated")
     }
-    assert {name for name, row in rows.items() if "context" in row.why} - {"get_secret"} == {"get_mine"}
+    assert {name for name, row in rows.items() if "context" in row.why} - {"get_secret"} == {
+        "get_mine",
+        "get_my_number",
+    }
     assert capsys.readouterr().out == f"{table}\n"
 
 
@@ -670,7 +734,7 @@ async def test_a_context_that_cannot_be_compared_runs_uncached_with_one_warning(
     assert "shared=True" in warning
 
 
-@pytest.mark.parametrize("call", SPELT, ids=lambda call: str(call[1]))
+@pytest.mark.parametrize("call", SPELT, ids=lambda call: f"{call[0]} {call[1]}")
 @pytest.mark.parametrize("kind", [kind for kind in ADAPTERS if kind not in (McpClient, GoogleADK, AnyFramework)])
 async def test_two_spellings_of_an_argument_are_one(kind: type[Adapter], call: Call) -> None:
     """Where they are one to the tool: a write by one ends what was read by the other."""
@@ -679,6 +743,17 @@ async def test_two_spellings_of_an_argument_are_one(kind: type[Adapter], call: C
     assert await adapter.turn(call) == first
     await adapter.turn(("set_number", {"number": 7}))
     assert await adapter.turn(call) != first
+
+
+def test_a_check_of_arguments_leaves_out_what_a_framework_fills_in() -> None:
+    pytest.importorskip("pydantic")
+
+    async def get_number(tool_context: ToolContext, number: int) -> str:
+        raise AssertionError
+
+    check = check_of(get_number)
+    assert check is not None
+    assert check({"number": "07"}) == {"number": 7}
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)

@@ -317,7 +317,9 @@ async def test_a_write_that_an_mcp_server_has_not_answered_is_in_doubt(clock, er
 
 async def test_a_server_is_of_its_class_and_has_its_fields_and_methods_as_they_are_now():
     server = OwnServer(Shop(), require_approval="always")
-    (wrapper,) = cached(mcp_agent(Shop(), server=server), toolbox()).mcp_servers
+    agent = cached(mcp_agent(Shop(), server=server), toolbox())
+    (wrapper,) = agent.mcp_servers
+    assert cached(agent, toolbox()).mcp_servers == [wrapper]
     server.use_structured_content = True
     assert isinstance(wrapper, OwnServer)
     assert wrapper._needs_approval_policy is wrapper.use_structured_content is True
