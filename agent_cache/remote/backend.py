@@ -72,18 +72,19 @@ class Reading:
 
 class Backend(Protocol):
     """A store of versions. Each method is one atomic operation, and raises `ConnectionError` while the store cannot be
-    used: after one short timeout, and then at once until it can be.
+    used. A backend that waits for a server has an attribute `failure`: why an operation had no answer in time, or None.
+    While it is set, all but `feed` raise at once. `feed` asks, and sets it to None: only the tier's thread calls it
+    meanwhile.
 
     Each of `begin`, `commit`, `set_ttl` and `clear` is a *step*: it has the next number, and appends its message to the
-    feed. All of them may be repeated: a step that comes late or twice ends values, and restores none. They are called
-    in several event loops and threads. `agent_cache.testing.tier_contract` tests a backend.
+    feed. It and `read` first end each writer whose lease has passed: all that it held or armed changes. All may be
+    repeated: a step that comes late or twice ends values, and restores none. Called in several loops and threads.
     """
 
     async def read(self, cells: SomeCells, address: Cell | None) -> Reading:
         """Read these cells, the value at an address, and the cells that it depends on.
 
-        The state of ``#`` is the identity of the store. A writer whose lease has passed is ended first: the cells that
-        it held or armed get a new version. A cell that is unknown has a version that it never had before.
+        The state of ``#`` is `News.store`. A cell that is unknown has a version that it never had before.
         """
         ...
 

@@ -14,6 +14,7 @@ from agent_cache.core.versions import VERSIONS
 
 __all__ = ["TIERS", "Keeper"]
 
+_NAME = "agent_cache follows a tier"
 _NOT_STARTED = "no thread could be started, so each call looks for what others write"
 
 
@@ -23,9 +24,8 @@ class Keeper:
     It calls ``tier.look_after()`` again and again. What that returns is awaited in between, without the tier.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.name = name
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[Any] | None = None
         self._lock = threading.RLock()
@@ -34,6 +34,10 @@ class Keeper:
         """Whether it works."""
         return self._thread is not None and self._thread.is_alive()
 
+    def is_here(self) -> bool:
+        """Whether it is this thread that works."""
+        return self._thread is threading.current_thread()
+
     def start(self, tier: Any) -> None:
         """Begin, if it does not work."""
         if self.is_alive():
@@ -41,7 +45,7 @@ class Keeper:
         with self._lock:
             if self.is_alive():
                 return
-            self._thread = threading.Thread(target=self._run, args=(weakref.ref(tier),), name=self.name, daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(weakref.ref(tier),), name=_NAME, daemon=True)
             try:
                 self._thread.start()
             except RuntimeError as error:  # the next call tries again

@@ -59,7 +59,6 @@ from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.deployments import Deployment
 from agent_cache.remote.feed import LOST, News
-from agent_cache.remote.keeper import Keeper
 from agent_cache.remote.versioned import VersionedTier
 
 __all__ = ["RedisTier"]
@@ -569,7 +568,6 @@ class RedisTier(VersionedTier):
     """
 
     backend: _RedisBackend
-    keeper: Keeper
 
     def __init__(
         self,
@@ -596,7 +594,6 @@ class RedisTier(VersionedTier):
             backend, namespace=namespace, lease=lease, remote_ttl=life, codec=codec, max_value_size=max_value_size,
             max_staleness=staleness,
         )  # fmt: skip
-        self.keeper = Keeper("agent_cache follows a server")
 
     @classmethod
     def from_url(cls, url: str, *, cluster: bool = False, **options: Any) -> Self:
@@ -630,12 +627,8 @@ class RedisTier(VersionedTier):
         }
 
     async def catch_up(self) -> None:
-        """See `VersionedTier`. Only the thread asks a server that has not answered, if there is one."""
-        failure, keeper = self.backend.failure, self.keeper
-        is_thread = keeper.is_alive() and keeper.loop is asyncio.get_running_loop()
-        if failure is not None and keeper.is_alive() and not is_thread and not self.is_closed:
-            raise Refused(failure)
-        if is_thread:
+        """See `VersionedTier`."""
+        if self.keeper is not None and self.keeper.is_here():
             await self.backend.keep_spare()  # before copies are served
         await super().catch_up()
         term = self.trust.term

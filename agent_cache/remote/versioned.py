@@ -200,7 +200,7 @@ class VersionedTier:
         self.counts = dict.fromkeys(names, 0)
         self.pending: dict[str, _Pending] = {}
         self.is_closed = False
-        self.keeper: Keeper | None = Keeper("agent_cache follows a tier")
+        self.keeper: Keeper | None = Keeper()
         TIERS.add(self)
 
     def __reduce__(self) -> NoReturn:
@@ -637,11 +637,14 @@ class VersionedTier:
 
         Values of the store count from then on for `max_staleness`. Local copies count from the question before, which
         had been answered when this one was sent: a server that was stopped may answer one before it executes the end of
-        a write that has waited there for longer.
+        a write that has waited there for longer. Of a backend with a `failure`, only the thread asks, if there is one.
 
         Raises:
             ConnectionError: if that cannot be known.
         """
+        failure, keeper = getattr(self.backend, "failure", None), self.keeper
+        if failure and keeper is not None and keeper.is_alive() and not (keeper.is_here() or self.is_closed):
+            raise Refused(failure)
         before, asked = self._answered, boottime()
         news = await self.backend.feed(since := self.feed.number)
         if since is None and self.feed.number is not None:  # another first look was answered: what lies between
@@ -763,7 +766,7 @@ class VersionedTier:
         self.pending = {}
         self.feed.after_fork()
         if self.keeper is not None:
-            self.keeper = Keeper(self.keeper.name)
+            self.keeper = Keeper()
 
     async def __aenter__(self) -> Self:
         if self.is_closed:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import Any, Final
 
@@ -67,8 +68,9 @@ async def changed(backend: Backend, cells: Collection[Cell], by: Awaitable[objec
 
 async def stored(backend: Backend, address: Cell, payload: bytes, *cells: Cell, keep: float | None = 1000.0) -> None:
     """Store a value under the present versions."""
-    seen = (await backend.read((*cells, STORE), None)).states
-    head = Head({cell: seen[cell][0] for cell in (*cells, STORE)}, 0.0, keep, 0.0, 0.1, "shop:get_order")
+    seen = await backend.read((*cells, STORE), None)
+    versions = {cell: seen.states[cell][0] for cell in (*cells, STORE)}
+    head = Head(versions, seen.now, keep, 0.0, 0.1, "shop:get_order")
     await backend.put(address, head.encode(), payload, keep=keep)
 
 
@@ -137,12 +139,30 @@ class BackendContract:
         assert [mode for _, mode in (await states(other, *ORDER)).values()] == [IDLE] * 3, MODES
 
     @_with_two
+    async def test_a_step_first_ends_the_writers_whose_lease_has_passed(self, one: Backend, other: Backend) -> None:
+        steps: list[Callable[[], Awaitable[object]]] = [
+            lambda: one.begin("v", ("order::8",), (), LEASE, b"later"),
+            lambda: one.commit("v", ("order::8",), 0.0, b"later"),
+            lambda: one.set_ttl("shop:get_order", 12.5, b"later"),
+            one.clear,
+            lambda: one.begin("w", ("order::7",), (), LEASE, b"later", renew=True),
+        ]
+        for step in steps:
+            start = await other.begin("w", ("order::7",), (), 0.5, b"")
+            await self.advance(1.0)
+            await step()
+            messages = (await other.feed(start)).messages or ()
+            assert [bool(message) for _, message in messages] == [False, True], "the end of the writer comes first"
+
+    @_with_two
     async def test_a_renewal_lets_the_lease_begin_anew(self, one: Backend, other: Backend) -> None:
-        await one.begin("w", ("order::7",), (), 4.0, b"")
+        start = await one.begin("w", ("order::7",), (), 4.0, b"")
         for _ in range(3):
             await self.advance(2.0)
             assert await changed(other, ORDER, one.begin("w", ("order::7",), (), 4.0, b"", renew=True)) == set()
         assert (await states(other, "order::7"))["order::7"][1] == HELD, MODES
+        assert await one.begin("w", ("order::7",), (), 4.0, b"", renew=True) == 0
+        assert (await other.feed(None)).number == start, "a renewal is no step"
 
     @_with_two
     async def test_a_renewal_of_an_unknown_writer_begins_it(self, one: Backend, other: Backend) -> None:
@@ -187,22 +207,14 @@ class BackendContract:
         assert reading.payload == b"new"
 
     @_with_two
-    async def test_a_value_ends(self, one: Backend, other: Backend) -> None:
+    async def test_a_value_ends_if_it_has_an_end(self, one: Backend, other: Backend) -> None:
+        assert (await other.read(ORDER, "@1")).head is None
         await stored(one, "@1", b"payload", *ORDER, keep=2.0)
+        await stored(one, "@2", b"payload", *ORDER, keep=None)
         assert (await other.read(ORDER, "@1")).head is not None, HEADLESS
         await self.advance(3.0)
-        reading = await other.read(ORDER, "@1")
-        assert reading.head is None or reading.now - reading.head.loaded > 2.0
-
-    @_with_two
-    async def test_a_value_without_an_end_stays(self, one: Backend, other: Backend) -> None:
-        await stored(one, "@1", b"payload", *ORDER, keep=None)
-        await self.advance(3.0)
-        assert (await other.read(ORDER, "@1")).head is not None, HEADLESS
-
-    @_with_two
-    async def test_what_is_not_there_is_none(self, one: Backend, other: Backend) -> None:  # noqa: ARG002 - given to all
-        assert (await one.read(ORDER, "@none")).head is None
+        assert (await other.read(ORDER, "@1")).head is None, "a value is found after its `keep`"
+        assert (await other.read(ORDER, "@2")).head is not None, HEADLESS
 
     @_with_two
     async def test_clearing_drops_values_and_changes_everything(self, one: Backend, other: Backend) -> None:
@@ -225,10 +237,11 @@ class BackendContract:
 
     @_with_two
     async def test_an_operation_may_come_from_another_thread(self, one: Backend, other: Backend) -> None:
-        """With an event loop of its own, as for `def` tools."""
+        """With an event loop of its own, as for `def` tools, while this one stands still."""
         before = await states(one, "order::7")
-        await asyncio.to_thread(lambda: asyncio.run(one.commit("w", ("order::7",), 0.0, b"")))
-        after = await asyncio.to_thread(lambda: asyncio.run(states(one, "order::7")))
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, asyncio.wait_for(one.commit("w", ("order::7",), 0.0, b""), LEASE)).result()
+            after = thread.submit(asyncio.run, asyncio.wait_for(states(one, "order::7"), LEASE)).result()
         assert before != after == await states(other, "order::7")
         assert await changed(one, ORDER, one.commit("w", ("order::7",), 0.0, b"")) == {"order::7"}
 
@@ -243,6 +256,8 @@ class BackendContract:
         told = [(number, message) for number, message in news.messages or () if message]
         assert told == list(zip(numbers, (b"first", b"second", b"third"), strict=True))
         assert (news.store, news.number) == (start.store, numbers[-1])
+        store = (await one.read((STORE,), None)).states[STORE][0]
+        assert str(store) == news.store, "the state of `#` is `News.store`, or values of a lost store may be found"
         assert (await one.feed(news.number)).messages in ([], ())
 
     @_with_two

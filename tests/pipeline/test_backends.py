@@ -72,6 +72,33 @@ async def test_a_tier_over_any_backend_follows_what_others_write_and_delivers_wh
             await other.caught_up()
 
 
+class Hung(MemoryServer):
+    """It does not answer, and knows it. Notes which threads ask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failure: str | None = "no answer"
+        self.asked, self.is_well = set[threading.Thread](), threading.Event()
+
+    async def feed(self, since: int | None) -> News:
+        self.asked.add(threading.current_thread())
+        if not self.is_well.is_set():
+            raise ConnectionError(self.failure)
+        self.failure = None
+        return await super().feed(since)
+
+
+async def test_in_an_outage_only_the_thread_of_a_tier_asks_the_server():
+    server = Hung()
+    async with VersionedTier(server, max_staleness=0.1) as tier:
+        for _ in range(3):
+            await tier.lookup(read("order:7"))
+        assert threading.current_thread() not in server.asked
+        server.is_well.set()
+        while not await tier.caught_up():
+            await idle()
+
+
 class Gated(MemoryServer):
     """Its commits wait."""
 

@@ -104,7 +104,6 @@ class FileTier(VersionedTier):
         self.max_value_size = min(self.max_value_size, max_bytes // 2)
         self.trust = Lease(self)
         self._marking = threading.Lock()
-        self.keeper = Keeper("agent_cache keeps a file")
         try:
             self.backend.open()
         except (sqlite3.Error, OSError) as error:
