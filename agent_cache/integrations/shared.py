@@ -25,7 +25,7 @@ from decimal import Decimal
 from enum import Enum
 from hashlib import blake2b
 from inspect import isroutine
-from types import CellType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
 
@@ -97,10 +97,9 @@ def made_around(function: Any, *, is_shared: bool = False) -> list[Any]:
     Args:
         is_shared: whether somebody has said what tells users apart, or that nothing does.
     """
-    if function is None:
-        return []
-    found: list[Any] = [name_of(function)]
-    pending: list[tuple[Any, Any]] = [] if is_shared else [(function, None)]
+    is_plain = function is None or (type(function) is FunctionType and function.__closure__ is None)
+    found: list[Any] = [] if function is None else [name_of(function)]
+    pending: list[tuple[Any, Any]] = [] if is_shared or is_plain else [(function, None)]
     seen: set[int] = set()
     while pending:
         one, owner = pending.pop()

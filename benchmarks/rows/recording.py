@@ -136,9 +136,8 @@ async def rows(effort: Effort) -> list[Row]:
         return Row("recording", what, figures[name].above(figures[base]).scaled(1e6), "us", limit, note)
 
     return [
-        # 25 and 15 in the plan. A third of recording makes sure that a replay gives back exactly what was returned
-        row("record a call", "record", 39.0, "1 KB result; over the bare call"),
-        row("replay a call", "replay", 18.0, "over the bare call"),
+        row("record a call", "record", 25.0, "1 KB result; over the bare call"),
+        row("replay a call", "replay", 15.0, "over the bare call"),
         row("the same with its share of loading", "all", None),
         row("record a cached tool", "record cached", None, "over its miss", base="miss"),
         row("replay a cached tool", "replay cached", None, "over the bare call"),

@@ -73,14 +73,14 @@ async def rows(effort: Effort) -> list[Row]:
     return [
         Row("sessions", "first call of a tool in a session", first, "us", 8.0, "a hit; over a hit without sessions"),
         Row("sessions", "the same, memory", await first_call_bytes(tools), "B", 2_000.0, "while the session is open"),
-        Row("sessions", "opening with options", figures["open"].spread.scaled(1e6), "us", 7.0, "three; and closing"),
+        Row("sessions", "opening with options", figures["open"].spread.scaled(1e6), "us", 4.0, "three; and closing"),
         Row("sessions", f"{SESSIONS:,} at once, a call", calls, "us", 40.0, f"{crowd}; collections included"),
         Row(
             "sessions",
             f"{SESSIONS:,} at once, each",
             kilobytes,
             "B",
-            25_000.0,  # of 10,000 in the plan: 50 records of the trace are 5 KB, 25 calls made again 4 KB
+            10_000.0,
             "while it is open; results not included",
         ),
     ]

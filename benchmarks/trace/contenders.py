@@ -126,7 +126,7 @@ IN_SESSIONS: Final = Contender(
     note="a session for each run: trace, counters, loop guard",
 )
 PLAIN: Final = Contender(
-    "agent_cache", "agent-cache", _agent_cache, limit=20.0, is_coherent=True, note="tags; no sessions"
+    "agent_cache", "agent-cache", _agent_cache, limit=16.0, is_coherent=True, note="tags; no sessions"
 )
 OURS: Final = (IN_SESSIONS, PLAIN)
 PEERS: Final = (

@@ -572,6 +572,19 @@ async def test_a_wrapped_function_that_is_made_for_a_user_is_hers(name: str):
         assert [await wrap(made(user), box=box, **options)() for user in ("ada", "bob")] == [found[0]] * 2
 
 
+async def test_two_wrapped_functions_of_one_name_share_nothing():
+    async def get_mine() -> str:
+        return "mine"
+
+    async def get_yours() -> str:
+        return "yours"
+
+    box = Toolbox({"my_*": Read("ticket", shared=True)}, namespace="named")
+    mine, yours = (wrap(function, box=box, name="my_own") for function in (get_mine, get_yours))
+    assert [await mine(), await yours(), await mine()] == ["mine", "yours", "mine"]
+    assert get_metrics()["hits"] == 1
+
+
 def test_of_reads_and_writes_the_user_fields_of_their_contexts_count_or_what_vary_returns():
     async def tool(ctx: RunContext, number: int) -> None: ...
 

@@ -201,9 +201,7 @@ def test_a_read_may_be_stopped_by_what_is_done_by_hand(how, files):
         elif how == "clear":
             later_by_id.clear()
         else:
-            await later_by_id.set(
-                ["7", Shop.version], "7"
-            )  # a write that a finalizer ends may keep it from being stored
+            assert await later_by_id.set(["7", Shop.version], "7")
 
     for where in stopped_everywhere(lambda: later_by_id("7"), act, forget, files):
         check(later_by_id, where)
