@@ -167,8 +167,9 @@ class Relay:
         self._blocks = AsyncExitStack()
         self._outside = self._inside = copy_context()
         self._host = HostSession(self._inside, self.session)
-        who_asks: Any = lambda request, *_: getattr(request.vary, "who", request.vary)  # noqa: E731
-        self._request = intercept(self._forwarded, name="mcp:request", skip_args=1, vary=who_asks)
+        self._request = intercept(
+            self._forwarded, name="mcp:request", skip_args=1, vary=lambda one, *_: getattr(one.vary, "who", one.vary)
+        )
         self._list = intercept(_all_pages, name="mcp:tools", skip_args=2)
 
     # Life
@@ -252,9 +253,8 @@ class Relay:
         elif method == "notifications/tasks/status":
             self._note_task(params)
         if method in self._changes:
-            write = self._own.call(
-                method, {"params": params}, partial(asyncio.sleep, 0)
-            )  # the change was made elsewhere
+            # The change itself was made elsewhere
+            write = self._own.call(method, {"params": params}, partial(asyncio.sleep, 0))
             await asyncio.shield(self._start_outside(write))
 
     @asynccontextmanager
