@@ -57,18 +57,23 @@ def unescape(segment: str) -> str:
     return segment.replace("%3A", ":").replace("%25", "%")
 
 
+_NO_ID: Final = re.compile(r"\*|\{[^\W\d][\w.\[\]]*\}")
+"""What a text hardly means as an id: all, and a field whose ``f`` in front of the text is missing."""
+
+
 def parse_tag(tag: str | Sequence[object]) -> Tag:
     """Parse a tag as users write it: ``"order:7"``, or ``("order", "a:b")`` where an id may contain a colon.
 
     Raises:
-        ConfigurationError: if it is empty, or has an empty segment, or ``*`` in the text, which would be an id.
+        ConfigurationError: if it is empty, or has an empty segment; or, where the text would be taken for an id, ``*``
+            or the field of a template.
     """
     is_path = isinstance(tag, Sequence) and not isinstance(tag, bytes | bytearray | memoryview)
     segments = tag.split(":") if isinstance(tag, str) else list(map(_json_text, tag)) if is_path else []
-    if not segments or not all(segments) or (isinstance(tag, str) and "*" in segments):
+    if not segments or not all(segments) or (isinstance(tag, str) and any(map(_NO_ID.fullmatch, segments))):
         raise ConfigurationError(
             f"{tag!r} is not a tag; write 'root' for all that is below it, 'root:id' or ('root', 'id'), without empty "
-            "parts and wildcards"
+            "parts, wildcards and fields: an f-string puts the id of a variable in place of {...}"
         )
     return ":".join(map(escape, segments))
 

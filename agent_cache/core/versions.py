@@ -34,17 +34,9 @@ from agent_cache.at_fork import at_fork
 from agent_cache.core.tags import Tag, ancestors
 
 __all__ = [
-    "VERSIONS",
-    "EntryTag",
-    "Hold",
-    "Versions",
-    "Written",
-    "all_paths",
-    "entry_tag",
-    "paths_of",
-    "paths_read",
+    "VERSIONS", "EntryTag", "Hold", "Versions", "Written", "all_paths", "entry_tag", "paths_of", "paths_read",
     "paths_written",
-]
+]  # fmt: skip
 
 Path = Hashable
 """What has a version: a tag, ``tag:*`` for what lies below it, or an `EntryTag`."""

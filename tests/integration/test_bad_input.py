@@ -331,7 +331,11 @@ async def test_a_configuration_that_cannot_work_changes_nothing(option: str, giv
     assert get_metrics()["hits"] == 1
 
 
-@pytest.mark.parametrize("tags", [(), ("",), (("order", ""),), (7,), ("order:7", "")], ids=repr)
+@pytest.mark.parametrize(
+    "tags",
+    [(), ("",), (("order", ""),), (7,), ("order:7", ""), ("order:*",), ("order:{order_id}",), ("user:7:{order.id}",)],
+    ids=repr,
+)
 async def test_tags_that_are_none(tags: Any):
     with pytest.raises(ConfigurationError, match=r"tag|invalidate"):
         await invalidate(*tags)
