@@ -1,11 +1,13 @@
 """The import rules of the package, as functions from a source tree to the sentences that say what breaks them.
 
 Imports go one way, `core` is pure, and a third-party name stands only in the leaf that needs it. The tree is an
-argument, so that `test_architecture.py` can show each rule a broken one.
+argument, so that `test_architecture.py` can show each rule a broken one. The last two say which files of
+tests look behind the public names.
 """
 
 import ast
 import gc
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -301,6 +303,70 @@ def impurity(node: ast.AST) -> str | None:
             if forbidden := taken - PERMITTED_OF.get(module, taken):
                 return f"takes {', '.join(sorted(forbidden))} from {module}"
     return None
+
+
+def internals_imported(tests: Path, root: Path, pages: Path) -> dict[str, set[str]]:
+    """Test file -> the modules it imports of which no page names a thing. What stands in the text of a program that a
+    test starts does not count."""
+    named = {
+        name for page in pages.glob("*.md") for name in re.findall(rf"{PACKAGE}(?:\.\w+)*", page.read_text("utf-8"))
+    }
+    public = {
+        ".".join(parts[:end]) for name in named for parts in [name.split(".")] for end in range(1, len(parts) + 1)
+    }
+    internal = modules(root).keys() - public
+    found: dict[str, set[str]] = {}
+    for path in sorted(tests.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            match node:
+                case ast.Import(names=names):
+                    imported = {alias.name for alias in names}
+                case ast.ImportFrom(module=str(module), names=names):
+                    imported = {module, *(f"{module}.{alias.name}" for alias in names)}
+                case _:
+                    continue
+            if used := imported & internal:
+                found.setdefault(path.relative_to(tests).as_posix(), set()).update(used)
+    return found
+
+
+def private_attributes(tests: Path, root: Path) -> dict[str, list[int]]:
+    """Test file -> the lines with an attribute or a name that begins with one underscore and that the package gives to
+    something of its own."""
+    given = {name for tree in modules(root).values() for node in ast.walk(tree) for name in private_names(node)}
+    given -= {"_asdict", "_fields", "_replace"}  # a named tuple's, which are public
+    found: dict[str, list[int]] = {}
+    for path in sorted(tests.rglob("*.py")):
+        lines = {
+            line(node)
+            for node in ast.walk(ast.parse(path.read_text("utf-8")))
+            if private_names(node) & given
+            and not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self")
+            and not isinstance(node, ast.Assign | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        }
+        if lines:
+            found[path.relative_to(tests).as_posix()] = sorted(lines)
+    return found
+
+
+def private_names(node: ast.AST) -> set[str]:
+    """The names with one underscore that a node defines, or takes from something."""
+    match node:
+        case ast.Attribute(attr=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            names = {name}
+        case ast.ClassDef(name=name):
+            names = {name}
+        case ast.Assign(targets=targets):
+            names = {target.id for target in targets if isinstance(target, ast.Name)}
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            names = {name}
+        case ast.ImportFrom(module=str(module), names=aliases) if module.split(".")[0] == PACKAGE:
+            names = {alias.name for alias in aliases}
+        case ast.Call(func=ast.Attribute(attr="setattr"), args=[_, ast.Constant(value=str(name)), *_]):
+            names = {name}
+        case _:
+            return set()
+    return {name for name in names if re.match("_[^_]", name)}
 
 
 RULES = [upward_imports, cycles, circles, repeated_file_names, strangers, impurities]

@@ -19,7 +19,9 @@ from tests.import_rules import (
     circles,
     cycles,
     impurities,
+    internals_imported,
     modules,
+    private_attributes,
     repeated_file_names,
     strangers,
     unit,
@@ -180,6 +182,39 @@ def test_the_package_exports_no_more_names_than_it_did(package: Path):
                 assert isinstance(node.value, ast.List | ast.Tuple)
                 names += len(node.value.elts)
     assert 0 < names <= EXPORTED_NAMES
+
+
+# What tests know of the inside. A change there costs a change in each of these files, so tests go by public names.
+FILES_THAT_IMPORT_INTERNALS = 97
+LINES_WITH_PRIVATE_NAMES = 37
+
+
+def test_few_tests_import_what_no_page_of_the_reference_names(package: Path):
+    tests = Path(__file__).parent
+    found = internals_imported(tests, package, tests.parent / "docs" / "reference")
+    assert 0 < len(found) <= FILES_THAT_IMPORT_INTERNALS, found
+
+
+def test_few_tests_use_private_names(package: Path):
+    found = private_attributes(Path(__file__).parent, package)
+    assert 0 < sum(map(len, found.values())) <= LINES_WITH_PRIVATE_NAMES, found
+
+
+def test_a_test_that_looks_inside_is_found(tmp_path: Path):
+    write_tree(
+        tmp_path,
+        {
+            "agent_cache/core/store.py": "class Store:\n    _entries = ()",
+            "pages/api.md": "`agent_cache.remote.FileTier`",
+            "tests/test_public.py": "from agent_cache.remote import FileTier\nimport agent_cache\nself._entries",
+            "tests/test_store.py": "from agent_cache.core.store import Store\nassert not Store()._entries",
+            "tests/unit/test_module.py": "from agent_cache.core import store",
+        },
+    )
+    package = tmp_path / "agent_cache"
+    found = internals_imported(tmp_path / "tests", package, tmp_path / "pages")
+    assert found == {name: {f"{PACKAGE}.core.store"} for name in ("test_store.py", "unit/test_module.py")}
+    assert private_attributes(tmp_path / "tests", package) == {"test_store.py": [2]}
 
 
 def write_tree(root: Path, files: dict[str, str]) -> None:
