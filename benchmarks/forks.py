@@ -1,4 +1,4 @@
-"""`python -m benchmarks.forks`: fork every retail run at a random call, and compare the branch with the original.
+"""Forks retail runs at a random call, and compares the branch with the original: for tests.
 
 A run is recorded on a fresh store. It is forked without edits in a sandbox, so a branch that is right equals its
 original: the same calls in the same order, with the same answers, and the same store afterwards.
@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,12 +21,10 @@ from typing import Any, Final, Literal, TypeAlias
 from agent_cache import AgentCacheSession
 from agent_cache.recording import Cassette, diff_cassettes, fork, record
 from agent_cache.testing import reset
-from benchmarks.commands import command_parser, exits_without, run_progress
-from benchmarks.recorded_runs import DataAbsentError, RecordedCall, Run, data_directory, load_retail_runs
+from benchmarks.recorded_runs import RecordedCall, Run
 from benchmarks.retail.policies import tags_from_results
-from benchmarks.retail.store import READ_TOOLS, WRITE_TOOLS, RetailStore, load_store
+from benchmarks.retail.store import READ_TOOLS, WRITE_TOOLS, RetailStore
 from benchmarks.retail.tools import make_tools, some_turns
-from benchmarks.table import markdown
 
 LEAST: Final = 3
 """Calls of a run that is forked: one before, the first live one, one behind it."""
@@ -36,10 +33,6 @@ TOGETHER: Final = 3
 
 Ways: TypeAlias = Literal["one after the other", "reads at once"]
 WAYS: Final[tuple[Ways, ...]] = ("one after the other", "reads at once")
-
-_COLUMNS: Final = (
-    "calls are made", "forks", "equal", "calls answered", "reads before the fork that ran", "writes made again",
-)  # fmt: skip
 
 _number: ContextVar[int] = ContextVar("number of the agent's call")
 
@@ -51,7 +44,6 @@ class Outcome:
     Attributes:
         way: how the agent makes its calls.
         forks, equal: how many there were, and how many were like their original.
-        answered: calls that were answered from the recording.
         reads_before: reads before the fork that a tool executed; should be 0.
         writes_again: writes before the fork that were made again.
         different: ids of the runs that were not equal.
@@ -60,7 +52,6 @@ class Outcome:
     way: Ways
     forks: int = 0
     equal: int = 0
-    answered: int = 0
     reads_before: int = 0
     writes_again: int = 0
     different: list[str] = field(default_factory=list)
@@ -129,9 +120,7 @@ def forked_calls(run: Run) -> list[RecordedCall]:
     return [call for call in run.calls if not call.is_oddity and call.tool in READ_TOOLS + WRITE_TOOLS]
 
 
-async def fork_all(
-    runs: Iterable[Run], store: RetailStore, way: Ways, advance: Callable[[], None] = lambda: None
-) -> Outcome:
+async def fork_all(runs: Iterable[Run], store: RetailStore, way: Ways) -> Outcome:
     """Record and fork each run that is long enough."""
     outcome = Outcome(way)
     shop = Shop(store, way)
@@ -140,7 +129,6 @@ async def fork_all(
         if len(calls) >= LEAST:
             with tempfile.TemporaryDirectory() as folder:
                 await _fork_one(run.id, calls, shop, outcome, Path(folder))
-        advance()
     return outcome
 
 
@@ -155,13 +143,12 @@ async def _fork_one(run: str, calls: Sequence[RecordedCall], shop: Shop, outcome
     at = chance.choice(cassette.steps).id
     before = _numbers_before(cassette, calls, at)
     shop.open()
-    with fork(original, at=at, to=branch, world="sandbox") as handle:
+    with fork(original, at=at, to=branch, world="sandbox"):
         again = await shop.make(calls, f"{run} again")
     is_equal = again == seen and diff_cassettes(original, branch).identical
     is_equal = is_equal and (shop.store.users, shop.store.orders) == (left.users, left.orders)
     outcome.forks += 1
     outcome.equal += is_equal
-    outcome.answered += handle.saved.calls
     outcome.reads_before += sum(tool in READ_TOOLS and number in before for tool, number in shop.executed)
     outcome.writes_again += sum(tool in WRITE_TOOLS and number in before for tool, number in shop.executed)
     if not is_equal:
@@ -184,31 +171,3 @@ def _numbers_before(cassette: Cassette, calls: Sequence[RecordedCall], at: int) 
         identity = json.dumps(call.arguments, sort_keys=True)
         found.add(numbers[call.name.partition(":")[2], identity].pop())
     return found
-
-
-@exits_without(DataAbsentError)
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print. Exit code 0: sandboxes were equal, and nothing was read again; 1: not so; 2: no data."""
-    options = command_parser("benchmarks.forks", __doc__).parse_args(arguments)
-    directory = data_directory()
-    runs = load_retail_runs(directory, options.limit)
-    outcomes = asyncio.run(_measured(runs, load_store(directory)))
-    print(markdown(_COLUMNS, map(_row, outcomes)))
-    return 0 if all(one.is_perfect for one in outcomes) else 1
-
-
-async def _measured(runs: list[Run], store: RetailStore) -> list[Outcome]:
-    outcomes = []
-    for way in WAYS:
-        with run_progress(way, len(runs)) as advance:
-            outcomes.append(await fork_all(runs, store, way, advance))
-    return outcomes
-
-
-def _row(outcome: Outcome) -> tuple[str, ...]:
-    counts = (outcome.forks, outcome.equal, outcome.answered, outcome.reads_before, outcome.writes_again)
-    return (outcome.way, *(f"{count:,}" for count in counts))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,7 +19,6 @@ from benchmarks.fleet.truth import Truth, noted
 from benchmarks.fleet.verdict import Verdict, judge
 from benchmarks.fleet.worker import Job
 from tests.harness.clusters import Cluster
-from tests.harness.lifeline import LIFELINE
 from tests.harness.proxies import Proxy
 from tests.harness.servers import Server
 
@@ -177,14 +176,12 @@ class _Player(threading.Thread):
             stderr=subprocess.PIPE,
             text=True,
         )
-        LIFELINE.hold(process.pid, Path(job.folder))
         try:
             _, said = process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             _, said = process.communicate()
             said = f"not done after {PATIENCE:g} s; {said}"
-        LIFELINE.release(process.pid)
         wanted = -9 if job.dies is not None else 0
         if process.returncode != wanted:
             self.complaints.append(f"process {job.name} ended with {process.returncode}: {said.strip()[-2000:]}")

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from agent_cache import testing
 from benchmarks.commands import command_parser, exits_without
 from benchmarks.loops import report
-from benchmarks.loops.families import HONEST, LOOPS, UNSEEN
+from benchmarks.loops.families import HONEST, LOOPS
 from benchmarks.loops.sessions import (
     Recordings,
-    audits,
     muted_loop_warnings,
     over_families,
     over_recordings,
@@ -33,17 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _measure(recordings: Recordings, options: argparse.Namespace) -> int:
     measured = await over_recordings(recordings)
     loops = await over_families(recordings, LOOPS)
-    unseen = await over_families(recordings, UNSEEN)
     honest = await over_families(recordings, HONEST)
-    audited = await audits(recordings)
     held = [
         *report.targets_of_recordings(measured),
         *report.targets_of_loops(loops),
         *report.targets_of_honest(honest),
-        *report.targets_of_audits(audited),
     ]
-    recorded = f"{report.recorded_table(measured)}\n\n{report.audit_table(audited)}"
-    injected = "\n\n".join((report.loops_table(loops), report.unseen_table(unseen), report.honest_table(honest)))
+    recorded = report.recorded_table(measured)
+    injected = "\n\n".join((report.loops_table(loops), report.honest_table(honest)))
     print(recorded, report.harmed_list(measured), injected, report.target_table(held), sep="\n\n")
     return 0 if all(one.is_met for one in held) else 1
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
-from benchmarks.loops.agent import Audit
 from benchmarks.loops.families import UNDECLARED_POLL
 from benchmarks.loops.sessions import Measured, Reading
 from benchmarks.loops.tally import Injection, Share, Tally
@@ -15,9 +14,8 @@ from benchmarks.table import markdown
 _RECORDED: Final = (
     "data set", "runs", "successful runs stopped", "of these in a labelled loop", "successful runs noticed",
     "failing runs stopped", "labelled loops found", "of those that go on", "calls of failing runs saved",
-    "with the labels known", "stopped by",
+    "stopped by",
 )  # fmt: skip
-_AUDITS: Final = ("made through", "calls", "refused", "answered without a run", "writes skipped", "answers invented")
 
 
 class Target(NamedTuple):
@@ -37,10 +35,7 @@ def targets_of_recordings(measured: Iterable[Measured]) -> Iterator[Target]:
         where = f"shell and code, {one.reading.value}"
         yield _at_least(f"{where}: labelled loops found", 90, tally.loops_found)
         yield _at_most(f"{where}: successful runs stopped", 0.3, tally.harm)
-        saved = _at_least(f"{where}: calls of failing runs saved", 24, tally.calls_saved)
-        yield saved._replace(
-            measured=f"{saved.measured}; an oracle that knows the labels: {tally.oracle_saves.percent:.2f} %"
-        )
+        yield _at_least(f"{where}: calls of failing runs saved", 24, tally.calls_saved)
 
 
 def targets_of_loops(injections: Sequence[Injection]) -> Iterator[Target]:
@@ -55,14 +50,6 @@ def targets_of_honest(injections: Iterable[Injection]) -> Iterator[Target]:
     stopped = Share(sum(one.stopped.part for one in judged), sum(one.runs for one in judged))
     what = "honest work stopped, but undeclared polling of an unchanged status"
     yield Target(what, "0", str(stopped), stopped.part == 0)
-
-
-def targets_of_audits(audits: Mapping[str, Audit]) -> Iterator[Target]:
-    calls = sum(audit.calls for audit in audits.values())
-    for what in ("skipped", "invented"):
-        count = sum(getattr(audit, what) for audit in audits.values())
-        name = "writes skipped" if what == "skipped" else "answers invented"
-        yield Target(f"short_circuit: {name}", "0", f"{count} of {calls:,} calls", count == 0)
 
 
 def median_of(injections: Iterable[Injection]) -> float:
@@ -107,22 +94,9 @@ def loops_table(injections: Sequence[Injection]) -> str:
     return markdown(("loop, ten copies", "runs", "found", "wasted calls, median", "most", "stopped by"), rows)
 
 
-def honest_table(injections: Iterable[Injection], what: str = "honest work", stopped: str = "stopped") -> str:
+def honest_table(injections: Iterable[Injection]) -> str:
     rows = [(one.name, str(one.runs), _percent(one.stopped), _percent(one.notices)) for one in injections]
-    return markdown((what, "runs", stopped, "noticed"), rows)
-
-
-def unseen_table(injections: Iterable[Injection]) -> str:
-    """Loops that are not expected to be found."""
-    return honest_table(injections, "loop with something new in each round, ten copies", "found")
-
-
-def audit_table(audits: Mapping[str, Audit]) -> str:
-    rows = [
-        (name, *(f"{count:,}" for count in (one.calls, one.refused, one.repeated, one.skipped, one.invented)))
-        for name, one in audits.items()
-    ]
-    return markdown(_AUDITS, rows)
+    return markdown(("honest work", "runs", "stopped", "noticed"), rows)
 
 
 def target_table(targets: Iterable[Target]) -> str:
@@ -143,7 +117,7 @@ def _recorded_row(name: str, tally: Tally) -> tuple[str, ...]:
         tally.going_on_found, tally.calls_saved,
     )  # fmt: skip
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(tally.kinds.items()))
-    return (name, *map(str, figures), _percent(tally.oracle_saves), kinds)
+    return (name, *map(str, figures), kinds)
 
 
 def _percent(share: Share) -> str:

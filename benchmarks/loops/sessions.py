@@ -17,8 +17,8 @@ from typing import Final
 
 from agent_cache import AgentCacheSession, AgentLoopDetectedError, LoopPolicy
 from benchmarks.commands import run_progress
-from benchmarks.loops.agent import Agent, Asked, Audit, Ledger, RetailTools, Round, ScriptedTools, Step, is_refusal
-from benchmarks.loops.families import HINTS, HONEST, LOOPS, Family, Loop, is_success
+from benchmarks.loops.agent import Agent, Asked, Ledger, RetailTools, Round, ScriptedTools, Step, is_refusal
+from benchmarks.loops.families import HINTS, Family, Loop, is_success
 from benchmarks.loops.tally import Injection, Outcome, Tally
 from benchmarks.recorded_runs import RETAIL_SETS, SHELL_SETS, RecordedCall, Run, load_runs
 from benchmarks.retail.store import RetailStore, load_store
@@ -110,29 +110,6 @@ async def over_families(recordings: Recordings, families: Mapping[str, Loop]) ->
                 advance()
             measured.append(injection)
     return measured
-
-
-async def audits(recordings: Recordings) -> dict[str, Audit]:
-    """Make all runs, recorded and appended to, with `on_loop="short_circuit"`; the audits by tools."""
-    found = {}
-    for reading in AUDITED:
-        agent = agent_for(reading, recordings.store)
-        runs = [run for some in recordings.of(reading).values() for run in some]
-        with run_progress(f"short_circuit, {reading.value}", len(runs)) as advance:
-            for run in runs:
-                await make_audited(agent, run, reading)
-                advance()
-        name = "retail" if reading is Reading.RETAIL else f"shell and code: {reading.value}"
-        found[name] = agent.audit
-    agent, runs = scripted_agent(recordings.store), recordings.successful_retail
-    families = [loop.family for loop in (*LOOPS.values(), *HONEST.values())]
-    with run_progress("short_circuit, appended", len(runs) * len(families)) as advance:
-        for family in families:
-            for run, calls in applicable(family, runs):
-                await inject_audited(agent, run, calls)
-                advance()
-    found["retail, with loops and honest work appended"] = agent.audit
-    return found
 
 
 @contextmanager

@@ -57,7 +57,6 @@ class Tally:
             nothing to save.
         calls: of failing runs.
         saved: those of them from the refused one on.
-        oracle: calls saved by an oracle that knows the labels and stops a run right after the call that completes one.
         kinds: the checks that stopped runs.
     """
 
@@ -73,7 +72,6 @@ class Tally:
     found_going_on: int = 0
     calls: int = 0
     saved: int = 0
-    oracle: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     harmed: list[str] = field(default_factory=list)
 
@@ -86,7 +84,6 @@ class Tally:
         else:
             self.failed += 1
             self.calls += len(run.calls)
-            self.oracle += 0 if label is None else len(run.calls) - label - 1
         if stopped is not None and loop is not None:
             self.kinds[loop.kind] += 1
             if run.success:
@@ -125,10 +122,6 @@ class Tally:
     @property
     def calls_saved(self) -> Share:
         return Share(self.saved, self.calls)
-
-    @property
-    def oracle_saves(self) -> Share:
-        return Share(self.oracle, self.calls)
 
 
 @dataclass(slots=True)

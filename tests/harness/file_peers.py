@@ -13,6 +13,7 @@ import mmap
 import os
 import queue
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
@@ -21,11 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.file_steps import show_steps
-from tests.harness.forks import Spoken
 
 __all__ = ["Peer", "Truth"]
-
-_IMPORTS = ["agent_cache.remote.file", "tests.contract.workbench"]
 
 
 class Truth:
@@ -53,7 +51,10 @@ class Peer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._process = Spoken("-m", "tests.harness.file_peers", str(folder), imports=_IMPORTS)
+        program = [sys.executable, "-m", "tests.harness.file_peers", str(folder)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = subprocess.Popen(program, text=True, env=environment, **pipes)
         self.events: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._answers: dict[int, Future[Any]] = {}
@@ -95,7 +96,7 @@ class Peer:
     def stop(self) -> None:
         """Have it do nothing until `resume`."""
         os.kill(self._process.pid, signal.SIGSTOP)
-        self._process.wait_until_stopped()
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Have it go on."""

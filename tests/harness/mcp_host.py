@@ -6,12 +6,10 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
-
-from tests.harness.forks import Piped
 
 SERVER = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
 RELAY = (sys.executable, "-m", "agent_cache", "mcp")
@@ -54,7 +52,7 @@ class Host(AnyHost):
         meta: the `_meta` of each request.
     """
 
-    def __init__(self, process: Piped | asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
         super().__init__()
         self.process = process
         self.lines: list[bytes] = []
@@ -155,21 +153,11 @@ def text_of(result: dict[str, Any]) -> str:
     return "".join(part.get("text", "") for part in result["content"])
 
 
-async def piped(command: Sequence[Any], **options: Any) -> Piped | asyncio.subprocess.Process:
-    """Start a command with pipes; a relay is forked, because its imports take most of its time."""
-    if tuple(command[: len(RELAY)]) == RELAY:
-        imports = ["asyncio", "agent_cache.cli.mcp_relay", "agent_cache.remote.file"]
-        if "--url" in command:
-            imports += ["agent_cache.relay.http_proxy", "httpx2", "anyio._backends._asyncio"]
-        return await Piped.start(*command[1:], imports=imports, **options)
-    return await asyncio.create_subprocess_exec(
-        *map(str, command),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        limit=options["limit"],
-        env=options["environment"],
-    )
+async def piped(command: Sequence[Any], *, limit: int, environment: Mapping[str, str]) -> asyncio.subprocess.Process:
+    """Start a command with pipes."""
+    environment = {**environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+    return await asyncio.create_subprocess_exec(*map(str, command), limit=limit, env=environment, **pipes)
 
 
 @asynccontextmanager
@@ -187,8 +175,6 @@ async def started(command: Sequence[Any], *, greets: bool = True, **environment:
             process.kill()
             await process.wait()
         await host.close()
-        if isinstance(process, Piped):
-            process.close()
         sys.stderr.write(host.errors)
 
 

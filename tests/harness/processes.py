@@ -7,18 +7,28 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+
+def python(
+    *arguments: object, folder: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end, with these arguments and nothing to read. It may import what the tests may."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=folder,
+        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
 
 
 def run_python(code: str, *options: str, arguments: Sequence[str] = ()) -> str:
-    """Run a program, which may import what the tests may, and give what it prints."""
-    done = subprocess.run(
-        [sys.executable, *options, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    """Run a program, and give what it prints."""
+    done = python(*options, "-c", code, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

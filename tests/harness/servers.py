@@ -1,7 +1,7 @@
 """A real Valkey or Redis on loopback, which a test starts, stops, kills, freezes and brings back.
 
 Each server stands on a free port with a folder of its own and writes nothing to disk unless it is asked to. It is
-gone when the process that started it is, also after a SIGKILL (`lifeline`).
+gone when the process that started it is, also after a SIGKILL.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tests.harness.binaries import Kind, program
-from tests.harness.lifeline import LIFELINE
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 PATIENCE = 20.0
 """Seconds that a server gets for what it must do: a shared machine with two cores stalls."""
 ATTEMPTS = 5
+WATCHDOG = ["sh", "-c", 'read _; kill -9 "$0"']
+"""Kills a process when its own input ends: when nobody holds the other end any more."""
 HOST = "127.0.0.1"
 PORTS = (10_000, 32_000)
 
@@ -49,6 +50,7 @@ class Server:
         self._owns_folder = folder is None
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def start(cls, kind: Kind = "valkey", /, *, folder: Path | None = None, **options: object) -> Self:
@@ -136,7 +138,6 @@ class Server:
         self._reap()
         if self._owns_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
-        LIFELINE.leave(self.folder)
 
     def kill(self) -> None:
         """SIGKILL: connections break and memory is gone. `restart` brings it back."""
@@ -227,7 +228,8 @@ class Server:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the test run, which then ends its servers in order
             )
-            LIFELINE.hold(self._process.pid, self.folder)
+            watched = [*WATCHDOG, str(self._process.pid)]
+            self._watchdog = subprocess.Popen(watched, stdin=subprocess.PIPE, start_new_session=True)
             if self._comes_up():
                 return
             self._process.kill()
@@ -252,9 +254,12 @@ class Server:
         return False
 
     def _reap(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.kill()
+            self._watchdog.communicate()
+            self._watchdog = None
         if self._process is not None:
             self._process.wait()
-            LIFELINE.release(self._process.pid)
 
 
 def free_port() -> int:

@@ -20,9 +20,8 @@ from agent_cache import Toolbox
 from agent_cache.advise.calls import LoggedCall
 from agent_cache.advise.replay_check import tags_of
 from agent_cache.cli.main import main
-from tests.harness.forks import forks
+from tests.harness.processes import python
 
-IMPORTS = ["agent_cache.cli.advise", "agent_cache.advise.replay_check"]
 Call = dict[str, Any]
 
 
@@ -127,7 +126,7 @@ def agent_cache(folder: Path, *arguments: object) -> Ran:
     """Run the command in a folder, with warnings as errors."""
     environment = {**os.environ, "NO_COLOR": "", "PYTHONWARNINGS": "error"}
     environment.pop("COLUMNS", None)
-    return Ran(forks().run("-m", "agent_cache", *arguments, folder=folder, environment=environment, imports=IMPORTS))
+    return Ran(python("-m", "agent_cache", *arguments, folder=folder, environment=environment))
 
 
 @pytest.fixture(scope="module")
@@ -348,7 +347,7 @@ def test_bad_use_is_said_in_one_line(shop: Path) -> None:
     (shop / "bad.toml").write_text('namespace = "x"\n[tools.a]\ntags = ["b"]\n')
     (shop / "nocalls.jsonl").write_text("")
     arguments = json.dumps([arguments for arguments, _ in MISTAKES])
-    done = forks().run("-c", ONE_AFTER_ANOTHER, arguments, folder=shop, imports=IMPORTS)
+    done = python("-c", ONE_AFTER_ANOTHER, arguments, folder=shop)
     for (arguments, message), (code, out, err) in zip(MISTAKES, json.loads(done.stdout), strict=True):
         assert (code, out) == (2, ""), arguments
         [line] = [line for line in err.splitlines() if line.startswith("agent-cache")]

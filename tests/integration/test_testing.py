@@ -8,8 +8,7 @@ import os
 import pytest
 
 from agent_cache import AgentCache, testing
-from tests.harness.forks import forks
-from tests.harness.processes import run_python
+from tests.harness.processes import python, run_python
 
 pytest_plugins = ["pytester"]
 
@@ -29,13 +28,12 @@ TOOL = """
 
 def ran(suite: pytest.Pytester) -> pytest.RunResult:
     """A run of the suite in a process of its own, with the one plugin that it needs."""
-    done = forks().run(
+    done = python(
         "-m",
         "pytest",
         *("-p", "pytest_asyncio.plugin", "-p", "no:cacheprovider"),
         folder=suite.path,
         environment=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        imports=["asyncio", "pytest", "agent_cache.tools"],
     )
     return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
 

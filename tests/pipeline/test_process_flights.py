@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from tests.harness.forks import Piped
 from tests.harness.servers import Server
 from tests.harness.slow import slow, slow_rows
 
@@ -53,7 +55,7 @@ asyncio.run(main())
 class Process:
     """A process that calls the tool when it is told to, and reports what it does."""
 
-    def __init__(self, process: Piped) -> None:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._line: asyncio.Future[str] | None = None
         self.kill = process.kill
@@ -80,7 +82,6 @@ class Process:
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
-        self._process.close()
 
 
 Start = Callable[..., Awaitable[list[Process]]]
@@ -100,14 +101,15 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 async def start(url: str) -> AsyncIterator[Start]:
     """Start processes, and end them."""
     started: list[Process] = []
-    imports = ["asyncio", "agent_cache.remote.redis" if url.startswith("redis") else "agent_cache.remote.file"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
     async def start(
         count: int, *, lease: float = 60.0, flight: str = "fleet", kind: str = "async def"
     ) -> list[Process]:
         for _ in range(count):
-            program = "-c", _PROGRAM, url, lease, flight, kind
-            started.append(Process(await Piped.start(*program, limit=1 << 16, imports=imports)))
+            program = [sys.executable, "-c", _PROGRAM, url, str(lease), flight, kind]
+            process = await asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE, env=environment)
+            started.append(Process(process))
         for each in started:
             await each.says("ready")
             each.tell()

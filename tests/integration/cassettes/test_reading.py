@@ -13,7 +13,7 @@ import pytest
 import agent_cache
 from agent_cache.cli.main import main
 from agent_cache.recording import Cassette, cached_llm_call, record
-from tests.harness.forks import forks
+from tests.harness.processes import python
 from tests.harness.slow import slow_rows
 
 SECRET = "sk-" + "a1b2c3d4" * 4
@@ -182,7 +182,7 @@ def test_verify_reads_what_the_functions_of_a_module_returned(fields, said, comm
     run += "import asyncio, shop_agent as s; from agent_cache.recording import record\n"
     run += "with record('a.jsonl', strict=True):\n    s.get(1); list(s.Shop().ask('a')); asyncio.run(s.find(1))\n"
     run += "    s.make(s.Order)"
-    forks().run("-c", run, imports=["asyncio", "agent_cache.recording"]).check_returncode()
+    python("-c", run).check_returncode()
     module.write_text(AGENT.format(fields=fields))
     monkeypatch.delitem(sys.modules, "shop_agent", raising=False)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

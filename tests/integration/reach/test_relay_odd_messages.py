@@ -77,7 +77,6 @@ async def host(rules):
     if process.returncode is None:
         process.kill()
         await process.wait()
-    process.close()
 
 
 @pytest.mark.parametrize("line", [*NOT_JUDGED, *MALFORMED])

@@ -7,8 +7,8 @@ import tomllib
 
 import pytest
 
-from tests.harness.forks import forks
 from tests.harness.mcp_host import RELAY, relayed, started, text_of
+from tests.harness.processes import python
 from tests.harness.servers import free_port
 
 PLAIN = """
@@ -119,7 +119,7 @@ def with_every_rule(printed: str) -> str:
 
 
 async def explained(*options, server):
-    return forks().run(*RELAY[1:], "--explain", *options, "--", *server, imports=["agent_cache.cli.mcp_relay"])
+    return python(*RELAY[1:], "--explain", *options, "--", *server)
 
 
 def saying(lists: str, calls: str = "'result': {}"):

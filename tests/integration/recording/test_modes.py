@@ -14,7 +14,7 @@ import pytest
 from agent_cache import ConfigurationError
 from agent_cache.recording import Cassette, CassetteError, CassetteNotFound, DivergenceError, intercept, record, replay
 from agent_cache.recording.partial_file import PartialFile
-from tests.harness.forks import forks
+from tests.harness.processes import python
 
 
 class Source:
@@ -138,7 +138,7 @@ def test_a_killed_recording_leaves_what_it_had_recorded(path):
         with record({str(path)!r}):
             ask("a"); ask("b"); outer()
     """
-    run = forks().run("-c", textwrap.dedent(script), imports=["agent_cache.recording"])
+    run = python("-c", textwrap.dedent(script))
     assert run.returncode == -signal.SIGKILL
     partial = path.with_name("run.jsonl.partial")
     assert Cassette.load(partial).is_partial
@@ -227,7 +227,7 @@ def test_a_recorder_or_a_replay_of_a_path_that_is_being_recorded_is_refused(path
         for block in (record(path), record(path, mode="new_episodes"), replay(path)):
             with pytest.raises(CassetteError, match="is being recorded"), block:
                 pass
-        run = forks().run("-c", script, imports=["agent_cache.recording"])
+        run = python("-c", script)
         assert "is being recorded by another recorder" in run.stderr
         ask("a")
     assert answers(path) == ["a v1"]

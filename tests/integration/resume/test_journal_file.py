@@ -26,7 +26,7 @@ from agent_cache.recording import Cassette, fork, intercept, record, replay
 from agent_cache.recording.encryption import KEY_VARIABLE
 from agent_cache.resume import Journal, NotDone, idempotency_key
 from agent_cache.resume.journal import branch_journal, journal_path, read_journal
-from tests.harness.forks import forks
+from tests.harness.processes import python
 from tests.harness.slow import slow
 
 ROOT = Path(__file__).parents[3]
@@ -247,7 +247,7 @@ def script(text: str, *arguments: object) -> list[str]:
 
 def said(text: str, *arguments: object) -> str:
     """What a process prints that runs this."""
-    done = forks().run(*script(text, *arguments)[1:], imports=["asyncio", "pytest", "agent_cache.resume"])
+    done = python(*script(text, *arguments)[1:])
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
