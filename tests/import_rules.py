@@ -314,7 +314,7 @@ def internals_imported(tests: Path, root: Path, pages: Path) -> dict[str, set[st
     public = {
         ".".join(parts[:end]) for name in named for parts in [name.split(".")] for end in range(1, len(parts) + 1)
     }
-    internal = modules(root).keys() - public
+    internal = modules(root).keys() - public - {f"{PACKAGE}.__main__"}  # the command
     found: dict[str, set[str]] = {}
     for path in sorted(tests.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

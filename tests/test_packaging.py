@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 import agent_cache
-from agent_cache.cli.main import main
+from agent_cache.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPENDENCIES = {"async-cache", "msgspec"}

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache.remote.protocol import Found, Request
-from agent_cache.remote.versioned import Ticket
+from agent_cache.remote import Found, Request
 from tests.contract.workbench import Workbench, commit, load, read, store_over, value_of, write, writing
 
 __all__ = ["ClaimTests"]
@@ -140,7 +139,7 @@ class Waiter:
         task: its lookup.
     """
 
-    def __init__(self, task: asyncio.Task[tuple[Found | None, Ticket]]) -> None:
+    def __init__(self, task: asyncio.Task[tuple[Found | None, Any]]) -> None:
         self.task: asyncio.Task[tuple[Any, Any]] = task
 
     @classmethod

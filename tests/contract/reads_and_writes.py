@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from agent_cache.remote.protocol import Request
-from agent_cache.remote.versioned import Tier
+from agent_cache.remote import Request, Tier
 from tests.contract.workbench import Workbench, commit, load, read, value_of, write, writing
 
 __all__ = ["LateTagTests", "ReadTests", "WriteTests"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agent_cache.remote.versioned import Tier
+from agent_cache.remote import Tier
 from tests.contract.workbench import Workbench, load, read, value_of
 
 __all__ = ["TtlTests"]

@@ -11,8 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from agent_cache.core.tags import meet
-from agent_cache.remote.protocol import Found, Request, Touched, Versions, WriteIntent
-from agent_cache.remote.versioned import Ticket, Tier
+from agent_cache.remote import Found, Request, Tier, WriteIntent
 
 __all__ = [
     "RecordingListener", "Workbench", "commit", "load", "read", "store_over", "value_of",
@@ -76,10 +75,10 @@ class Workbench:
             await b.aclose()
 
 
-class RecordingListener(list[Touched | None]):
+class RecordingListener(list[Any]):
     """A listener that records its calls."""
 
-    def __call__(self, touched: Touched | None) -> None:
+    def __call__(self, touched: Any) -> None:
         self.append(touched)
 
     def concerns(self, tag: str) -> bool:
@@ -119,25 +118,21 @@ async def writing(tier: Tier, *tags: str, on_unreachable: Literal["run", "refuse
     await commit(tier, intent)
 
 
-async def load(
-    tier: Tier, request: Request, value: object, *result_tags: str, inherited: Sequence[Versions | None] = ()
-) -> Ticket:
+async def load(tier: Tier, request: Request, value: object, *result_tags: str, inherited: Sequence[Any] = ()) -> Any:
     """Miss, load and store, as the library does."""
     _, ticket = await tier.lookup(request)
     await store_over(tier, ticket, value, request.tags + result_tags, *inherited)
     return ticket
 
 
-async def store_over(
-    tier: Tier, ticket: Ticket, value: object, tags: tuple[str, ...], *inherited: Versions | None
-) -> None:
+async def store_over(tier: Tier, ticket: Any, value: object, tags: tuple[str, ...], *inherited: Any) -> None:
     """Store a value whose load has read what had these versions, as the library does: not if some are unknown."""
     known = [versions for versions in inherited if versions is not None]
     if len(known) == len(inherited):
         await tier.store(ticket, value, tags, 0.5, age=0.0, inherited=known)
 
 
-async def versions_of(tier: Tier, request: Request, *result_tags: str) -> Versions | None:
+async def versions_of(tier: Tier, request: Request, *result_tags: str) -> Any:
     """Read, as the load of another read does. Returns the versions that it depends on."""
     found, ticket = await tier.lookup(request)
     if found is None:

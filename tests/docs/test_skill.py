@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import agent_cache
-from agent_cache.cli.main import main
+from agent_cache.__main__ import main
 
 SKILL = Path(agent_cache.__file__).parent / ".agents" / "skills" / "tag-my-tools" / "SKILL.md"
 

@@ -1,12 +1,17 @@
-"""The one place where the tests touch the library's test switches: reset and fake clock."""
+"""The one place where tests touch what the library has for a whole process: switches, settings and versions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
+
+import pytest
 
 from agent_cache import testing
+from agent_cache.config import CURRENT
+from agent_cache.core import versions
+from agent_cache.engine import state
 from agent_cache.testing import harness
 
 
@@ -40,3 +45,53 @@ def calls_waiting() -> int:
 def nothing_in_flight() -> bool:
     """Whether there are none."""
     return loads_in_flight() == 0
+
+
+def setting(name: str) -> Any:
+    """What is configured now: ``enabled``, ``max_bytes``, ``middleware``, ``remote``, ``backup``."""
+    return getattr(CURRENT.value, name)
+
+
+def instrument(function: Any) -> None:
+    """Put a middleware around all that are configured, as exporters do; None takes it away."""
+    CURRENT.instrument(function)
+
+
+def tiers_once_configured() -> list[Any]:
+    """The tiers that writes go to although they are configured no more."""
+    return CURRENT.tiers_once_configured()
+
+
+def lock_is_free() -> bool:
+    """Whether the lock of the versions can be taken in this thread."""
+    if versions.VERSIONS.lock.acquire(blocking=False):
+        versions.VERSIONS.lock.release()
+        return True
+    return False
+
+
+def writes_that_run() -> bool:
+    """Whether there is a write that has not ended."""
+    return bool(versions.VERSIONS.running)
+
+
+def forget_writes(*, held: bool = False) -> bool:
+    """End what writes in doubt hold; `held`: also what anything else holds. Returns whether there was more."""
+    versions.VERSIONS.release_all()
+    is_held = bool(versions.VERSIONS.held)
+    if held:
+        versions.VERSIONS.held.clear()
+    return is_held
+
+
+@contextmanager
+def few_versions(count: int) -> Iterator[None]:
+    """Keep so few versions that what is older counts as written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(versions, "GENERATION", count)
+        yield
+
+
+def reads_known() -> int:
+    """How many read tools writes look for entries in."""
+    return len(state.TOOLS.readers())

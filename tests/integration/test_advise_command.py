@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from agent_cache import Toolbox
+from agent_cache.__main__ import main
 from agent_cache.advise.calls import LoggedCall
 from agent_cache.advise.replay_check import tags_of
-from agent_cache.cli.main import main
 from tests.harness.processes import python
 
 Call = dict[str, Any]
@@ -331,7 +331,7 @@ MISTAKES = [  # the first before others import some
 ]
 ONE_AFTER_ANOTHER = """
 import contextlib, io, json, sys
-from agent_cache.cli.main import main
+from agent_cache.__main__ import main
 
 found = []
 for arguments in json.loads(sys.argv[1]):

@@ -21,7 +21,7 @@ from agent_cache import (
     writing,
 )
 from agent_cache.recording import record, replay
-from agent_cache.remote.protocol import WriteIntent
+from agent_cache.remote import WriteIntent
 from agent_cache.resume import Journal
 from agent_cache.testing import FaultyTier, MemoryServer, MemoryTier
 from tests.harness import library

@@ -14,8 +14,8 @@ pytest.importorskip("rich", reason="the demo draws with it")
 
 from rich.console import Console
 
+from agent_cache.__main__ import main
 from agent_cache.cli.demo import EXAMPLE, AnswerChecker, Call, Run
-from agent_cache.cli.main import main
 from tests.harness.slow import slow
 
 KINDS = {"hit", "miss", "shared", "write", "stopped"}

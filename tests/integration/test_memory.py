@@ -21,11 +21,8 @@ from agent_cache import (
     configure,
     invalidate,
 )
-from agent_cache.core.store import Store
-from agent_cache.core.versions import VERSIONS
-from agent_cache.engine import state
-from agent_cache.metrics import Metrics
 from agent_cache.testing import FakeClock
+from tests.harness import library
 
 
 @pytest.fixture
@@ -38,12 +35,7 @@ def lock_is_free() -> bool:
     """Whether another thread could take the lock of the versions now."""
     found: list[bool] = []
 
-    def take() -> None:
-        found.append(VERSIONS.lock.acquire(blocking=False))
-        if found[0]:
-            VERSIONS.lock.release()
-
-    thread = threading.Thread(target=take)
+    thread = threading.Thread(target=lambda: found.append(library.lock_is_free()))
     thread.start()
     thread.join()
     return found[0]
@@ -62,12 +54,6 @@ class Watched:
 
     def __sizeof__(self) -> int:
         return 1_000
-
-
-def store_of(tool: Any) -> Store:
-    """The store of a tool outside of sessions."""
-    store: Store = tool.__agent_cache__.store
-    return store
 
 
 @pytest.fixture
@@ -181,7 +167,7 @@ async def test_tools_with_names_of_their_own_leave_nothing_behind():
         functions.add(inspect.unwrap(tool))
         return tool, change
 
-    before = len(state.TOOLS.readers())
+    before = library.reads_known()
     for number in range(50):
         tool, change = make(number)
         assert await tool("a") == number
@@ -189,19 +175,19 @@ async def test_tools_with_names_of_their_own_leave_nothing_behind():
     del tool, change
     gc.collect()
     assert len(functions) == 0
-    assert len(state.TOOLS.readers()) <= before
+    assert library.reads_known() <= before
     assert not [name for name in linecache.cache if "of many" in str(name)]
 
 
 def test_counters_of_many_tools_are_summed_up():
     """The first ones have rows of their own, and the sums stay right."""
-    counters = Metrics(max_rows=10)
-    for number in range(1_000):
+    counters = AgentCacheSession().metrics
+    for number in range(1_100):
         counters.stats_of((f"tool {number}", (f"r{number}",))).hits += 1
     found = counters.snapshot()
-    assert found["calls"] == found["hits"] == 1_000
-    assert {*found["tools"]} == {*(f"tool {number}" for number in range(10)), "(others)"}
-    assert found["tools"]["(others)"]["hits"] == found["resources"]["(others)"]["hits"] == 990
+    assert found["calls"] == found["hits"] == 1_100
+    assert {*found["tools"]} == {*(f"tool {number}" for number in range(1_000)), "(others)"}
+    assert found["tools"]["(others)"]["hits"] == found["resources"]["(others)"]["hits"] == 100
     kept = counters.stats_of(("tool 7", ("r7",)))
     counters.clear()  # nobody counts in any other row now
     assert counters.snapshot()["calls"] == 0
@@ -223,4 +209,4 @@ async def test_keys_and_tags_count():
     with configure(max_bytes=1_000_000):
         for number in range(1_000):
             await answer(f"{number:05}" + "x" * 10_000)
-    assert 40 <= len(store_of(answer)) <= 100
+    assert 40 <= answer.cache_info().currsize <= 100

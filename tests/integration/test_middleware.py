@@ -19,7 +19,7 @@ from agent_cache import (
     bypass,
     configure,
 )
-from agent_cache.config import CURRENT
+from tests.harness import library
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -235,7 +235,7 @@ async def test_one_that_raises_is_removed_and_logged_once(
     assert line.__dict__["agent_cache_event"] == "a middleware raised"
     assert line.exc_info is not None
     assert len(seen.calls) == 3
-    assert CURRENT.value.middleware == ()
+    assert library.setting("middleware") == ()
 
 
 async def test_one_that_awaits_something_else_is_removed_for_def_tools_alone(
@@ -323,7 +323,7 @@ async def test_the_tool_runs_in_the_context_that_the_middleware_has_made():
 
     with configure(middleware=(enter,)):
         places = [await where(), where_now(), *[chunk async for chunk in where_stream()], *where_stream_now()]
-        assert CURRENT.value.middleware
+        assert library.setting("middleware")
     assert places == ["inside"] * 6
     assert PLACE.get() == "outside"
 
@@ -356,16 +356,16 @@ async def test_instrumentation_stays_beside_what_is_configured(orders: Orders):
     notes: list[Any] = []
     outer, inner = Seen("outer"), Seen("inner")
     outer.notes = inner.notes = notes
-    CURRENT.instrument(outer)
+    library.instrument(outer)
     with configure(middleware=(inner,)):
         await orders.get("1")
     await orders.get("2")
-    CURRENT.instrument(None)
+    library.instrument(None)
     await orders.get("3")
     assert [name for name, what, *_ in notes if what == "begins"] == ["outer", "inner", "outer"]
-    CURRENT.instrument(outer)
+    library.instrument(outer)
     agent_cache.testing.reset()
-    assert CURRENT.value.middleware == ()
+    assert library.setting("middleware") == ()
 
 
 def plain(call: Any, proceed: Any) -> Any:
@@ -386,4 +386,4 @@ NO_FUNCTIONS = [[None], [plain], [Seen], [generator], [fine, plain, fine]]
 def test_what_is_no_middleware_is_refused_at_once(given: Any):
     with pytest.raises(ConfigurationError, match="`async def" if given in NO_FUNCTIONS else "must be a sequence"):
         configure(middleware=given)
-    assert CURRENT.value.middleware == ()
+    assert library.setting("middleware") == ()

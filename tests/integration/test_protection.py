@@ -27,7 +27,6 @@ import pytest
 from hypothesis import strategies as st
 
 from agent_cache import AgentCache, AgentCacheSession, get_metrics
-from agent_cache.values.canonical import PYDANTIC_STATE
 from tests.harness.gates import Gate, idle
 from tests.harness.searches import searched
 
@@ -201,7 +200,8 @@ def values(draw: st.DrawFn) -> Any:
     if draw(st.booleans()):  # a cycle, through whatever can hold one
         parts = parts_of(value)
         # pydantic copies these dicts itself: no user has a reference to one.
-        own = {id(getattr(part, name)) for part in parts if is_model(part) for name in PYDANTIC_STATE}
+        names = ("__pydantic_extra__", "__pydantic_private__")
+        own = {id(getattr(part, name)) for part in parts if is_model(part) for name in names}
         inside = [part for part in parts if type(part) in (list, dict, Line) and id(part) not in own]
         if inside:
             link(draw(st.sampled_from(inside)), draw(st.sampled_from([value, *inside])))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import itertools
@@ -26,12 +25,11 @@ from agent_cache import (
     ConfigurationError,
     Read,
     Toolbox,
-    UncacheableArgumentsError,
     Write,
     get_metrics,
 )
-from agent_cache.core.asker import Injected, UnknownAsker, asker_in, getters_of
 from agent_cache.integrations import explain, wrap
+from agent_cache.recording import record, replay
 from agent_cache.testing import MemoryTier
 from agent_cache.toolbox import ToolInfo
 
@@ -481,11 +479,12 @@ async def test_a_wrapped_function_keeps_two_users_apart_unless_it_is_shared():
     assert "context" in rows[0].why + rows[1].why
 
 
-# Who asks, as recordings keep it
-
-
-def asker_of(tool: Any, deps: Any, number: int = 7) -> Any:
-    return tool.__agent_cache__.asker_of({"ctx": RunContext(deps), "number": number})
+async def test_a_recording_of_a_shared_tool_answers_any_user_of_a_tenant(tmp_path: Path):
+    read = reading(shared=True)
+    for block, user in ((record, "ada"), (replay, "bob")):
+        with block(tmp_path / "run.jsonl"):
+            async with AgentCacheSession(tenant="desk"):
+                assert await read(RunContext(Deps(user))) == 0
 
 
 class Account:
@@ -585,51 +584,6 @@ async def test_two_wrapped_functions_of_one_name_share_nothing():
     assert get_metrics()["hits"] == 1
 
 
-def test_of_reads_and_writes_the_user_fields_of_their_contexts_count_or_what_vary_returns():
-    async def tool(ctx: RunContext, number: int) -> None: ...
-
-    for decorator in (AgentCache("r"), AgentCacheInvalidator("r")):
-        decorated = decorator(tool)
-        ada, bob = (asker_of(decorated, Deps(user)) for user in ("ada", "bob"))
-        assert isinstance(ada, str)
-        assert ada != bob
-        assert asker_of(decorated, Deps("ada"), 8) == ada
-        assert asker_of(decorated, None) is None
-        with pytest.raises(UnknownAsker, match="shared=True"):
-            asker_of(decorated, object())
-    for decorator in (AgentCache("s", shared=True), AgentCacheInvalidator("s", shared=True)):
-        assert asker_of(decorator(tool), Deps("ada")) is None
-    varied = AgentCache("r", vary=lambda given: given["ctx"].deps.user)(tool)
-    assert asker_of(varied, Deps("ada")) != asker_of(varied, Deps("bob"))
-    with pytest.raises(UncacheableArgumentsError, match="vary= raised AttributeError"):
-        asker_of(varied, None)
-
-
-async def test_of_a_tool_known_by_name_the_callers_vary_and_context_count():
-    from agent_cache.engine.scope import PLACE
-
-    for rule in (Read("r"), Write("r")):
-        box, seen = Toolbox({"tool": rule}, namespace="desk"), list[Any]()
-
-        async def run(seen: list[Any] = seen) -> None:
-            place: Any = PLACE.get()
-            seen.append(place.call.operation.asker_of(place.call.arguments))
-
-        users = [{"context": RunContext(Deps(user))} for user in ("ada", "bob", "ada")]
-        for number, options in enumerate([*users, {}, {"vary": "x"}]):
-            await box.call("tool", {"number": number}, run, **options)
-        ada, bob, again, nobody, other = seen
-        assert ada == again != bob
-        assert nobody is None is not other
-
-
-def test_the_digest_of_equal_fields_is_the_same_in_every_process():
-    deps = dataclasses.make_dataclass("Deps", [("user", str)])
-    deps.__module__ = "shop"  # the name of the class counts
-    contexts = [Injected("context", RunContext(deps("ada")))]
-    assert asker_in(contexts) == "d9d078747d7ab734192bfb2d79dff256"
-
-
 TOKEN = ContextVar("TOKEN", default="token")
 
 
@@ -712,18 +666,33 @@ TOOLS: dict[str, Any] = {
     "an object": lambda: service.user,
     "a class": lambda: Service().user,
     "a helper in a comprehension": lambda: [helper() for _ in range(1)],
-    "a decorator": for_the_user(lambda token: token),
+    "a decorator": for_the_user(lambda **given: given["token"]),
+    "a closure": (lambda ask: lambda: ask())(helper),
     "a partial": functools.partial(helper),
     "a method": functools.partial(Inbox().mails, "in"),
 }
 
 
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK of MCP, whose function says who asks."""
+    module = types.SimpleNamespace(get_access_token=get_access_token)
+    monkeypatch.setitem(sys.modules, "mcp.server.auth.middleware.auth_context", module)
+
+
+def hits_of_users(read: Any) -> int:
+    """How many of the calls of Ada, Bob and Ada are hits."""
+    before = get_metrics()["hits"]
+    for user in ("ada", "bob", "ada"):
+        TOKEN.set(user)
+        read()
+    return get_metrics()["hits"] - before
+
+
 @pytest.mark.parametrize("name", TOOLS)
-def test_a_tool_that_asks_for_its_context_is_known_by(name: str):
-    tool = TOOLS[name]
-    assert getters_of(tool) == ("get_access_token",)
-    assert AgentCache("r")(tool).__agent_cache__.parameters.getters == ("get_access_token",)
-    assert getters_of(lambda: f"{current}{layer}") == ()
+def test_users_are_kept_apart_by_a_tool_that_asks_for_its_context_by(name: str, server: None):
+    assert hits_of_users(AgentCache("r")(TOOLS[name])) == 1
+    assert hits_of_users(AgentCache("r")(lambda: f"{current}{layer}")) == 2
 
 
 class Mailbox(Inbox):
@@ -743,11 +712,7 @@ class Mailbox(Inbox):
 
 
 @pytest.mark.parametrize("method", ["first", "any_box", "newest"])
-async def test_a_method_that_asks_by_another_method_of_its_class_keeps_users_apart(
-    method: str, monkeypatch: pytest.MonkeyPatch
-):
-    server = types.SimpleNamespace(get_access_token=get_access_token)
-    monkeypatch.setitem(sys.modules, "mcp.server.auth.middleware.auth_context", server)
+async def test_a_method_that_asks_by_another_method_of_its_class_keeps_users_apart(method: str, server: None):
     read, answers = getattr(Mailbox(), method), []
     for user in ("ada", "bob", "ada"):
         TOKEN.set(user)
@@ -756,12 +721,12 @@ async def test_a_method_that_asks_by_another_method_of_its_class_keeps_users_apa
     assert get_metrics()["hits"] == 1
 
 
-def test_a_program_that_is_installed_is_looked_into_and_another_package_is_not(tmp_path: Path, monkeypatch):
+def test_a_program_that_is_installed_is_looked_into_and_another_package_is_not(tmp_path: Path, monkeypatch, server):
     """As by ``pip install .`` in an image: the tool and its helper are below ``site-packages``."""
     files = {
         "desk_app/auth.py": "from desk_server import get_access_token\n\ndef user(): return get_access_token()",
-        "desk_app/tools.py": "from desk_app.auth import user\nimport desk_lib\n\ndef mine(): return user()\n\n"
-        "def common(): return desk_lib.helper()",
+        "desk_app/tools.py": "from desk_app.auth import user\nfrom desk_lib import helper\n\ndef mine(): return user()\n\n"
+        "def common(): return helper()",
         "desk_lib/__init__.py": "from desk_server import get_access_token\n\ndef helper(): return get_access_token",
         "desk_server/__init__.py": "def get_access_token(): ...",
     }
@@ -771,4 +736,4 @@ def test_a_program_that_is_installed_is_looked_into_and_another_package_is_not(t
         path.write_text(text)
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     tools = importlib.import_module("desk_app.tools")
-    assert [getters_of(tools.mine), getters_of(tools.common)] == [("get_access_token",), ()]
+    assert [hits_of_users(AgentCache("desk")(tool)) for tool in (tools.mine, tools.common)] == [1, 2]

@@ -7,7 +7,6 @@ from typing import Any
 
 from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.remote import Request, Tier
-from agent_cache.remote.protocol import Listener
 from agent_cache.testing import FaultyTier, MemoryServer, MemoryTier
 
 
@@ -43,7 +42,7 @@ class WatchedTier(FaultyTier):
         self.requests.append(request)
         return await super().lookup(request, lead=lead)
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
         self.listeners += 1
         return self.memory.subscribe(listener)
 

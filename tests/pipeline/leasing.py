@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from agent_cache.core.lease import Lease
+from agent_cache.core.lease import Lease, Term
 from agent_cache.testing import FaultyTier, MemoryServer, MemoryTier
 
 
@@ -36,6 +37,11 @@ class LeasingTier(FaultyTier):
         super().__init__(memory)
         self.page = [1] if page is None else page
         memory.trust = self.own = self.trust = Renewable(self, self.page)
+
+    def with_term(self, clock: Callable[[], float]) -> Term:
+        """Let the lease end with a term of this clock."""
+        self.own.term = Term(clock)
+        return self.own.term
 
     @property
     def lookups(self) -> int:

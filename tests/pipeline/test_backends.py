@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from agent_cache.errors import ConfigurationError
-from agent_cache.remote import FileTier, VersionedTier
-from agent_cache.remote.backend import Backend
+from agent_cache.remote import Backend, FileTier, VersionedTier
 from agent_cache.remote.feed import News
 from agent_cache.testing import FakeClock, MemoryServer
 from agent_cache.testing.tier_contract import BackendContract

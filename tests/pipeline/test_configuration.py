@@ -15,21 +15,15 @@ from agent_cache import (
     invalidate,
     writing,
 )
-from agent_cache.config import CURRENT
 from agent_cache.testing import MemoryServer, MemoryTier
+from tests.harness import library
 from tests.pipeline.fleet import Process, Truth, WatchedTier
 
 pytestmark = pytest.mark.usefixtures("clock")
 
 
 def in_force() -> dict[str, Any]:
-    value = CURRENT.value
-    settings = {
-        "remote": value.remote,
-        "backup": next(iter(value.backup), None),
-        "enabled": value.enabled,
-        "max_bytes": value.max_bytes,
-    }
+    settings = {name: library.setting(name) for name in ("remote", "enabled", "max_bytes")}
     return {name: each for name, each in settings.items() if each is not None and each is not True}
 
 
@@ -88,9 +82,9 @@ def test_blocks_that_threads_make_at_once_leave_nothing_behind(values: tuple[int
 def test_the_environment_wins_over_every_layer(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AGENT_CACHE_ENABLED", "0")
     with configure(enabled=True):
-        assert not CURRENT.value.enabled
+        assert not library.setting("enabled")
         configure(enabled=True)
-        assert not CURRENT.value.enabled
+        assert not library.setting("enabled")
 
 
 # Writes reach every tier
@@ -166,4 +160,4 @@ async def test_a_tier_that_nothing_uses_any_more_is_freed(use: str, truth: Truth
     del tier
     gc.collect()
     assert freed() is None
-    assert CURRENT.tiers_once_configured() == []
+    assert library.tiers_once_configured() == []

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, invalidate_sync, writing
-from agent_cache.core.versions import VERSIONS
 from agent_cache.testing import MemoryServer, MemoryTier
+from tests.harness import library
 from tests.harness.interruptions import LIBRARY, interrupted
 from tests.harness.threads import Call, until
 
@@ -38,16 +38,12 @@ def write_item(item: int) -> list[int]:
     return [item]
 
 
-def forget_writes() -> None:
-    VERSIONS.release_all()
-
-
 @pytest.fixture(autouse=True)
 def _nothing_is_held() -> Iterator[None]:
     """Writes of other tests may still be in doubt, and what a failed one has left must not concern the next."""
-    forget_writes()
+    library.forget_writes()
     yield
-    VERSIONS.held.clear()
+    library.forget_writes(held=True)
     for tool in (read_item, stream_item):
         tool.__agent_cache__.store.flights.clear()
 
@@ -87,7 +83,7 @@ def test_a_call_that_is_interrupted_anywhere_holds_up_nobody(function: Any):
                 left.append(where)
                 flights.clear()
     assert not left, "a load that nobody makes is found by readers"
-    assert not VERSIONS.held
+    assert not library.forget_writes()
 
 
 def in_a_block(item: int) -> list[int]:
@@ -114,12 +110,10 @@ def test_a_write_that_is_interrupted_anywhere_ends(write: Any):
             assert stop > 20, "the call came through the library without being seen"
             break
         # Nothing can be done about an interrupt before the first line of `_Writing.__exit__`.
-        if VERSIONS.running and not where.startswith("_Writing.__exit__"):
+        if library.writes_that_run() and not where.startswith("_Writing.__exit__"):
             left.append(where)
-        forget_writes()  # it may be in doubt
-        if VERSIONS.held:
+        if library.forget_writes(held=True):  # what is in doubt does not count
             left.append(where)
-            VERSIONS.held.clear()
         assert Call(write, stop).result() == [stop], where
         Call(read_item, stop).result()
         assert read_item.contains(stop), where
@@ -141,7 +135,7 @@ def test_a_write_that_is_interrupted_anywhere_ends_in_its_tier():
     elsewhere = AgentCache("told:{item}", name="interruptions:read", remote_cache=there)(read)
     for stop in count(1):
         where = interrupted(partial(write, stop), stop, (*LIBRARY, ASYNCIO))
-        forget_writes()
+        library.forget_writes()
         if where is None:
             assert stop > 50, "the call came through the library without being seen"
             break

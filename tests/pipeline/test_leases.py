@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheSession, get_metrics
-from agent_cache.core.lease import Term
 from tests.harness import library
 from tests.harness.gates import idle
 from tests.pipeline.leasing import LeasingTier
@@ -83,7 +82,7 @@ async def test_a_copy_is_not_served_once_the_word_is_another_one(scope: Any, res
 @with_and_without_ttl
 async def test_a_copy_is_not_served_after_its_term_unless_that_moves_on(scope: Any, result: object, ttl: float | None):
     tier, readings = LeasingTier(), [0.0]
-    tier.own.term = term = Term(lambda: readings[0])
+    term = tier.with_term(lambda: readings[0])
     tool = tool_of(tier, result, ttl=ttl)
     with scope():
         await tool("7")

@@ -13,7 +13,6 @@ pytest.importorskip("redis")
 
 from agent_cache.remote import RedisTier, Tier
 from agent_cache.remote.backend import HELD, Backend
-from agent_cache.remote.cells import STORE
 from agent_cache.testing import FakeClock
 from agent_cache.testing.tier_contract import BackendContract
 from tests.contract import TierContract
@@ -117,10 +116,10 @@ class TestRedis(OnServers):
         async def evict() -> None:
             one, other = await self.make_backends()
             await one.begin("w", ("order::7",), (), 60.0, b"")
-            before = (await other.read(("order::7", STORE), None)).states["order::7"]
+            before = (await other.read(("order::7", "#"), None)).states["order::7"]
             self.server.command("DEL", one.prefix + key)  # type: ignore[attr-defined, union-attr]  # of one server
             number = await one.commit("v", ("order::8",), 0.0, b"later")
-            after = (await other.read(("order::7", STORE), None)).states["order::7"]
+            after = (await other.read(("order::7", "#"), None)).states["order::7"]
             assert before[1] == after[1] == HELD
             assert int(after[0]) <= number
             for backend in (one, other):

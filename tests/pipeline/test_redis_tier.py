@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,11 +12,9 @@ import pytest
 
 pytest.importorskip("redis")
 
-from agent_cache.clock import boottime
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote import RedisTier
 from agent_cache.remote.codecs import JsonCodec, MessagePackCodec, SignedCodec
-from agent_cache.remote.protocol import Touched
 from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.proxies import Proxy
 from tests.harness.rights import least
@@ -96,10 +95,10 @@ async def test_a_value_is_no_younger_for_who_has_waited_for_the_server(
     proxy.delay(**{delays: 0.1})
     _, ticket = await tier.lookup(request)
     await tier.store(ticket, "x", request.tags, 0.5, age=20.0)
-    stored = boottime()
+    stored = time.monotonic()
     found, _ = await tier.lookup(request)
     assert found is not None
-    assert found.age >= 20.0 + boottime() - stored
+    assert found.age >= 20.0 + time.monotonic() - stored
     assert found.ttl is not None
     assert found.ttl <= 60.0 - found.age
 
@@ -111,7 +110,7 @@ async def test_a_value_is_no_younger_for_who_has_waited_for_the_server(
 @pytest.mark.parametrize("kind", ["entities", "entries"])
 async def test_a_write_of_very_many_things_lands_and_ends_them(make: Make, valkey: Server, kind: str, count: int):
     tier, other = make(valkey.url), make(valkey.url)
-    told: list[Touched | None] = []
+    told: list[Any] = []
     other.subscribe(told.append)
     requests = [read(f"order:{number}" if kind == "entities" else "order", key=str(number)) for number in range(count)]
     await load(other, requests[7], "old")
@@ -124,7 +123,7 @@ async def test_a_write_of_very_many_things_lands_and_ends_them(make: Make, valke
     assert tier.stats()["pending"] == tier.stats()["failures"] == valkey.command("ZCARD", "{agent_cache}:w") == 0
     assert await value_of(other, requests[7]) == "nothing"
     if kind == "entities":
-        assert told == [Touched(("order",))] * 2
+        assert [one.tags for one in told] == [("order",)] * 2
 
 
 # Rights, and options

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
-from agent_cache.engine.blocking import call_in_background
 from agent_cache.errors import RemoteTierError
 from agent_cache.remote import Tier
 from agent_cache.testing import MemoryServer
@@ -72,6 +71,18 @@ async def test_a_synchronous_call_in_the_thread_of_a_loop_uses_the_tier_as_well(
 # A tier that fails
 
 
+class Gate(asyncio.Event):
+    """Opened from another thread than that of the loop in which it is waited for."""
+
+    async def wait(self) -> Any:
+        self.loop = asyncio.get_running_loop()
+        return await super().wait()
+
+    def open(self) -> None:
+        until(lambda: hasattr(self, "loop"))
+        self.loop.call_soon_threadsafe(self.set)
+
+
 def test_a_write_that_may_not_run_unannounced_is_refused(truth: Truth, here: WatchedTier):
     @AgentCache("order:{id}", remote_cache=here)
     def read_it(id: str) -> str:
@@ -95,14 +106,14 @@ def test_ctrl_c_while_a_write_is_announced_ends_it_before_its_side_effect(
 ):
     """What was announced is withdrawn in the background: others store again what it would have touched."""
     one, other = SyncProcess(truth, here), SyncProcess(truth, elsewhere)
-    gate = asyncio.Event()
+    gate = Gate()
     here.hang("begin", gate)
     pressing = interrupting(lambda: here.orders == ["begin"])
     with pytest.raises(KeyboardInterrupt):
         one.set_order("7")
     pressing.result()
     assert truth.runs == []
-    call_in_background(gate.set)
+    gate.open()
     until(lambda: here.orders == ["begin", "commit"])
     until(lambda: other.get_order("7") == "old" and other.get_order.contains("7"))
     assert "set 7" not in truth.runs
@@ -114,13 +125,13 @@ def test_ctrl_c_while_a_write_is_committed_does_not_stop_the_commit(
 ):
     one, other = SyncProcess(truth, here), SyncProcess(truth, elsewhere)
     other.get_order("7")
-    gate = asyncio.Event()
+    gate = Gate()
     here.hang("commit", gate)
     pressing = interrupting(lambda: here.orders == ["begin", "commit"])
     with pytest.raises(KeyboardInterrupt):
         one.set_order("7")
     pressing.result()
-    call_in_background(gate.set)
+    gate.open()
     until(lambda: other.get_order("7") == "new" and other.get_order.contains("7"))
     assert other.get_order("7") == "new"
 

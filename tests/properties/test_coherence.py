@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from agent_cache import ToolCall, configure, invalidate
-from agent_cache.core import versions
 from agent_cache.testing import MemoryServer, MemoryTier
+from tests.harness import library
 from tests.harness.slow import slow_rows
 from tests.properties import toolbox
 from tests.properties.ledger import Broken, Key, Reader, Rejected, Write, arguments
@@ -424,7 +424,7 @@ class FewVersions(Nesting, Composing):
 
     def __init__(self) -> None:
         super().__init__()
-        self.exits.enter_context(pytest.MonkeyPatch.context()).setattr(versions, "GENERATION", 2)
+        self.exits.enter_context(library.few_versions(2))
         self.stage.ledger.forgets = True
 
 

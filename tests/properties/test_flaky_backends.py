@@ -12,7 +12,6 @@ from typing import Any, Literal
 from hypothesis import given, settings, strategies as st
 
 from agent_cache.remote import VersionedTier, WriteIntent
-from agent_cache.remote.versioned import Ticket
 from agent_cache.testing import FakeClock, MemoryServer
 from agent_cache.testing.tier_contract import FlakyBackend
 from tests.contract.workbench import read
@@ -40,7 +39,7 @@ class Process:
         self.tier.subscribe(lambda _: None)
         self.floor: dict[str, int] = defaultdict(int)
         self.owed: dict[str, int] = {}
-        self.loads: list[tuple[str, Ticket, int]] = []
+        self.loads: list[tuple[str, Any, int]] = []
         self.writes: dict[str, tuple[WriteIntent, bool]] = {}
 
 
@@ -58,7 +57,7 @@ class World:
                 self.landed[order] = max(self.landed[order], version)
             process.owed.clear()
 
-    async def look_up(self, process: Process, order: str) -> Ticket | None:
+    async def look_up(self, process: Process, order: str) -> Any:
         request = read(f"order:{order}", key=order)
         found, ticket = await process.tier.lookup(request)
         if found is None:

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, invalidate, writing
-from agent_cache.core import versions
 from tests.harness import library
 from tests.harness.preemption import PACKAGE, stopped_everywhere
 from tests.harness.slow import slow
@@ -104,9 +103,9 @@ def forget() -> None:
 
 
 @pytest.fixture(params=["a generation of 16,000 paths", "a generation of three"])
-def _generations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "a generation of three":
-        monkeypatch.setattr(versions, "GENERATION", 3)
+def _generations(request: pytest.FixtureRequest) -> Iterator[None]:
+    with library.few_versions(3 if request.param == "a generation of three" else 16_000):
+        yield
 
 
 def pairs(reads: tuple[Any, ...], writes: tuple[Any, ...]) -> list[Any]:

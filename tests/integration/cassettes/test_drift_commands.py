@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCacheSession
-from agent_cache.cli.main import main
+from agent_cache.__main__ import main
 from agent_cache.recording import Baseline, CassetteNotFound, DriftDetector, DriftEvent, intercept, record
 from agent_cache.resume import Journal
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import agent_cache
-from agent_cache.cli.main import main
+from agent_cache.__main__ import main
 from agent_cache.recording import Cassette, cached_llm_call, record
 from tests.harness.processes import python
 from tests.harness.slow import slow_rows

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from agent_cache.cli.main import main
+from agent_cache.__main__ import main
 from agent_cache.recording import Cassette
 from tests.harness.slow import slow_rows
 

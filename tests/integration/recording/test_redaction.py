@@ -16,8 +16,8 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from agent_cache import ConfigurationError
+from agent_cache.__main__ import main
 from agent_cache.cli.cassettes import secret_places
-from agent_cache.cli.main import main
 from agent_cache.recording import (
     Cassette,
     CassetteError,

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import pytest
 
 from agent_cache import AgentCacheSession
-from agent_cache.cli.main import main
+from agent_cache.__main__ import main
 from agent_cache.recording import Cassette, Http, Redaction, intercept, record, replay
 from agent_cache.recording.outcomes import encode
 from agent_cache.resume import Journal

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache.cli.main import main
+from agent_cache.__main__ import main
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
