@@ -18,8 +18,7 @@ import pytest
 
 from agent_cache import Toolbox
 from agent_cache.__main__ import main
-from agent_cache.advise.calls import LoggedCall
-from agent_cache.advise.replay_check import tags_of
+from tests.harness.advice import LoggedCall, tags_of
 from tests.harness.processes import python
 
 Call = dict[str, Any]

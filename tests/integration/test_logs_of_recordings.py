@@ -14,11 +14,9 @@ from uuid import UUID
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, Read
-from agent_cache.advise.calls import UNKNOWN
-from agent_cache.advise.logs import read_log
-from agent_cache.advise.replay_check import tags_of
 from agent_cache.recording import cached_llm_call, intercept, record
 from agent_cache.resume import Journal
+from tests.harness.advice import UNKNOWN, read_log, tags_of
 
 STOCK = {}
 

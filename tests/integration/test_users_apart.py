@@ -725,7 +725,8 @@ def test_a_program_that_is_installed_is_looked_into_and_another_package_is_not(t
     """As by ``pip install .`` in an image: the tool and its helper are below ``site-packages``."""
     files = {
         "desk_app/auth.py": "from desk_server import get_access_token\n\ndef user(): return get_access_token()",
-        "desk_app/tools.py": "from desk_app.auth import user\nfrom desk_lib import helper\n\ndef mine(): return user()\n\n"
+        "desk_app/tools.py": "from desk_app.auth import user\nfrom desk_lib import helper\n\n"
+        "def mine(): return user()\n\n"
         "def common(): return helper()",
         "desk_lib/__init__.py": "from desk_server import get_access_token\n\ndef helper(): return get_access_token",
         "desk_server/__init__.py": "def get_access_token(): ...",

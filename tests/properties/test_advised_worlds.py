@@ -6,11 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from agent_cache.advise.calls import UNKNOWN, LoggedCall
-from agent_cache.advise.mine import mine
-from agent_cache.advise.replay_check import replay_all
-from agent_cache.advise.tag_rules import rules_of
 from agent_cache.toolbox.box import Toolbox
+from tests.harness.advice import UNKNOWN, LoggedCall, mine, replay_all, rules_of
 from tests.harness.searches import searched
 
 FORMS = st.sampled_from(["{kind}_{n}", "{n}", "#{kind}{n}", "{kind}:{n}", "é{n}-{kind}"])

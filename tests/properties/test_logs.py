@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from agent_cache.advise.calls import UNKNOWN, LoggedCall
-from agent_cache.advise.logs import read_log
+from tests.harness.advice import UNKNOWN, LoggedCall, read_log
 from tests.harness.searches import searched
 
 BASE = 1_780_000_000_000  # milliseconds

@@ -7,11 +7,6 @@ from typing import Any
 
 import pytest
 
-from agent_cache.advise.calls import UNKNOWN, LoggedCall, is_failure
-from agent_cache.advise.mine import mine
-from agent_cache.advise.paths import kind_by_name
-from agent_cache.advise.replay_check import Outcome, Policy, replay_all, tags_of
-from agent_cache.advise.tag_rules import BY_NAME, Advice, rules_of
 from agent_cache.testing import reset
 from agent_cache.toolbox.box import Toolbox
 from agent_cache.toolbox.rules import Read, Write
@@ -31,6 +26,20 @@ from benchmarks.advise.worlds import (
 )
 from benchmarks.recorded_runs import DataAbsentError, data_directory, load_retail_runs
 from benchmarks.retail.store import load_store
+from tests.harness.advice import (
+    BY_NAME,
+    UNKNOWN,
+    Advice,
+    LoggedCall,
+    Outcome,
+    Policy,
+    is_failure,
+    kind_by_name,
+    mine,
+    replay_all,
+    rules_of,
+    tags_of,
+)
 from tests.harness.slow import slow
 
 SERVERS = {"filesystem": 9, "github": 9, "mcp git git": 9, "canvas": 9, "notion": 9, "order": 1}

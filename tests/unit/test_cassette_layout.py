@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent_cache.recording import Cassette
-from agent_cache.recording.file import RecordedCall, Trailer, call_line, trailer_line
+from agent_cache.recording import Cassette, RecordedCall
+from tests.harness.cassettes import Trailer, call_line, trailer_line
 from tests.harness.searches import searched
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording import Redaction
 from agent_cache.resume import Checkpoint, CustomState, LangChainState, OpenAIAgentsState, register_state
-from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of, typed_state
+from tests.harness.cassettes import checkpoint_line, checkpoint_of, typed_state
 from tests.harness.searches import searched
 
 _numbers = itertools.count()
@@ -181,9 +181,7 @@ def test_an_unknown_framework_is_kept_whole():
 def test_the_state_of_a_class_that_is_gone_is_readable_and_comes_back_with_the_class(monkeypatch):
     register_state(Plan, framework=(name := fresh_name()))
     line = written(checkpoint(Plan(list(STEPS), {"x"})))
-    from agent_cache.resume import checkpoints
-
-    monkeypatch.setattr(checkpoints, "_registered", {})
+    monkeypatch.setattr("agent_cache.resume.checkpoints._registered", {})
     back = checkpoint_of(line, "s")
     assert type(back.state) is CustomState
     assert back.framework == name

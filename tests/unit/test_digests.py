@@ -9,28 +9,116 @@ import os
 import subprocess
 import sys
 import types
+import uuid
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from ipaddress import ip_address, ip_network
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
 
 from agent_cache import AgentCache
 from agent_cache.values import canonical as digests
-from agent_cache.values.canonical import segment_digest
-from tests.harness.digests import CORPUS, Point, digest, lines
+from agent_cache.values.canonical import lasting_digest, segment_digest
 from tests.harness.searches import searched
 from tests.harness.structure import VALUES, same
 
 ROOT = Path(__file__).parents[2]
 
 
+class Colour(enum.Enum):
+    RED = 1
+    GREEN = 2
+
+
+class Paint(enum.Enum):
+    RED = 1
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Word(enum.StrEnum):
+    LOW = "low"
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    x: Any = 1
+    y: Any = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    x: Any = 1
+    y: Any = 2
+
+
+class Outer:
+    @dataclasses.dataclass
+    class Inner:
+        x: Any = 1
+
+
+WORDS = [f"word-{number}" for number in range(30)]
+CORPUS: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2**70, 0.0, -0.0, 1.0, float("inf"), 1e300),
+    *("", "0", "1", "a", "ä", "\ud800"),
+    *(b"", b"1", b"a", [], (), {}, set(), frozenset(), [1], (1,), [True], [1.0], ["1"], [[1]], [(1,)]),
+    *({1}, frozenset({1}), {1: 1}, {"1": 1}, {True: 1}, {1: True}, {"a": {"b": [1, {2}]}}, [None], [1, 2], [2, 1]),
+    *(set(WORDS), frozenset(WORDS), dict.fromkeys(WORDS, 1), {word: {word} for word in WORDS}, [*WORDS], (*WORDS,)),
+    *({(1, word) for word in WORDS}, Fraction(1, 3)),
+    *(Colour.RED, Colour.GREEN, Paint.RED, Level.LOW, Word.LOW, Access(0), Access.READ, Access.READ | Access.WRITE),
+    *(Pair(1, 2), Point(1, 2), Place(1, 2), Point(2, 1), Point(Colour.RED, {Colour.RED, Colour.GREEN}), Outer.Inner()),
+    *(Decimal(1), Decimal("1.0"), uuid.UUID(int=1), PurePosixPath("a"), ip_address("::1"), ip_network("10.0.0.0/8")),
+    *(date(2026, 1, 1), time(1), time(1, fold=1), timedelta(1), datetime(2026, 1, 1), datetime(2026, 1, 1, tzinfo=UTC)),  # noqa: DTZ001
+    *(timezone(timedelta(hours=2)), datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))),
+    *(int, Colour, Outer.Inner, ValueError),
+]  # fmt: skip
+"""No two of them are the same."""
+
+
+def digest(
+    *values: Any,
+    tool: str = "shop:get",
+    tenant: Any = None,
+    session: str | None = None,
+    namespace: str = "test",
+    version: int = 1,
+) -> str | None:
+    arguments = tuple((f"argument_{number}", value) for number, value in enumerate(values))
+    return lasting_digest(tool, (arguments, tenant, session), namespace=namespace, version=version)
+
+
+def lines() -> list[str]:
+    return [
+        *(f"{digest(value)} {number}" for number, value in enumerate(CORPUS)),
+        f"{digest(*CORPUS, tenant=('acme', Colour.RED), session='s')} all",
+        *(segment_digest(segment, namespace="test") for segment in ("", "7", "ä", "\ud800")),
+    ]
+
+
 class Settings(msgspec.Struct):
     depth: int = 1
 
 
-class Word(str):
+class Text(str):
     __slots__ = ()
 
 
@@ -40,7 +128,7 @@ class Bare:
 
 def digests_of(python: str | Path, seed: str, **environment: str) -> list[str]:
     found = subprocess.run(
-        [python, "-m", "tests.harness.digests"],
+        [python, "-c", "import sys; from tests.unit import test_digests; print(*test_digests.lines(), sep=chr(10))"],
         cwd=ROOT,
         env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONIOENCODING": "utf-8", **environment},
         capture_output=True,
@@ -111,7 +199,7 @@ def orphan() -> Any:
 
 
 NAMELESS = [
-    *(lambda: 1, local_point, len, functools.partial(len), Bare().method, Bare(), object(), Word("a"), sys, open),
+    *(lambda: 1, local_point, len, functools.partial(len), Bare().method, Bare(), object(), Text("a"), sys, open),
     *(local_point(), impostor(), orphan(), [local_point()], {"a": {1: lambda: 2}}, type(local_point()), list[int]),
 ]
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_cache import ConfigurationError
-from agent_cache.advise.calls import UNKNOWN
-from agent_cache.advise.logs import read_log
+from tests.harness.advice import UNKNOWN, read_log
 
 GET = {"tool": "get", "arguments": {"id": "a1"}, "result": {"n": 1}, "time": "2026-01-01T10:00:00Z"}
 LINE = json.dumps(GET)

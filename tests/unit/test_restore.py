@@ -22,7 +22,7 @@ from agent_cache.resume import (
     register_restore_hook,
     restore,
 )
-from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of
+from tests.harness.cassettes import checkpoint_line, checkpoint_of
 
 _numbers = itertools.count()
 

@@ -9,7 +9,6 @@ import pytest
 
 from agent_cache import ConfigurationError
 from agent_cache.recording import Cassette, fork, intercept, record
-from agent_cache.recording.branch import FORK_VARIABLE
 
 
 @intercept(name="shop:say", kind="llm")
@@ -47,7 +46,7 @@ def test_it_prints_how_to_run_a_fork_and_the_program_does(original, to, command,
         "1 call, 1 edited, will be answered; call 3 and what follows will run. Made again: 1 write before it."
     )
     assert not to.exists(), "it runs nothing"
-    [line] = [line for line in out.splitlines() if FORK_VARIABLE in line]
+    [line] = [line for line in out.splitlines() if "AGENT_CACHE_FORK" in line]
     name, _, value = shlex.split(line)[0].partition("=")
     monkeypatch.delenv(name, raising=False)
     assert fork.from_env() is None
@@ -82,8 +81,8 @@ def test_an_edit_is_an_id_and_json(original, to, command, capsys, edit):
 
 @pytest.mark.parametrize("value", ["{", '{"cassette": "a"}', '{"cassette": "a", "to": "b", "at": 1, "more": 2}'])
 def test_a_variable_with_something_else_in_it_is_an_error(monkeypatch, value):
-    monkeypatch.setenv(FORK_VARIABLE, value)
-    with pytest.raises(ConfigurationError, match=f"{FORK_VARIABLE} must be what `agent-cache cassette fork` prints"):
+    monkeypatch.setenv("AGENT_CACHE_FORK", value)
+    with pytest.raises(ConfigurationError, match="AGENT_CACHE_FORK must be what `agent-cache cassette fork` prints"):
         fork.from_env()
 
 

@@ -23,8 +23,7 @@ from pydantic_ai import Agent
 from pydantic_ai.models.instrumented import InstrumentationSettings
 from pydantic_ai.models.test import TestModel
 
-from agent_cache.advise.calls import UNKNOWN
-from agent_cache.advise.logs import read_log
+from tests.harness.advice import UNKNOWN, read_log
 
 
 class Exports:

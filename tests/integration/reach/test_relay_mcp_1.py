@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("mcp.server.fastmcp", reason="needs mcp<2")
 
-from agent_cache.toolbox.rules_file import read_rules
+from agent_cache import Toolbox
 from tests.harness.mcp_host import relayed
 
 # Servers of other people
@@ -43,7 +43,7 @@ async def test_what_readme_shows_of_the_relay_is_true(tmp_path):
         pytest.skip("the command is not installed beside this Python")
     environment = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run(["sh", "-c", explain], check=True, cwd=tmp_path, env=environment)
-    assert read_rules(tmp_path / "git.toml").namespace == "mcp-git"
+    assert Toolbox.from_file(tmp_path / "git.toml").namespace == "mcp-git"
 
     rules, folder = tmp_path / "git.toml", tmp_path / "repo"
     rules.write_text(block_of_readme("toml", "git_log"))

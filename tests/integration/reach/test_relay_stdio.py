@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("mcp", reason="the servers of these tests are made by its SDK")
 
-from agent_cache.advise.logs import read_log
 from agent_cache.recording import Cassette
+from tests.harness.advice import read_log
 from tests.harness.mcp_host import RELAY, SERVER, relayed, run_of, started, text_of
 
 OVER_HTTP = pytest.mark.skipif(find_spec("httpx2") is None, reason="the relay over HTTP needs httpx2")

@@ -19,7 +19,7 @@ from agent_cache.recording import (
     record,
     replay,
 )
-from agent_cache.recording.file import digest_of
+from tests.harness.cassettes import digest_of
 
 LEGACY = {
     "version": 1,

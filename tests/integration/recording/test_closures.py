@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import functools
+import inspect
 import logging
 
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator
-from agent_cache.core.parameters import called_by
 from agent_cache.recording import CassetteError, cached_llm_call, intercept, record, replay
 
 
@@ -94,7 +94,9 @@ def test_two_that_bind_other_texts_are_refused_before_the_second_runs(path, deco
 def test_two_that_bind_other_objects_are_refused_by_a_strict_recording_and_warned_of_by_others(path, deco, warned):
     def named(function):
         """It warns once of a name, and other tests have these."""
-        called_by(function).__qualname__ = f"warned_{deco}"
+        inner = inspect.unwrap(function)
+        inner = inner.func if isinstance(inner, functools.partial) else getattr(inner, "__func__", inner)
+        inner.__qualname__ = f"warned_{deco}"
         return DECORATORS[deco](function)
 
     one, other = of_text(named, Client()), of_text(named, Client())

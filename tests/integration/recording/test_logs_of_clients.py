@@ -11,8 +11,7 @@ from anthropic.types import Message
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
-from agent_cache.advise.calls import UNKNOWN
-from agent_cache.advise.logs import read_log
+from tests.harness.advice import UNKNOWN, read_log
 
 
 def read(tmp_path, *records):

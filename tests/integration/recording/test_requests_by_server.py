@@ -8,9 +8,8 @@ import json
 import pytest
 
 from agent_cache import AgentCacheSession
-from agent_cache.recording import Cassette, CassetteError, DivergenceError, Http, record, replay
+from agent_cache.recording import Cassette, CassetteError, DivergenceError, Http, Redaction, record, replay
 from agent_cache.recording.http.identity import identity
-from agent_cache.recording.redaction import Redaction
 from agent_cache.resume import Journal
 from tests.harness.http_server import http_server
 

@@ -18,11 +18,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from msgspec.json import encode
 
 from agent_cache import AgentCacheSession
 from agent_cache.__main__ import main
 from agent_cache.recording import Cassette, Http, Redaction, intercept, record, replay
-from agent_cache.recording.outcomes import encode
 from agent_cache.resume import Journal
 from benchmarks.recorded_runs import RETAIL_SETS, SHELL_SETS, data_directory
 from tests.harness.batches import in_batches

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_cache.advise.logs import read_log
-from tests.harness.timed_runs import TimedRun, shop_run
+from tests.harness.advice import read_log
+from tests.harness.cassettes import TimedRun, shop_run
 
 Command = Callable[..., tuple[int, str, str]]
 

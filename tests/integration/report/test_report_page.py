@@ -11,7 +11,7 @@ import pytest
 
 from agent_cache.recording import Cassette
 from agent_cache.report.timeline import compared, read_timeline
-from tests.harness.timed_runs import TimedRun, shop_run
+from tests.harness.cassettes import TimedRun, shop_run
 
 pytest.importorskip("bokeh", reason='a report needs pip install "agent-cache[report]"')
 pytest.importorskip("jinja2", reason='a report needs pip install "agent-cache[report]"')

@@ -15,8 +15,8 @@ from agent_cache.recording import Cassette, CassetteError, cached_llm_call, inte
 from agent_cache.report.chrome_trace import trace_lines
 from agent_cache.report.timeline import Comparison, Timeline, compared, read_timeline, text_limit
 from agent_cache.resume import Journal
+from tests.harness.cassettes import TimedRun, shop_run
 from tests.harness.searches import searched
-from tests.harness.timed_runs import TimedRun, shop_run
 
 
 def timeline_of(run: TimedRun, path: Path) -> Timeline:

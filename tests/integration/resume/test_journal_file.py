@@ -23,7 +23,6 @@ from agent_cache.errors import (
     JournalError,
 )
 from agent_cache.recording import Cassette, fork, intercept, record, replay
-from agent_cache.recording.encryption import KEY_VARIABLE
 from agent_cache.resume import Journal, NotDone, idempotency_key
 from agent_cache.resume.journal import branch_journal, journal_path, read_journal
 from tests.harness.processes import python
@@ -451,7 +450,7 @@ def secret_run(directory: Path, order: str = "W1", **options: Any) -> tuple[str,
 def encrypted(tmp_path, monkeypatch):
     """The encrypted journal of a run that was killed in a write."""
     pytest.importorskip("cryptography")
-    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.delenv("AGENT_CACHE_JOURNAL_KEY", raising=False)
     with pytest.raises(KeyboardInterrupt):
         secret_run(tmp_path)
     return tmp_path / "job.jsonl"
@@ -496,16 +495,16 @@ def test_readers_find_the_key_in_the_environment_and_show_no_secret(encrypted, m
         read_journal, Cassette.load, lambda path: replay(path).__enter__(),
         lambda path: fork(path, at=1, to=path.with_name("branch")),
     ):  # fmt: skip
-        with pytest.raises(CassetteError, match=f"is an encrypted journal.*{KEY_VARIABLE}"):
+        with pytest.raises(CassetteError, match=r"is an encrypted journal.*AGENT_CACHE_JOURNAL_KEY"):
             read(encrypted)
-    monkeypatch.setenv(KEY_VARIABLE, KEY.hex())
+    monkeypatch.setenv("AGENT_CACHE_JOURNAL_KEY", KEY.hex())
     stored, cassette = read_journal(encrypted), Cassette.load(encrypted)
     for shown in (str(stored.calls), str(stored.in_doubt), str(stored.checkpoints), str(list(cassette.steps))):
         assert SECRET not in shown
         assert "[redacted]" in shown
     with replay(encrypted):
         assert asyncio.run(token(SECRET)) == {"password": "[redacted]", "user": "ann"}
-    monkeypatch.setenv(KEY_VARIABLE, "no key")
+    monkeypatch.setenv("AGENT_CACHE_JOURNAL_KEY", "no key")
     with pytest.raises(CassetteError, match="in hexadecimal digits"):
         Cassette.load(encrypted)
 

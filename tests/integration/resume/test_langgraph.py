@@ -16,7 +16,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 
 from agent_cache.errors import CheckpointError, RestoreError
 from agent_cache.resume import Checkpoint, LangChainState, restore
-from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of
+from tests.harness.cassettes import checkpoint_line, checkpoint_of
 from tests.harness.page_examples import examples
 
 MESSAGES = [

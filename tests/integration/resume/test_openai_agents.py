@@ -14,7 +14,7 @@ from agents.testing import ScriptedModel, assistant_message, function_call
 
 from agent_cache.errors import CheckpointError, RestoreError
 from agent_cache.resume import Checkpoint, OpenAIAgentsState, restore
-from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of
+from tests.harness.cassettes import checkpoint_line, checkpoint_of
 from tests.harness.page_examples import examples
 
 QUIET = RunConfig(tracing_disabled=True)

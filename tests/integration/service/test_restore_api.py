@@ -33,10 +33,11 @@ from starlette.requests import Request
 from starlette.routing import Mount
 
 from agent_cache import AgentCacheSession, ConfigurationError
-from agent_cache.recording.file import RecordedCall, Trailer, call_line, digest_of, trailer_line
+from agent_cache.recording import RecordedCall
 from agent_cache.resume import Journal
 from agent_cache.resume.journal import journal_path, read_journal
 from agent_cache.service import restore_app
+from tests.harness.cassettes import Trailer, call_line, digest_of, trailer_line
 
 _minutes = itertools.count(10)
 

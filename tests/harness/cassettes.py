@@ -1,4 +1,4 @@
-"""Cassettes with chosen times, written as a recording writes them: what a report draws is then known."""
+"""Cassettes and their lines, written as a recording writes them. `TimedRun` chooses times, as reports draw them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 import msgspec
 
 from agent_cache.recording import Cassette, RecordedCall
-from agent_cache.recording.file import digest_of
+from agent_cache.recording.file import Trailer, call_line, digest_of, trailer_line
+from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of, typed_state
+
+__all__ = [
+    "TimedRun", "Trailer", "call_line", "checkpoint_line", "checkpoint_of", "digest_of", "shop_run", "trailer_line",
+    "typed_state",
+]  # fmt: skip
 
 
 class TimedRun:
