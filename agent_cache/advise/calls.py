@@ -66,7 +66,7 @@ def is_failure(call: LoggedCall) -> bool:
     if call.error is not None:
         return True
     if isinstance(result, str):
-        return _ERROR_TEXT.match(result) is not None
+        return _ERROR_TEXT.match(result[:500]) is not None
     if not isinstance(result, Mapping):
         return False
     has_failed = any(result.get(name) is False for name in ("success", "ok", "succeeded")) or bool(result.get("error"))
@@ -80,7 +80,7 @@ def is_transient(call: LoggedCall) -> bool:
 
 def says_outage(answer: Any) -> bool:
     """Whether an answer is the text of such an error, in a form of logs that has no other way to say so."""
-    return isinstance(answer, str) and bool(_ERROR_TEXT.match(answer) and _TRANSIENT.search(answer[:500]))
+    return isinstance(answer, str) and bool(_ERROR_TEXT.match(answer[:500]) and _TRANSIENT.search(answer[:500]))
 
 
 def answer_digest(result: Any) -> bytes:

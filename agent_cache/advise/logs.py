@@ -1,6 +1,6 @@
 """Reads logs of tool calls into one time line: `read_log`.
 
-The forms are our own recordings, OTel spans, messages of OpenAI, Anthropic and MCP, trajectories (ATIF-v1.7), and JSON
+The forms are our own recordings, OTel spans, messages of OpenAI and Anthropic, trajectories (ATIF-v1.7), and JSON
 with one call a record. A method of `_Reader` for each of the first four makes records of the last of it, and
 `_Reader.call` makes a call of each of these. Everything is kept in memory.
 """
@@ -14,13 +14,11 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
-
-import msgspec
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall, says_outage
 from agent_cache.errors import CassetteError, ConfigurationError
@@ -28,7 +26,7 @@ from agent_cache.recording import Cassette
 from agent_cache.recording.encryption import is_encrypted
 from agent_cache.values.compare import plural
 
-__all__ = ["Log", "files_of", "read_log"]
+__all__ = ["Log", "read_log"]
 
 Record = Mapping[str, Any]
 Fields = dict[str, Any]
@@ -58,14 +56,12 @@ class Log:
     problems: list[str]
 
 
-def read_log(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, progress: Callable[[int], None] | None = None
-) -> Log:
-    """The calls of tools in some files and folders; `progress` is told how many bytes have been read."""
+def read_log(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Log:
+    """The calls of tools in some files and folders."""
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not given:
         raise ConfigurationError("read_log: no path was given")
-    files, reader, done = files_of(given), _Reader(), 0
+    files, reader = _files_of(given), _Reader()
     found: list[tuple[float, int, int, LoggedCall]] = []
     for number, (name, path) in enumerate(files):
         reader.open(name)
@@ -76,19 +72,18 @@ def read_log(
             reason = error.strerror if isinstance(error, OSError) and error.strerror else "its content breaks off"
             reader.note(f"files that cannot be read ({reason}) were left out")
             continue
-        done += len(data)
         found += _placed(number, list(reader.calls(data, path)))
-        if progress is not None:
-            progress(done)
     calls = [call for *_, call in sorted(found, key=lambda one: one[:3])]
     return Log(calls, _facts(calls, len(files)), reader.problems())
 
 
-def files_of(paths: Iterable[str | os.PathLike[str]]) -> list[tuple[str, Path | None]]:
+def _files_of(paths: Iterable[str | os.PathLike[str]]) -> list[tuple[str, Path | None]]:
     """The files that are meant, each once, in the order of their names; None for the standard input."""
     found: dict[str, tuple[str, Path | None]] = {}
     for given in paths:
         path = Path(given)
+        if not os.fspath(given):  # as a variable of a shell that is not set, and not the working directory
+            raise FileNotFoundError("a path is empty")
         if os.fspath(given) == "-":
             found["-"] = ("standard input", None)
             continue
@@ -196,6 +191,8 @@ class _Reader:
                 yield from self._of_span(span, parents)
         elif "ATIF" in str(record.get("schema_version")):
             yield from self._trajectory(record)
+        elif isinstance(record.get("data"), list):  # a page of an API
+            yield from self._read(record["data"])
         elif isinstance(record.get("calls"), list):
             self._runs += 1
             run = _text(_first(record, (*_RUNS, "id"))) or f"{self._name}, run {self._runs}"
@@ -253,7 +250,8 @@ class _Reader:
         attributes, name = _attributes_of(span), str(span.get("name", ""))
         source = attributes.get("agent_cache.source")
         is_tool = attributes.get("gen_ai.operation.name") == "execute_tool" or name.startswith("execute_tool ")
-        if source == "blocked" or not (is_tool or attributes.get("openinference.span.kind") == "TOOL"):
+        is_tool |= "TOOL" in (attributes.get("openinference.span.kind"), span.get("span_kind"))  # the latter of Phoenix
+        if source == "blocked" or not is_tool:
             return
         context = span["context"] if isinstance(span.get("context"), dict) else span
         trace, own = _text(_first(context, ("trace_id", "traceId"))), _text(_first(context, ("span_id", "spanId")))
@@ -289,7 +287,7 @@ class _Reader:
                 asked = {"tool": one["function_name"], "arguments": one["arguments"], "ended": step.get("timestamp")}
                 yield from self.call(asked | answers.get(one.get("tool_call_id"), {}), run)
 
-    # Messages: Chat Completions, Responses, Messages of Anthropic, MCP
+    # Messages: Chat Completions, Responses, Messages of Anthropic
 
     def _conversation(self, record: Record, messages: list[Record]) -> Iterator[LoggedCall]:
         run = self._run_of(record, messages)
@@ -443,14 +441,14 @@ _RECORDING: Final = re.compile(rb'^(?=\{"agent_cache_(?:cassette|journal)")', re
 _RESUMED: Final = re.compile(rb'^\{"resumed":\{"at":"?([^",}]+)"?,"calls":(\d+)', re.MULTILINE)
 _CANCELLED: Final = re.compile(r"(?:[\w.]+[.:])?(?:CancelledError|Cancelled|GeneratorExit|KeyboardInterrupt): ")
 _MARK: Final = re.compile(
-    rb"""[\[<](?:redacted|filtered|scrubbed|masked|truncated)\b[^\]>"]{0,80}[\]>]
+    r"""[\[<](?:redacted|filtered|scrubbed|masked|truncated)\b[^\]>"]{0,80}[\]>]
     |__REDACTED__|"(?:REDACTED|x{6,40}|\*{3,}[^"]{0,8})\"""",
     re.IGNORECASE | re.VERBOSE,
 )
 
 
 def _is_marked(value: Any) -> bool:
-    return _MARK.search(msgspec.json.encode(value)) is not None
+    return _MARK.search(json.dumps(value)) is not None
 
 
 def _decoded(text: bytes | str) -> Any:
@@ -558,7 +556,7 @@ def _of_message(output: Any) -> Any:
 
 
 def _error_of_span(span: Record, attributes: Record) -> str | None:
-    status = span.get("status") or {}
+    status = span.get("status") or {"code": span.get("status_code"), "message": span.get("status_message")}
     code = _first(status, ("code", "status_code"))
     if str(code) not in ("2", "ERROR", "STATUS_CODE_ERROR") and "error.type" not in attributes:
         return None
@@ -569,8 +567,8 @@ def _error_of_span(span: Record, attributes: Record) -> str | None:
     return _error_text(_text(text), str(kind))
 
 
-_CALLS: Final = {"tool_use", "function_call", "mcp_call"}
-_ANSWERS: Final = {"tool_result", "function_call_output", "mcp_call"}
+_CALLS: Final = {"tool_use", "function_call", "custom_tool_call", "mcp_call"}
+_ANSWERS: Final = {"tool_result", "function_call_output", "custom_tool_call_output", "mcp_call"}
 _ROLES: Final = {"system", "developer", "user", "assistant", "tool", "human", "ai"}
 
 
@@ -579,7 +577,7 @@ def _is_message(value: Any) -> bool:
     kind = str(_first(value, ("type",)))
     if str(_first(value, ("role",))) in _ROLES or kind in _ROLES:  # the latter are LangChain's
         return "content" in value or "tool_calls" in value
-    return kind in _CALLS | _ANSWERS or _first(value, ("jsonrpc",)) == "2.0"
+    return kind in _CALLS | _ANSWERS
 
 
 def _messages_of(record: Any) -> list[Record]:
@@ -589,7 +587,7 @@ def _messages_of(record: Any) -> list[Record]:
     if not isinstance(record, dict) or _is_message(record):
         return [record] if isinstance(record, dict) else []
     found: list[Record] = []
-    for name in ("request", "body", "messages", "input", "message", "response", "output"):
+    for name in ("request", "body", "payload", "messages", "input", "message", "response", "output"):
         found += _messages_of(record.get(name))
     for choice in record["choices"][:1] if isinstance(record.get("choices"), list) else ():
         found += _messages_of(_first(choice, ("message",)))
@@ -609,8 +607,6 @@ def _blocks_of(message: Record) -> list[Any]:
 
 def _calls_in(message: Record) -> Iterator[tuple[str, str, Any]]:
     """The name, id and arguments of each call that a message asks for."""
-    if message.get("method") == "tools/call":
-        yield _text(message["params"]["name"]), _text(message.get("id")), message["params"].get("arguments", {})
     for one in message.get("tool_calls") or [one for one in _blocks_of(message) if _first(one, ("type",)) in _CALLS]:
         inner = _first(one, ("function",)) or one
         yield _text(_first(inner, ("name",))), _text(_first(one, _IDS)), _first(inner, _ARGUMENTS)
@@ -622,10 +618,6 @@ def _answers_in(message: Record) -> Iterator[tuple[str, Any, bool]]:
     if not blocks and "tool" in (message.get("role"), message.get("type")):
         answer = message.get("content")
         yield _text(message.get("tool_call_id")), answer, message.get("status") == "error" or says_outage(answer)
-    if "jsonrpc" in message:
-        error, result = message.get("error"), message.get("result") or {}
-        if error or "content" in result:
-            yield _text(message.get("id")), error or result["content"], bool(error or result.get("isError"))
     for one in blocks:
         error = _first(one, ("error",)) if one["type"] == "mcp_call" else None
         answer = _first(one, _RESULTS)

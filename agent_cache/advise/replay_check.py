@@ -78,20 +78,14 @@ class Outcome:
 
 
 def replay_all(
-    calls: Iterable[LoggedCall],
-    policies: Mapping[str, Policy],
-    *,
-    advice: Advice | None = None,
-    progress: Callable[[int], None] | None = None,
+    calls: Iterable[LoggedCall], policies: Mapping[str, Policy], *, advice: Advice | None = None
 ) -> dict[str, Outcome]:
     """Play a log under several policies, in one pass over it."""
     players = {name: _Player(policy, advice) for name, policy in policies.items()}
-    for number, call in enumerate(calls, 1):
+    for call in calls:
         answer = answer_digest(call.result) if call.error is None and call.result is not UNKNOWN else None
         for player in players.values():
             player.play(call, answer)
-        if progress is not None:
-            progress(number)
     return {name: player.outcome() for name, player in players.items()}
 
 

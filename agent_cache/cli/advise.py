@@ -21,17 +21,15 @@ from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache import AgentCacheError, ConfigurationError
 from agent_cache.advise.calls import LoggedCall
-from agent_cache.advise.logs import files_of, read_log
+from agent_cache.advise.logs import read_log
 from agent_cache.advise.mine import mine, unwrapped
 from agent_cache.advise.replay_check import Match, Outcome, StaleAnswer, cause_of, replay_all, tags_in_use
 from agent_cache.advise.tag_rules import Advice, RuleText, shown_name
-from agent_cache.cli.output import Printer, escaped, plural, progress, shortened, write_file
+from agent_cache.cli.output import Printer, escaped, plural, shortened, write_file
 from agent_cache.recording import Redaction
 
 __all__ = ["add_options", "run"]
 
-_LEAST: Final = 20_000
-"""From how many calls on a progress bar is drawn: what takes longer than a second."""
 _SHOWN: Final = 5
 """Stale answers of one cause that are shown."""
 
@@ -90,9 +88,7 @@ class _Study(NamedTuple):
 
 def _studied(options: argparse.Namespace, redaction: Redaction) -> _Study:
     """Read a log, say what was read, and mine it."""
-    size = sum(path.stat().st_size for _, path in files_of(options.runs) if path is not None)
-    with progress("reading", size, least=5_000_000) as draw:
-        log = read_log(options.runs, progress=draw)
+    log = read_log(options.runs)
     for note in (*log.notes, *log.problems):
         print(escaped(redaction.text(note)), file=sys.stderr)
     if not log.calls:
@@ -100,9 +96,7 @@ def _studied(options: argparse.Namespace, redaction: Redaction) -> _Study:
         raise AgentCacheError(f"there is no call of a tool in {', '.join(options.runs)}: {where}")
     given = {tool: kind for tool in {call.tool for call in log.calls} if (kind := _given(tool, options.kinds))}
     calls = [replace(call, kind=given.get(call.tool, call.kind)) for call in log.calls]
-    with progress("mining", len(calls), least=_LEAST) as draw:
-        draw(0)
-        advice = mine(calls, ignore=options.ignore)
+    advice = mine(calls, ignore=options.ignore)
     calls, _ = unwrapped(calls)
     hints: dict[str, Mapping[str, bool]] = {}
     for call in calls:
@@ -122,8 +116,7 @@ def _advise(options: argparse.Namespace, redaction: Redaction) -> int:
     if output is not None and output.exists():
         raise ConfigurationError(f"{output} is there already: remove it, or choose another name")
     study = _studied(options, redaction)
-    with progress("replaying", len(study.calls), least=_LEAST) as draw:
-        outcomes = replay_all(study.calls, {name: name for name in _POLICIES}, advice=study.advice, progress=draw)
+    outcomes = replay_all(study.calls, {name: name for name in _POLICIES}, advice=study.advice)
     has_hints = any(study.hints.values())
     rules = RuleText(study.advice, outcomes, sources=options.runs, has_hints=has_hints, redaction=redaction)
     text = rules.toml() if options.format == "toml" else rules.python()
@@ -171,8 +164,7 @@ def _check(options: argparse.Namespace, redaction: Redaction) -> int:
     in_use = tags_in_use(options.check)
     study = _studied(options, redaction)
     match = in_use.match({tool: hints for tool, hints in study.hints.items() if tool not in study.advice.ignored})
-    with progress("replaying", len(study.calls), least=_LEAST) as draw:
-        outcome = replay_all(study.calls, {"": match.policy}, advice=study.advice, progress=draw)[""]
+    outcome = replay_all(study.calls, {"": match.policy}, advice=study.advice)[""]
     has_failed = bool(outcome.stale) or outcome.proves_little
     has_failed |= options.fail_on == "any" and bool(match.without_rule or match.without_calls)
     printer, calls = Printer(), Counter(call.tool for call in study.calls)

@@ -387,6 +387,13 @@ def save_svg(run: Run, path: Path) -> None:
     write_file(path, [picture.replace("Fira Code, monospace", "Menlo, Consolas, DejaVu Sans Mono, monospace")])
 
 
+class PipedConsole(Console):
+    """A console whose reader may go: of itself Rich would exit with 1, which says that an answer was stale."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def draw(run: Run, console: Console) -> RenderableType:
     """The run at this moment: lanes, the last calls and totals. All pictures of a run are equally high."""
     metrics, answers = run.session.get_metrics(), run.answers
@@ -410,7 +417,7 @@ def draw(run: Run, console: Console) -> RenderableType:
 def draw_lanes(run: Run, width: int) -> RenderableType:
     """A line of cells for each agent, the names of the lessons below, and the counts of outcomes as a legend."""
     margin, now = max(map(len, AGENTS)) + 2, run.clock()
-    room, span = width - margin, max(RUN_SECONDS, now)
+    room, span = max(20, width - margin), max(RUN_SECONDS, now)
     borders = [min(room - 1, int(lesson.begins / span * room)) for lesson in LESSONS]
     current = sum(lesson.begins <= now for lesson in LESSONS[1:])
 
@@ -505,7 +512,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo and return the exit code: 0 all answers were right, 1 one was stale, 2 usage."""
-    console = Console(highlight=False)
+    console = PipedConsole(highlight=False)
     played = Run(seed=options.seed, is_simulated=options.fast, sabotage=options.sabotage)
     if console.is_terminal and not options.fast:
         with Live(console=console, get_renderable=lambda: draw(played, console), refresh_per_second=12):

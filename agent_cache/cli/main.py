@@ -108,6 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
+    except MemoryError:
+        print("agent-cache: not enough memory: give it fewer or smaller files", file=sys.stderr)
+        return 2
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
             print(f"agent-cache: {error.strerror or error}", file=sys.stderr)

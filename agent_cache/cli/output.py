@@ -1,4 +1,4 @@
-"""Prints what the commands have found: lines, tables and JSON on stdout, a progress bar on stderr. Writes their files.
+"""Prints what the commands have found: lines, tables and JSON on stdout. Writes their files.
 
 Lines are coloured on a terminal if `rich` is installed (extra ``cli``) and `NO_COLOR` is not set; otherwise the same
 text is plain. Names, arguments and keys come from files and servers that others can write to: all that a terminal
@@ -11,8 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,12 +19,11 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.values.compare import escaped, plural, shortened
 
 __all__ = [
-    "Printer", "escaped", "json_text", "plural", "print_json", "progress", "shortened", "size_text", "write_file"
+    "Printer", "escaped", "json_text", "plural", "print_json", "shortened", "size_text", "write_file"
 ]  # fmt: skip
 
 _INVISIBLE = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 """Characters that `json.dumps` leaves as they are, and a terminal interprets or cannot encode."""
-_BAR = 30
 
 
 class Printer:
@@ -80,32 +78,6 @@ def json_text(data: Any, indent: int | None = None) -> str:
     """The data as JSON that can be shown on a terminal: what it would interpret is escaped."""
     text = json.dumps(data, indent=indent, ensure_ascii=False)
     return _INVISIBLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
-
-
-@contextmanager
-def progress(label: str, total: int, *, least: int) -> Iterator[Callable[[int], None]]:
-    """Draw a progress bar on stderr, if it is a terminal and `total` is at least `least`.
-
-    Yields a function that takes how much is done. It draws each percent once, since drawing takes longer than reading a
-    line of a file.
-    """
-    if total < least or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    drawn, label = -1, escaped(label)
-
-    def draw(done: int) -> None:
-        nonlocal drawn
-        percent = min(100, 100 * done // total)
-        if percent != drawn:
-            drawn = percent
-            bar = "#" * (_BAR * percent // 100)
-            print(f"\r{label} [{bar:<{_BAR}}] {percent:3}%", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield draw
-    finally:
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def write_file(target: Path, texts: Iterable[str]) -> int:

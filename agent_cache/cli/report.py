@@ -10,17 +10,16 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent_cache.cli.output import Printer, escaped, json_text, plural, progress, size_text, write_file
+from agent_cache.cli.output import Printer, escaped, json_text, plural, size_text, write_file
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording import Cassette
 from agent_cache.report.chrome_trace import trace_lines
 from agent_cache.report.page import page
-from agent_cache.report.timeline import Timeline, compared, read_timeline, text_limit
+from agent_cache.report.timeline import compared, read_timeline, text_limit
 from agent_cache.report.trajectory import trajectory
 
 __all__ = ["add_options", "run"]
 
-_LEAST_FOR_A_PROGRESS_BAR = 2000  # calls
 _STDOUT = Path("-")
 
 
@@ -45,12 +44,12 @@ def run(options: argparse.Namespace) -> int:
     last, other = options.runs[-1], options.trace or options.atif
     if other is not None and len(options.runs) > 1:
         raise ConfigurationError("--trace and --atif write one RUN")
-    target = other or options.output or Path(last.name).with_suffix(".html")
     cassettes = [Cassette.load(path) for path in options.runs]
+    target = other or options.output or Path(last.name).with_suffix(".html")
     if target != _STDOUT and any(path.exists() and target.exists() and target.samefile(path) for path in options.runs):
         raise ConfigurationError(f"{target} is a run that is read: choose another name with -o")
     limit = text_limit(sum(map(len, cassettes)))
-    timelines = [_read(cassette, limit) for cassette in cassettes]
+    timelines = [read_timeline(cassette, limit=limit) for cassette in cassettes]
     comparison = compared(timelines, cassettes) if len(timelines) > 1 else None
     if options.trace is not None:
         texts: Iterable[str] = (f"{line}\n" for line in trace_lines(timelines[0]))
@@ -70,9 +69,3 @@ def run(options: argparse.Namespace) -> int:
     if target != _STDOUT:
         Printer().line((str(target), "bold"), f"  {', '.join(facts)}")
     return 0
-
-
-def _read(cassette: Cassette, limit: int) -> Timeline:
-    label = f"reading calls of {Path(cassette.path).name}"
-    with progress(label, len(cassette), least=_LEAST_FOR_A_PROGRESS_BAR) as update:
-        return read_timeline(cassette, limit=limit, progress=update)

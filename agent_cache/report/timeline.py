@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
@@ -221,9 +221,7 @@ class Timeline:
 # Reading
 
 
-def read_timeline(
-    cassette: Cassette, *, limit: int | None = None, progress: Callable[[int], None] | None = None
-) -> Timeline:
+def read_timeline(cassette: Cassette, *, limit: int | None = None) -> Timeline:
     """Read a run."""
     rules = Redaction().joined(recorded_rules(cassette))
     outline, journal = cassette.outline, _journal_of(cassette)
@@ -238,8 +236,6 @@ def read_timeline(
             raise CassetteError(escaped(reason), cassette.path) from error
         if enclosing[index] >= 0:
             calls[-1].parent = positions[enclosing[index]]
-        if progress is not None:
-            progress(len(calls))
     has_times = not calls or any(call.duration or call.start for call in calls)
     if not has_times:
         for time, event in enumerate(outline.events()):

@@ -77,6 +77,15 @@ def test_a_file_that_is_no_run_is_said_in_one_line(
     assert len(lines) <= 3
 
 
+def test_a_file_that_memory_cannot_hold_is_said_in_one_line(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def load(path: str) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("agent_cache.recording.Cassette.load", load)
+    assert main(["report", "run.jsonl"]) == 2
+    assert capsys.readouterr().err == "agent-cache: not enough memory: give it fewer or smaller files\n"
+
+
 @pytest.mark.parametrize(
     ("redirection", "environment", "code", "shown"),
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import os
+import subprocess
 import sys
 from collections import Counter
 from functools import partial
@@ -121,14 +123,25 @@ def test_the_lines_to_copy_run():
     asyncio.run(run())
 
 
-def test_a_terminal_is_drawn_on(monkeypatch, capsys):
+@pytest.mark.parametrize("width", [1, 80])
+def test_a_terminal_is_drawn_on(width, monkeypatch, capsys):
     """The run is drawn in place while it goes on; here its end, since no time passes."""
-    monkeypatch.setattr("agent_cache.cli.demo.Console", partial(Console, force_terminal=True, width=80, height=24))
+    narrow = partial(Console, force_terminal=True, width=width, height=24)
+    monkeypatch.setattr("agent_cache.cli.demo.PipedConsole", narrow)
     monkeypatch.setattr(Run, "play", lambda run: None)
     assert main(["demo"]) == 0
     drawn = capsys.readouterr().out
-    assert "answers right" in drawn
-    assert "What happened" in drawn
+    assert width == 1 or ("answers right" in drawn and "What happened" in drawn)
+
+
+def test_a_reader_that_has_gone_is_no_stale_answer():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "agent_cache", "demo", "--fast"], stdout=writer, stderr=subprocess.PIPE
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_the_picture_is_the_same_each_time_and_asks_nobody_for_fonts(tmp_path, capsys):

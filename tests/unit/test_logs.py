@@ -324,8 +324,9 @@ def test_answers_that_came_from_a_cache_show_nothing(read):
 # Forms of others
 
 
-def rpc(at, **message):
-    return {"timestamp": f"2026-01-01T10:00:0{at}Z", "message": {"jsonrpc": "2.0", "id": at % 3, **message}}
+def codex(at, kind, **item):
+    item |= {"type": kind, "call_id": "call_a1b2c3"}
+    return {"timestamp": f"2026-01-01T10:00:0{at}Z", "type": "response_item", "payload": item}
 
 
 OUTAGE = "An error occurred while running the tool. Error: Connection timed out"
@@ -339,17 +340,25 @@ LANGFUSE = {
 }  # fmt: skip
 
 
+PHOENIX = {
+    "name": "get", "context": {"trace_id": "t1", "span_id": "s1"}, "span_kind": "TOOL", "parent_id": None,
+    "start_time": "2026-01-01T10:00:00Z", "end_time": "2026-01-01T10:00:01Z", "status_code": "OK",
+    "attributes": {"tool.name": "get", "input.value": '{"id": 1}', "output.value": '{"n": 1}'},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("records", "result", "error"),
     [
-        ([rpc(0, method="initialize"), rpc(0, result={"tools": []}),
-          rpc(1, method="tools/call", params={"name": "get", "arguments": {"id": 1}}),
-          rpc(1, result={"content": [{"type": "text", "text": '{"n": 1}'}]})], {"n": 1}, None),
-        ([rpc(1, method="tools/call", params={"name": "get", "arguments": {"id": 1}}),
-          rpc(1, result={"content": [{"type": "text", "text": "no such thing"}], "isError": True})],
-         UNKNOWN, "Error: no such thing"),
-        ([rpc(1, method="tools/call", params={"name": "get", "arguments": {"id": 1}}),
-          rpc(1, error={"code": -32602, "message": "bad"})], UNKNOWN, "-32602: bad"),
+        ([{"type": "session_meta", "payload": {"id": "s", "cwd": "/"}},
+          codex(1, "function_call", name="get", arguments='{"id": 1}'),
+          codex(2, "function_call_output", output='{"n": 1}')], {"n": 1}, None),
+        ([codex(1, "custom_tool_call", name="get", input='{"id": 1}'),
+          codex(2, "custom_tool_call_output", output="done")], "done", None),
+        ([{"data": [PHOENIX], "next_cursor": None}], {"n": 1}, None),
+        ([PHOENIX | {"status_code": "ERROR", "status_message": "no such thing"}], UNKNOWN, "Error: no such thing"),
+        ([{"data": [LANGFUSE | {"output": "half of an emoji: \ud83d"}], "meta": {"page": 1}}],
+         "half of an emoji: \ud83d", None),
         ([LANGSMITH | {"inputs": {"id": 1}, "outputs": {"output": {"n": 1}}, "error": None}], {"n": 1}, None),
         ([LANGSMITH | {"inputs": {"input": '{"id": 1}'},
                        "outputs": {"output": {"type": "tool", "tool_call_id": "c", "content": '{"n": 1}'}}}],
@@ -365,8 +374,10 @@ LANGFUSE = {
          "The rate limit is 500.", None),
     ],
 )  # fmt: skip
-def test_wire_logs_of_mcp_exports_of_traces_and_texts_of_outages(read, records, result, error):
+def test_sessions_of_coding_agents_exports_of_traces_and_texts_of_outages(read, records, result, error):
     [call] = read(records)[0]
     assert (call.tool, call.arguments, call.result, call.error) == ("get", {"id": 1}, result, error)
     assert (call.ended is None) == ("messages" in records[0])
-    assert (call.run == "t1") == ("name" in records[0]), "and not the session, which is a project at LangSmith"
+    assert (call.run == "t1") == bool({"name", "data"} & {*records[0]}), (
+        "and not the session, which is a project at LangSmith"
+    )

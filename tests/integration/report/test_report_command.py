@@ -101,6 +101,13 @@ def test_what_is_no_run_is_said_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("path", ["", ".", "/"])
+def test_a_path_without_a_name_is_said_in_one_line(path: str, command: Command):
+    code, out, err = command("report", path)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "cannot be read: it is not a regular file" in err
+
+
 def test_what_cannot_be_written_is_said_in_one_line(run: Path, tmp_path: Path, command: Command):
     before = run.read_bytes()
     link = tmp_path / "same.jsonl"
