@@ -20,7 +20,7 @@ from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import PLAIN, Part
@@ -122,6 +122,15 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         self._store, self._lock = Store(maxsize, None, versions=versions), versions.lock
         self._loads: dict[Part, Load] = {}
         self._batches: list[Batch] = []
+
+    def __deepcopy__(self, _memo: object = None) -> Self:
+        """Itself, as of what `functools.lru_cache` returns."""
+        return self
+
+    __copy__ = __deepcopy__
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an AsyncCache cannot be sent to another process: make one there, or share a tier")
 
     @property
     def cache(self) -> Mapping[Hashable, Any]:

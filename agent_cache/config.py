@@ -15,7 +15,7 @@ from operator import is_
 from types import EllipsisType as Unchanged
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from agent_cache.core.options import checked_flag, checked_function, checked_share, count, is_asynchronous
+from agent_cache.core.options import BlockOnly, checked_flag, checked_function, checked_share, count, is_asynchronous
 from agent_cache.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Current:
         return Configuration(**settings)
 
 
-class Change:
+class Change(BlockOnly):
     """One call of `configure`. As a context manager it is a layer on top of the others until it is left, and may be
     entered again then. Left without having been entered, it is taken back; leaving it again does nothing.
     """

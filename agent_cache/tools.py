@@ -21,6 +21,7 @@ from agent_cache.core.options import (
     DEFAULT_REMOTE,
     DEFAULT_STREAM_BYTES,
     NO_HINTS,
+    BlockOnly,
     LoopHints,
     ReadPolicy,
     RemotePolicy,
@@ -181,8 +182,9 @@ class Decorator:
             kind = ReadOperation if is_read else WriteOperation
         tags = self.tags(parameters.names, name)
         if isinstance(self, AgentCache):
-            if self.policy.key is not None and not isinstance(parameters, PassedOn):
-                _check_key(self.policy.key, parameters, name)
+            if not isinstance(parameters, PassedOn):
+                _check_call(self.policy.key, parameters, f"{name}: key is called with")
+                _check_call(self.policy.validate, parameters, f"{name}: validate is called with the result and", None)
             self._check_parameters(parameters.positional, parameters.names, name, is_stream=is_stream)
             if is_stream and self.policy.validate is not None:
                 raise ConfigurationError(f"{name}: validate is for results, and the tool is a generator; leave it out")
@@ -222,7 +224,7 @@ class AgentCache(Decorator):
             recordings. Known contexts are left out without it, but for what they say of the asker: see `shared`.
         backup: a tier between the local store and the remote one, or several, nearest first.
         remote_cache: a tier shared with other processes.
-        key: ``key(*args, **kwargs)`` is the identity of a call, instead of its arguments.
+        key: ``key(*args, **kwargs)`` is the identity of a call, instead of its arguments; None: it runs uncached.
         vary: ``vary(arguments)`` or ``vary()`` is added to the identity: tenant, working directory, version. The
             mapping has all parameters, also contexts that the framework injects: nothing else of these counts then.
         shared: whether all users share the results, although the tool gets a context that may say who asks. Without
@@ -359,14 +361,15 @@ class AgentCache(Decorator):
                 ) from error
 
 
-def _check_key(key: Callable[..., Any], parameters: Parameters, tool: str) -> None:
-    """Check that a ``key=`` can be called as the tool is."""
+def _check_call(function: Callable[..., Any] | None, parameters: Parameters, what: str, *first: None) -> None:
+    """Check that an option, if it is given, can be called with these, and then as the tool is."""
     surplus: dict[Any, Any] = {inspect.Parameter.VAR_POSITIONAL: (), inspect.Parameter.VAR_KEYWORD: {}}
     args, kwargs = parameters.split({one.name: surplus.get(one.kind) for one in parameters.all})
     try:
-        inspect.signature(key).bind(*args, **kwargs)
+        if function is not None:
+            inspect.signature(function).bind(*first, *args, **kwargs)
     except TypeError as error:
-        raise ConfigurationError(f"{tool}: key is called with all arguments, {parameters.names}: {error}") from None
+        raise ConfigurationError(f"{what} all arguments, {parameters.names}: {error}") from None
     except ValueError:  # a builtin that shows no signature
         return
 
@@ -503,7 +506,7 @@ def writing(*tags: str | Sequence[object]) -> _Writing:
     return _Writing(_parsed(tags, "writing"))
 
 
-class _Writing(AbstractAsyncContextManager[None], AbstractContextManager[None]):
+class _Writing(BlockOnly, AbstractAsyncContextManager[None], AbstractContextManager[None]):
     """What `writing` returns.
 
     A class, since `contextlib.asynccontextmanager` sets the traceback of the error that leaves the block, which an
@@ -563,7 +566,7 @@ def _parsed(tags: tuple[str | Sequence[object], ...], function: str) -> tuple[st
 # Reads that are not cached
 
 
-class _Bypass:
+class _Bypass(BlockOnly):
     """A block of `bypass`."""
 
     _entered: tuple[Scope, Scope, Token[Scope]] | None = None

@@ -11,10 +11,22 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from math import inf
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.copies import CopyRule
+
+
+class BlockOnly:
+    """What is for a ``with`` block only. As a decorator of an `async def` it would be left before that runs."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __call__(self, *_args, **_kwargs):
+            raise ConfigurationError("this is no decorator: use it by `with` or `async with` inside of the function")
+
 
 # Checks of one value
 

@@ -65,15 +65,16 @@ def parse_tag(tag: str | Sequence[object]) -> Tag:
     """Parse a tag as users write it: ``"order:7"``, or ``("order", "a:b")`` where an id may contain a colon.
 
     Raises:
-        ConfigurationError: if it is empty, or has an empty segment; or, where the text would be taken for an id, ``*``
-            or the field of a template.
+        ConfigurationError: if it is empty, or has an empty segment or None; or, where the text would be taken for an
+            id, ``*`` or the field of a template.
     """
     is_path = isinstance(tag, Sequence) and not isinstance(tag, bytes | bytearray | memoryview)
-    segments = tag.split(":") if isinstance(tag, str) else list(map(_json_text, tag)) if is_path else []
+    parts = tag.split(":") if isinstance(tag, str) else tag if is_path else ()
+    segments = ["" if one is None else _json_text(one) for one in parts]
     if not segments or not all(segments) or (isinstance(tag, str) and any(map(_NO_ID.fullmatch, segments))):
         raise ConfigurationError(
             f"{tag!r} is not a tag; write 'root' for all that is below it, 'root:id' or ('root', 'id'), without empty "
-            "parts, wildcards and fields: an f-string puts the id of a variable in place of {...}"
+            "parts, None, wildcards and fields: an f-string puts the id of a variable in place of {...}"
         )
     return ":".join(map(escape, segments))
 
@@ -234,7 +235,10 @@ def _json_text(value: Any) -> str:
     if isinstance(value, Mapping | Set):  # equal keys of calls have equal tags, whatever the order is
         parts = value.items() if isinstance(value, Mapping) else value
         return str(sorted(map(_json_text, parts)))
-    return value.isoformat() if isinstance(value, date | time) else str(value)
+    text = value.isoformat() if isinstance(value, date | time) else str(value)
+    if " at 0x" in text and not isinstance(value, str):
+        raise ConfigurationError(f"a tag of a {type(value).__qualname__} would have its address: name its id instead")
+    return text
 
 
 def _segments(value: Any) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
 from agent_cache.config import Configuration
 from agent_cache.core.lease import Lease
@@ -186,6 +186,9 @@ class CacheKey:
     _tool: Operation[Any]
     _key: Hashable
     request: Request = field(compare=False)
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
 
     @property
     def entry(self) -> tuple[Operation[Any], Hashable]:

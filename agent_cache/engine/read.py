@@ -508,11 +508,12 @@ class ReadOperation(Operation[ReadPolicy]):
         """The part of the key that `key=` returns."""
         assert self.policy.key is not None
         try:
-            return key_part(self.policy.key(*args, **kwargs))
-        except Uncacheable:
-            raise
+            found = self.policy.key(*args, **kwargs)
         except Exception as error:
             raise Uncacheable(f"key= raised {type(error).__name__}", self.name) from error
+        if found is None:  # perhaps of a function without `return`
+            raise Uncacheable("key= returned None, which all such calls would share", self.name)
+        return key_part(found)
 
     def part_by_contexts(self, arguments: Mapping[str, Any]) -> str | None:
         """The part of the key that its contexts give: who asks. In a session with a tenant, that says it at need.

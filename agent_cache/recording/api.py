@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from agent_cache.core.options import checked_choice, checked_flag
+from agent_cache.core.options import BlockOnly, checked_choice, checked_flag
 from agent_cache.engine.hooks import HookedCall
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import HOOKS, PLACE, Scope, closes_generator, leave_scope
@@ -47,7 +47,7 @@ SEAMS = Seams()
 """Those of the process."""
 
 
-class Block(Generic[H]):
+class Block(BlockOnly, Generic[H]):
     """A block whose calls pass through a tape: ``with`` and ``async with`` alike.
 
     A subclass sets `_path`, if there is a file; its `_open` makes the tape, which ``as`` binds.

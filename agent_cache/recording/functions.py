@@ -315,14 +315,24 @@ class ActiveCall:
 # Decorators
 
 
-class _Options(TypedDict, total=False):
-    """The options of `intercept`."""
-
+class _OfBoth(TypedDict, total=False):
     name: str | None
-    kind: str
     skip_args: int
     cache_key: Callable[..., str] | None
     vary: Callable[..., Any] | None
+
+
+class _Options(_OfBoth, total=False):
+    """The options of `intercept`."""
+
+    kind: str
+
+
+class _OptionsOfModels(_OfBoth, total=False):
+    """The options of `cached_llm_call`."""
+
+    extract_model: Callable[[Mapping[str, Any], Any], str] | None
+    extract_tokens: Callable[[Mapping[str, Any], Any], tuple[int, int]] | None
 
 
 @overload
@@ -363,7 +373,12 @@ def intercept(
     return decorate if fn is None else decorate(fn)
 
 
+@overload
+def cached_llm_call(fn: F) -> F: ...
+@overload
+def cached_llm_call(fn: None = None, **options: Unpack[_OptionsOfModels]) -> Callable[[F], F]: ...
 def cached_llm_call(
+    fn: F | None = None,
     *,
     extract_model: Callable[[Mapping[str, Any], Any], str] | None = None,
     extract_tokens: Callable[[Mapping[str, Any], Any], tuple[int, int]] | None = None,
@@ -371,14 +386,15 @@ def cached_llm_call(
     name: str | None = None,
     skip_args: int = 0,
     vary: Callable[..., Any] | None = None,
-) -> Callable[[F], F]:
+) -> F | Callable[[F], F]:
     """Serve a function that calls a model from the recording, and record it where the mode allows it.
 
     Takes functions, coroutine functions and generator functions of both kinds. Tokens and model are found in what
     OpenAI, Anthropic, Gemini, Bedrock, Cohere, Ollama, LiteLLM and LangChain return. Outside of a recording the
-    function runs unchanged; nothing is cached there.
+    function runs unchanged; nothing is cached there. Use it as a decorator with or without arguments.
 
     Args:
+        fn: the function.
         extract_model: ``extract_model(call, answer)`` returns the model's name; `call` is
             ``{"args": [...], "kwargs": {...}}``, and `answer` of a stream is the list of its chunks. If it raises, the
             log has a warning and the default is used.
@@ -394,7 +410,8 @@ def cached_llm_call(
         ConfigurationError: if it cannot be recorded, or is recorded already.
     """
     options = {"extract_model": extract_model, "extract_tokens": extract_tokens, "cache_key": cache_key, "vary": vary}
-    return _decorator("cached_llm_call", name, "llm", skip_args, **options)
+    decorate = _decorator("cached_llm_call", name, "llm", skip_args, **options)
+    return decorate if fn is None else decorate(fn)
 
 
 def _decorator(decorator: str, name: Any, kind: str, skip_args: int, **options: Any) -> Callable[[Any], Any]:
@@ -407,8 +424,9 @@ def _decorator(decorator: str, name: Any, kind: str, skip_args: int, **options: 
         raise ConfigurationError(f"{decorator}: name must be a text, got {name!r}")
 
     def decorate(function: Any) -> Any:
-        if isinstance(function, staticmethod | classmethod) or not callable(function):
-            text = f"{decorator} takes a callable, got {function!r}; put it below @staticmethod and @classmethod"
+        if isinstance(function, staticmethod | classmethod | type) or not callable(function):
+            what = f"{decorator} takes a function, a method or an object that is called, got {function!r}"
+            text = f"{what}; put it below other decorators, such as @staticmethod and @property"
             raise ConfigurationError(text)
         if hasattr(function, "__agent_cache__") or hasattr(function, "__agent_cache_recorded__"):
             raise ConfigurationError(f"{decorator}: calls of {function!r} are recorded already")

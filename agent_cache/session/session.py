@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, Self
 from agent_cache.at_fork import at_fork
 from agent_cache.clock import CLOCK
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.core.options import checked_flag, checked_text, count
+from agent_cache.core.options import BlockOnly, checked_flag, checked_text, count
 from agent_cache.core.store import NEVER, Store
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.read import ReadOperation
@@ -45,7 +45,7 @@ WATCHERS: list[Callable[[AgentCacheSession], AbstractContextManager[Any]]] = []
 exports a span for it. The blocks raise nothing."""
 
 
-class AgentCacheSession(LoopGuard):
+class AgentCacheSession(BlockOnly, LoopGuard):
     """One run of an agent: ``async with AgentCacheSession() as session: ...``, or a plain ``with`` where nothing is
     asynchronous.
 
@@ -350,7 +350,7 @@ class AgentCacheSession(LoopGuard):
         return store
 
 
-class AttachedBlock:
+class AttachedBlock(BlockOnly):
     """A block of `AgentCacheSession.attach`."""
 
     __slots__ = ("_entered", "_session")

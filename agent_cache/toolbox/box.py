@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from threading import RLock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar, overload
 
 from agent_cache.config import Configuration
 from agent_cache.core.asker import Apart, Injected, UnknownAsker, asker_in
@@ -105,6 +105,8 @@ class Toolbox:
         checked_text(namespace, "Toolbox: namespace")
         if ":" in namespace:
             raise ConfigurationError(f"Toolbox: namespace must have no colon, got {namespace!r}")
+        if not isinstance(rules, Mapping | None):
+            raise ConfigurationError(f"Toolbox: rules must be a mapping of names of tools to rules, got {rules!r}")
         self.namespace: Final = namespace
         self._rules = dict(rules or {})
         for name, rule in self._rules.items():
@@ -122,6 +124,19 @@ class Toolbox:
         self._tools: dict[Any, _Tool] = {}
         self._sync_tools: dict[Any, _Tool] = {}
         self._lock = RLock()  # a handler of the log may call the toolbox
+
+    def __deepcopy__(self, _memo: object = None) -> Self:
+        """Itself, as of a function: a copy of an agent, or of its settings, calls the same tools and shares answers."""
+        return self
+
+    __copy__ = __deepcopy__
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: the rules, and nothing of what was called here."""
+        return {**self.__dict__, "_tools": {}, "_sync_tools": {}, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=RLock())
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = "off") -> Self:
@@ -406,13 +421,19 @@ class Toolbox:
 
     # Functions of one's own
 
-    def tool(self, function: F) -> F:
-        """Give a function the rule of its name: a decorator.
+    @overload
+    def tool(self, function: F) -> F: ...
+    @overload
+    def tool(self) -> Callable[[F], F]: ...
+    def tool(self, function: Any = MISSING) -> Any:
+        """Give a function the rule of its name: a decorator, with or without parentheses.
 
         Raises:
             ConfigurationError: if a template of the rule names no parameter.
             TypeError: as `agent_cache.AgentCache`, for a function that it cannot take.
         """
+        if function is MISSING:
+            return self.tool
         name = checked_tool(function, "Toolbox.tool").__name__
         full_name, found = f"{self.namespace}:{name}", self._find(name, None)
         self._warn_of_unknown(found, full_name)
@@ -424,8 +445,7 @@ class Toolbox:
         decorator: Any = rule.decorator
         if isinstance(rule, Watch):
             decorator = AgentCache(templates_of(self._roots), ttl=no_life, loop=decorator.policy.loop)
-        decorated: F = decorator.named(full_name)(function)
-        return decorated
+        return decorator.named(full_name)(function)
 
 
 def has_rule(box: Toolbox, name: str) -> bool:
@@ -485,7 +505,8 @@ class _Form(NamedTuple):
 
         def key_of(_run: Any, vary: Any, /, **arguments: Any) -> Any:
             assert key is not None
-            return [label, vary, key(**arguments)]
+            own = key(**arguments)
+            return None if own is None else [label, vary, own]
 
         def still_holds(previous: Any, _run: Any, _vary: Any, /, **arguments: Any) -> Any:
             assert validate is not None

@@ -18,13 +18,16 @@ from agent_cache import (
     ConfigurationError,
     LoopHints,
     Read,
+    Toolbox,
     Write,
+    bypass,
     configure,
     get_metrics,
     invalidate,
     tags_from,
     writing,
 )
+from agent_cache.recording import cached_llm_call, intercept, record
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -82,8 +85,11 @@ def test_a_malformed_resource(decorator: Any, name: str):
         refused(lambda: (Read if decorator is AgentCache else Write)(resource), fact)
 
 
+# -- What is decorated, and how ------------------------------------------------------------------------------
+
+
 class Tool:
-    """A class, and a few more objects that are no functions."""
+    """A class, and objects that are no functions of one result."""
 
     async def method(self) -> str:
         return "a"
@@ -92,22 +98,83 @@ class Tool:
         return "b"
 
 
-BARE: dict[str, tuple[Any, str]] = {
-    "a function": (identity, "identity"),
-    "a bound method": (Tool().method, "Tool.method"),
-    "a class": (Tool, "Tool"),
-    "a builtin": (len, "len"),
-    "nothing": (None, "None"),
-    "a decorator": (AgentCache("order"), "AgentCache"),
+@functools.wraps(look_up)
+def wrapper(*args: Any, **kwargs: Any) -> Any:
+    return look_up(*args, **kwargs)
+
+
+def draw(order_id: str) -> Any:
+    yield order_id
+
+
+SHOP = Toolbox({"*": Read("order")}, namespace="bad")
+CACHES = {"AgentCache": AgentCache("order"), "AgentCacheInvalidator": AgentCacheInvalidator("order")}
+CACHES |= {"Toolbox.tool": SHOP.tool, "Toolbox.tool()": SHOP.tool()}  # type: ignore[dict-item]  # functions
+RECORDERS = {"intercept": intercept, "intercept()": intercept(), "cached_llm_call": cached_llm_call}
+DECORATORS: dict[str, Any] = {**CACHES, **RECORDERS, "cached_llm_call()": cached_llm_call()}
+NO_FUNCTIONS = {
+    "class": Tool,
+    "property": property(identity),
+    "cached property": functools.cached_property(identity),
+    "staticmethod": staticmethod(look_up),
+    "classmethod": classmethod(look_up),  # type: ignore[arg-type]  # what is inside of one does not matter here
+    "partial method": functools.partialmethod(identity, "7"),
+    "text": "order:{order_id}",
+}
+NO_TOOLS: dict[str, tuple[Any, str]] = {
+    "wrapper of an async function": (wrapper, "awaited"),
+    "builtin": (len, "len"),
+    "partial of a tool": (functools.partial(AgentCache("order")(look_up)), "already"),
+    "bound method": (Tool().method, "method"),
+    "object that is called": (Tool(), "Tool"),
+    "cached function": (functools.lru_cache(identity), "identity"),
 }
 
 
+@pytest.mark.parametrize("name", DECORATORS)
+def test_what_is_decorated_is_a_function_and_only_once(name: str):
+    """Every decorator of ours says of anything else where it belongs."""
+    decorator, called = DECORATORS[name], name.removesuffix("()")
+    error = TypeError if name in CACHES else ConfigurationError
+    for thing in NO_FUNCTIONS.values():
+        refused(functools.partial(decorator, thing), called, "below", error=error)
+    for thing, fact in NO_TOOLS.values() if name in CACHES else ():
+        refused(functools.partial(decorator, thing), called, fact, "below" * (fact != "already"), error=error)
+    for function in (identity, look_up, draw):
+        decorated = decorator(function)
+        assert decorated.__wrapped__ is function
+        refused(functools.partial(decorator, decorated), function.__name__, "already", error=error)
+    result = decorator(identity)("7")
+    assert result == "7"
+
+
 @pytest.mark.parametrize("decorator", BOTH)
-@pytest.mark.parametrize("name", BARE)
-def test_a_decorator_without_its_resource(decorator: Any, name: str):
-    bare, fact = BARE[name]
-    refused(lambda: decorator(bare), f'@{decorator.__name__}("order:{{order_id}}")', fact)
-    refused(lambda: decorator(resource=bare), "parentheses", fact)
+def test_a_decorator_without_its_resource(decorator: Any):
+    bare = [identity, wrapper, Tool().method, Tool, len, None, AgentCache("order"), *NO_FUNCTIONS.values()][:-1]
+    for one in bare:
+        refused(functools.partial(decorator, one), f'@{decorator.__name__}("order:{{order_id}}")', "parentheses")
+        refused(functools.partial(decorator, resource=one), "parentheses")
+
+
+@pytest.mark.parametrize("outer", BOTH)
+@pytest.mark.parametrize("inner", BOTH)
+def test_a_tool_is_decorated_once(outer: Any, inner: Any):
+    refused(lambda: outer("order")(inner("order")(look_up)), "look_up", "already", error=TypeError)
+
+
+@pytest.mark.parametrize("decorator", BOTH)
+def test_a_function_that_fastmcp_has_registered_already_is_refused(decorator: Any):
+    async def tool(x: int) -> int:
+        return x
+
+    tool.__fastmcp__ = object()  # type: ignore[attr-defined]
+    refused(lambda: decorator("order")(tool), "tool", "FastMCP", "below", error=TypeError)
+
+
+@pytest.mark.parametrize("make", [bypass, AgentCacheSession, configure, lambda: writing("order"), lambda: record("x")])
+def test_a_block_is_no_decorator(make: Any):
+    """An `async def` would run after it was left."""
+    refused(lambda: make()(look_up), "decorator", "with")
 
 
 @pytest.mark.parametrize("decorator", BOTH)
@@ -149,6 +216,7 @@ OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
         (AgentCache, {"key": given}, "('order_id', 'limit')")
         for given in (lambda order_id: 1, lambda: 1, lambda o, *, l: 1)
     ),
+    *((AgentCache, {"ttl": 5, "validate": given}, "('order_id', 'limit')") for given in (lambda: 1, lambda old: 1)),
     (AgentCache, {"uncacheable": "ignore"}, "'bypass'"),
     *((AgentCacheInvalidator, {"doubt": given}, "seconds") for given in (timedelta(seconds=-5), float("nan"))),
     (AgentCacheInvalidator, {"settle": -1}, "seconds"),
@@ -267,52 +335,6 @@ async def test_a_session_is_not_left_without_having_been_entered():
             pass
 
 
-# -- What is no tool -----------------------------------------------------------------------------------------
-
-
-@functools.wraps(look_up)
-def wrapper(*args: Any, **kwargs: Any) -> Any:
-    return look_up(*args, **kwargs)
-
-
-class Shop:
-    async def stock(self) -> int:
-        return 1
-
-
-NO_TOOLS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "staticmethod": (staticmethod(look_up), ("staticmethod", "closest", "below")),
-    "wrapper of an async function": (wrapper, ("look_up", "awaited", "closest")),
-    "class": (Shop, ("Shop", "takes functions", "async def")),
-    "builtin": (len, ("len", "takes functions")),
-    "partial of a tool": (functools.partial(AgentCache("order")(look_up)), ("look_up", "already")),
-    "bound method": (Shop().stock, ("stock", "method")),
-    "None": (None, ("async def",)),
-}
-
-
-@pytest.mark.parametrize("decorator", BOTH)
-@pytest.mark.parametrize("name", NO_TOOLS)
-def test_what_is_no_function_of_one_result_is_refused_with_what_to_do(decorator: Any, name: str):
-    thing, facts = NO_TOOLS[name]
-    refused(lambda: decorator("order")(thing), decorator.__name__, *facts, error=TypeError)
-
-
-@pytest.mark.parametrize("outer", BOTH)
-@pytest.mark.parametrize("inner", BOTH)
-def test_a_tool_is_decorated_once(outer: Any, inner: Any):
-    refused(lambda: outer("order")(inner("order")(look_up)), "look_up", "already", error=TypeError)
-
-
-@pytest.mark.parametrize("decorator", BOTH)
-def test_a_function_that_fastmcp_has_registered_already_is_refused(decorator: Any):
-    async def tool(x: int) -> int:
-        return x
-
-    tool.__fastmcp__ = object()  # type: ignore[attr-defined]
-    refused(lambda: decorator("order")(tool), "tool", "FastMCP", "below", error=TypeError)
-
-
 # -- Beside the decorators -----------------------------------------------------------------------------------
 
 
@@ -333,8 +355,10 @@ async def test_a_configuration_that_cannot_work_changes_nothing(option: str, giv
 
 @pytest.mark.parametrize(
     "tags",
-    [(), ("",), (("order", ""),), (7,), ("order:7", ""), ("order:*",), ("order:{order_id}",), ("user:7:{order.id}",)],
-    ids=repr,
+    [
+        *((), ("",), (("order", ""),), (("order", None),), (("order", [object()]),), (7,), ("order:7", "")),
+        *(("order:*",), ("order:{order_id}",), ("user:7:{order.id}",)),
+    ],
 )
 async def test_tags_that_are_none(tags: Any):
     with pytest.raises(ConfigurationError, match=r"tag|invalidate"):

@@ -14,6 +14,8 @@ from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     AgentCacheSession,
+    Read,
+    Toolbox,
     UncacheableArgumentsError,
     configure,
     get_metrics,
@@ -78,6 +80,11 @@ async def test_an_identity_that_cannot_be_made_runs_the_call_uncached_and_counts
 
 
 async def test_key_replaces_the_arguments_as_identity():
+    """A key that is None, as of a function without `return`, would be that of every call."""
+    unset = Runs(key=lambda x, y, *, z: None)
+    box = Toolbox({"get": Read("r", key=lambda x: None)}, namespace="unset")
+    assert await unset.keeps(1, 1) == [False, False]
+    assert [await box.call("get", {"x": 1}, lambda: unset.tool(1)) for _ in "12"] == [3, 4]
     runs = Runs(key=lambda x, y, *, z: x["id"])
     first = await runs.tool({"id": 1}, "a", z=1)
     assert await runs.tool(y="b", x={"id": 1, "more": object()}) == first
@@ -342,6 +349,21 @@ async def test_a_write_that_names_no_id_in_one_place_and_anything_in_another_dro
     with pytest.raises(LookupError) if ending == "fails" else contextlib.nullcontext():
         await write()
     assert await runs.keeps(1) == [ending == "names no id"]
+
+
+async def test_a_tag_is_no_address():
+    """A template that names an object in place of its id would give each call a tag that no write has."""
+    runs = Runs("r:{x}", key=lambda x, *_, **__: x["id"])
+    read, one, other = runs.tool, *({"id": 1, "client": object()} for _ in range(2))
+    assert [await read(one), await read(one)] == [1, 2], "it ran uncached"
+    kept = Runs("r:{x}")
+    await kept.tool(1)
+
+    @AgentCacheInvalidator("r:{x}")
+    async def write(x: Any) -> None: ...
+
+    await write(other)
+    assert await kept.keeps(1) == [False], "the whole root was dropped"
 
 
 async def test_a_fresh_answer_that_is_not_to_be_kept_does_not_leave_an_older_one_behind():

@@ -17,7 +17,20 @@ from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, get_metrics
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AsyncCache,
+    LoopHints,
+    LoopPolicy,
+    Read,
+    RemotePolicy,
+    Toolbox,
+    Write,
+    get_metrics,
+)
+from agent_cache.testing import MemoryTier
 from tests.harness.gates import Gate, idle
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -179,6 +192,30 @@ def test_a_decorated_tool_is_pickled_and_copied_as_a_function_is(monkeypatch: py
     monkeypatch.setattr(sys.modules[__name__], "pickled_tool", decorated, raising=False)
     decorated.__module__ = __name__
     assert pickle.loads(pickle.dumps(decorated)) is decorated
+
+
+async def test_what_settings_hold_is_copied_with_them_or_says_why_not():
+    """A copy of a toolbox or of a cache is itself, so its answers are shared; a toolbox is sent as its rules."""
+    box, cache = Toolbox({"get_*": Read("order:{id}", ttl=60), "put": Write("order")}, namespace="copied"), AsyncCache()
+    key = box.tool(get_order).cache_key("7")  # type: ignore[attr-defined]  # the box knows of no attributes
+    for one in (box, cache, key):
+        assert copy.deepcopy({"held": [one]})["held"][0] is one
+    assert (copy.copy(box), copy.copy(cache), copy.copy(key)) == (box, cache, key)
+    await box.call("get_order", {"id": "7"}, lambda: get_order("7"))
+    sent = pickle.loads(pickle.dumps(box))
+    assert str(sent.explain()) == str(box.explain())
+    assert await sent.call("get_order", {"id": "7"}, lambda: get_order("8")) == "8", "without the answers of here"
+    assert await sent.call("get_order", {"id": "7"}, lambda: get_order("9")) == "8"
+    for one in (cache, MemoryTier()):
+        with pytest.raises(TypeError, match="process"):
+            pickle.dumps(one)
+    policies = RemotePolicy(on_unreachable="refuse"), LoopPolicy(), LoopHints(poll=True)
+    for sent in (copy.deepcopy(policies), pickle.loads(pickle.dumps(policies))):
+        assert sent == policies
+
+
+async def get_order(id: str) -> str:
+    return id
 
 
 async def test_the_tool_gets_its_default_objects_and_the_very_arguments():
