@@ -7,6 +7,7 @@ side effect, and only a tier that is in use, may refuse the write.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import Context, copy_context
 from dataclasses import replace
@@ -48,7 +49,7 @@ def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: b
     """
     state = CURRENT.once_configured, TOOLS.links
     found: dict[Tier, bool] = {}
-    readers = list(dict.fromkeys(tool for root in roots for tool in TOOLS.readers(root)))
+    readers = _readers_with_tiers(roots)
     if in_sessions:
         readers = [tool for tool in readers if tool.policy.remote.share]
     if not in_sessions or any(not tool.own_tiers for tool in readers):
@@ -68,7 +69,21 @@ def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: b
     return found
 
 
+def _readers_with_tiers(roots: tuple[str, ...]) -> list[Any]:
+    """The read tools under these roots that name tiers of their own, or have answers of sessions in tiers."""
+    links, known = _READERS.get(roots, (None, ()))
+    if links != TOOLS.links:
+        links, tools = TOOLS.links, dict.fromkeys(tool for root in roots for tool in TOOLS.readers(root))
+        known = tuple(weakref.ref(tool) for tool in tools if tool.own_tiers or tool.policy.remote.share)
+        make_room(_READERS, _MAX_ROOTS)
+        _READERS[roots] = links, known
+    return [tool for one in known if (tool := one()) is not None]
+
+
 _MAX_ROOTS: Final = 1_000
+
+_READERS: Final[dict[tuple[str, ...], tuple[int, tuple[weakref.ref[Any], ...]]]] = {}
+"""What `_readers_with_tiers` found, each with the state of the tools: a write must not look at each of them."""
 
 WITHOUT_TIERS: Final[dict[tuple[str, ...], tuple[object, int]]] = {}
 """Roots under which no tier has anything, each with the state of tiers and tools under which this was found. A write

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from typing import Any
 
 import pytest
@@ -295,3 +296,35 @@ async def test_a_refused_write_lets_go_of_what_it_had_announced_elsewhere(
     assert await value_of(elsewhere, SEVEN) == "new"
     assert await process.get_order("7") == await process.get_order("7") == "old"
     assert truth.runs == ["get 7"]  # nothing is held here either
+
+
+async def test_a_write_through_a_tier_looks_at_no_tool_by_itself(server: MemoryServer):
+    """It executes no instruction for each of 200 tools beside it."""
+
+    async def instructions() -> int:
+        count = 0
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal count
+            frame.f_trace_opcodes = True
+            count += event == "opcode" and "agent_cache/" in frame.f_code.co_filename
+            return trace
+
+        sys.settrace(trace)
+        try:
+            await set_order("7")
+        finally:
+            sys.settrace(None)
+        return count
+
+    @AgentCacheInvalidator("order:{id}")
+    async def set_order(id: str) -> None: ...
+
+    async def get_order(id: str) -> None: ...
+
+    with configure(remote=MemoryTier(server)):
+        await set_order("7")
+        alone = await instructions()
+        others = [AgentCache("order:{id}", name=f"beside:{number}")(get_order) for number in range(200)]
+        await set_order("7")
+        assert await instructions() < alone + len(others)
