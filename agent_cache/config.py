@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 from types import EllipsisType as Unchanged
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
-from agent_cache.core.options import BlockOnly, checked_flag, checked_function, checked_share, count, is_asynchronous
+from agent_cache.core.options import checked_flag, checked_function, checked_share, count, is_asynchronous
 from agent_cache.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 else:
     Tier = Any  # for whoever resolves the hints at run time: the module of the class takes 3 ms
 
-__all__ = ["configure"]
+__all__ = ["BlockOnly", "configure"]
+
+T_co = TypeVar("T_co", covariant=True)
 
 Middleware = Callable[[Any, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 """``async def observe(call, proceed)``: given an `agent_cache.ToolCall`, and what runs the rest of the call."""
@@ -162,6 +164,28 @@ class Current:
         if os.environ.get("AGENT_CACHE_ENABLED", "").strip().lower() in {"0", "false", "no", "off"}:
             settings["enabled"] = False
         return Configuration(**settings)
+
+
+class _Enters(Protocol[T_co]):
+    def __enter__(self) -> T_co: ...
+    def __exit__(self, *_: Any) -> None: ...
+
+
+class BlockOnly:
+    """What is for ``with`` and ``async with``. As a decorator of an `async def` it would be left before that runs."""
+
+    __slots__ = ()
+
+    async def __aenter__(self: _Enters[T_co]) -> T_co:
+        return self.__enter__()
+
+    async def __aexit__(self: _Enters[Any], *given: Any) -> None:
+        self.__exit__(*given)
+
+    if not TYPE_CHECKING:
+
+        def __call__(self, *_args, **_kwargs):  # noqa: D102 - for nobody
+            raise ConfigurationError("this is no decorator: use it by `with` or `async with` inside of the function")
 
 
 class Change(BlockOnly):

@@ -8,25 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
-    "AgentCacheError",
-    "AgentLoopDetectedError",
-    "CassetteError",
-    "CassetteNotFound",
-    "CheckpointError",
-    "ConfigurationError",
-    "DivergenceError",
-    "InDoubtError",
-    "JournalEnded",
-    "JournalError",
-    "MissingFixture",
-    "NoEventLoopError",
-    "RecordedError",
-    "RemoteTierError",
-    "ReplayExhausted",
-    "RestoreError",
-    "UncacheableArgumentsError",
-    "WorldMovedError",
-]
+    "AgentCacheError", "AgentLoopDetectedError", "CassetteError", "CassetteNotFound", "CheckpointError",
+    "ConfigurationError", "DivergenceError", "InDoubtError", "JournalEnded", "JournalError", "MissingFixture",
+    "NoEventLoopError", "RecordedError", "RemoteTierError", "ReplayExhausted", "RestoreError",
+    "UncacheableArgumentsError", "WorldMovedError",
+]  # fmt: skip
 
 
 class AgentCacheError(Exception):

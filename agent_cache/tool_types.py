@@ -46,19 +46,12 @@ class ClassMethodFunction(Protocol[S_contra, P, T_co]):
     def __call__(_, cls: S_contra, *args: P.args, **kwargs: P.kwargs) -> T_co: ...  # noqa: N805 - of the function
 
 
-# Reads
+# Decorated tools
 
 
-class ReadAttributes(Protocol[P, T_co, B_co]):
-    """What a tool decorated with `AgentCache` has beside its call. Those of an `async def` are awaited; those of a
-    `def` run in the calling thread.
+class Decorated(Protocol[P, T_co]):
+    """What any decorated tool has beside its call."""
 
-    For a method they are reached through the class, with the instance as first argument:
-    ``await Shop.get_order.invalidate(shop, "7")``. They raise `TypeError` without it, so also after
-    ``shop.get_order.``, which does not pass ``shop``.
-    """
-
-    __agent_cache__: ReadOperation
     __name__: str
     __qualname__: str
 
@@ -74,6 +67,21 @@ class ReadAttributes(Protocol[P, T_co, B_co]):
     def scope(self) -> Literal["global", "session"]:
         """The ``scope=`` option."""
         ...
+
+
+# Reads
+
+
+class ReadAttributes(Decorated[P, T_co], Protocol[P, T_co, B_co]):
+    """What a tool decorated with `AgentCache` has beside its call. Those of an `async def` are awaited; those of a
+    `def` run in the calling thread.
+
+    For a method they are reached through the class, with the instance as first argument:
+    ``await Shop.get_order.invalidate(shop, "7")``. They raise `TypeError` without it, so also after
+    ``shop.get_order.``, which does not pass ``shop``.
+    """
+
+    __agent_cache__: ReadOperation
 
     def cache_key(self, *args: P.args, **kwargs: P.kwargs) -> CacheKey:
         """The identity of a call with these arguments: opaque and hashable, equal for every spelling."""
@@ -156,19 +164,11 @@ class _BoundTool(ReadAttributes[P, T_co, B_co], Protocol[P, Q, T_co, B_co]):
 # Writes
 
 
-class InvalidatingTool(Protocol[P, T_co]):
+class InvalidatingTool(Decorated[P, T_co], Protocol[P, T_co]):
     """A tool decorated with `AgentCacheInvalidator`: a function with the tool's own signature."""
 
     __agent_cache__: WriteOperation
-    __name__: str
-    __qualname__: str
 
-    @property
-    def __wrapped__(self) -> Callable[P, T_co]: ...
-    @property
-    def resource(self) -> Resource: ...
-    @property
-    def scope(self) -> Literal["global", "session"]: ...
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
 
     @overload

@@ -16,12 +16,11 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, cast, overload
 
-from agent_cache.config import checked_backup, checked_tier
+from agent_cache.config import BlockOnly, checked_backup, checked_tier
 from agent_cache.core.options import (
     DEFAULT_REMOTE,
     DEFAULT_STREAM_BYTES,
     NO_HINTS,
-    BlockOnly,
     LoopHints,
     ReadPolicy,
     RemotePolicy,
@@ -590,7 +589,7 @@ class _Bypass(BlockOnly):
 def bypass() -> _Bypass:
     """Run the reads of this task uncached inside a block.
 
-    Example: ``with bypass(): await get_order("7")``
+    Example: ``with bypass(): await get_order("7")``, or ``async with``.
 
     Every read inside runs its tool: nothing is looked up, stored, or shared with other callers, and it is counted as
     uncached. Writes invalidate as ever, sessions trace, count and check for loops, recordings record and replay. Child

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
-from agent_cache.values.canonical import Encoder, canonical, make_room
+from agent_cache.values.canonical import Encoder, canonical, forget_oldest
 
 __all__ = ["ALIASES", "PLAIN", "Part", "Uncacheable", "key_part"]
 
@@ -55,6 +55,6 @@ def key_part(value: Any) -> Part:
     encoded = encoder.encode(value)
     # Canonical bytes repeat what an image refers to: 4 KB of it may stand for 300 MB.
     if encoder.is_plain and len(image) <= _MAX_ALIAS_BYTES and len(encoded) <= _MAX_ALIAS_BYTES:
-        make_room(ALIASES, _MAX_ALIASES)
+        forget_oldest(ALIASES, _MAX_ALIASES - 1)
         ALIASES[image] = encoded
     return encoded

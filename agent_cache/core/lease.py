@@ -7,16 +7,10 @@ call, so a `Lease` gives its answer as data, which the generated body of a tool 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 __all__ = ["CombinedLease", "Lease", "Term"]
-
-
-class _Page(Protocol):
-    """What a lease reads at each hit: a list, or a memory view of format ``Q`` on memory that processes share."""
-
-    def __getitem__(self, index: int, /) -> int: ...
 
 
 class Term:
@@ -41,11 +35,12 @@ class Lease:
 
     Args:
         owner: has ``is_complete()``. Referenced weakly: copies outlive a tier that nobody uses any more.
+        page: a list, or a memory view of format ``Q`` on memory that processes share.
     """
 
     __slots__ = ("__weakref__", "_owner", "page", "stamp", "term")
 
-    def __init__(self, owner: Any, page: _Page = (0,), stamp: int = -1, term: Term | None = None) -> None:
+    def __init__(self, owner: Any, page: Sequence[int] = (0,), stamp: int = -1, term: Term | None = None) -> None:
         self._owner = weakref.ref(owner)
         self.page = page
         self.stamp = stamp

@@ -11,22 +11,10 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.copies import CopyRule
-
-
-class BlockOnly:
-    """What is for a ``with`` block only. As a decorator of an `async def` it would be left before that runs."""
-
-    __slots__ = ()
-
-    if not TYPE_CHECKING:
-
-        def __call__(self, *_args, **_kwargs):
-            raise ConfigurationError("this is no decorator: use it by `with` or `async with` inside of the function")
-
 
 # Checks of one value
 
@@ -236,14 +224,9 @@ class RemotePolicy:
         """Whether every hit asks the tier."""
         return self.consistency == "strong"
 
-    @property
-    def shares_loads(self) -> bool:
-        """Whether one process of a fleet loads what several miss."""
-        return self.flight == "fleet"
-
     def checked(self, where: str, *, scope: Scope, is_read: bool) -> RemotePolicy:
         """Refuse options that have no effect on a tool. The error names the option and the fix."""
-        reads = self.grace or self.is_strong or self.shares_loads
+        reads = self.grace or self.is_strong or self.flight == "fleet"
         problem = ""
         if is_read and self.on_unreachable != "run":
             problem = "on_unreachable is for writes; leave it out"

@@ -235,7 +235,7 @@ class ReadOperation(Operation[ReadPolicy]):
             self.check_name()
         elif policy.remote.share:
             warn_once("share=True has no effect without a remote tier: see remote_cache= and configure()", self.name)
-        elif policy.remote.shares_loads:
+        elif policy.remote.flight == "fleet":
             warn_once('flight="fleet" has no effect without a remote tier', self.name)
         work: Proceed = load
         if policy.kept_for and not (tiers and policy.remote.is_strong):  # which keeps no copy

@@ -132,7 +132,7 @@ def protected_copy(call: Call, value: Any, expires: float) -> Entry | None:
     copy = None
     if type(value) not in IMMUTABLE:
         try:
-            copy = policy.copy_rule.snapshot(value)
+            copy = policy.copy_rule(value)
         except UncopyableError as error:
             warn_once("a result could not be copied, so it was not cached", call.operation.name, error)
             flight.result = UnsharedEntry(None, 0.0, call.cost)

@@ -17,10 +17,9 @@ from agent_cache.config import CURRENT
 from agent_cache.core.store import Entry
 from agent_cache.core.tags import Tag
 from agent_cache.engine.flight import Flight
-from agent_cache.engine.state import forget_oldest
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.metrics import Stats
-from agent_cache.values.canonical import MISSING
+from agent_cache.values.canonical import MISSING, forget_oldest
 
 if TYPE_CHECKING:
     from agent_cache.remote.versioned import Ticket, Tier

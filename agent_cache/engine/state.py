@@ -24,14 +24,14 @@ from agent_cache.core.tags import EVERY_KEY, Tag
 from agent_cache.core.versions import VERSIONS, EntryTag
 from agent_cache.engine.blocking import run_blocking, start_thread
 from agent_cache.errors import NoEventLoopError
-from agent_cache.values.canonical import make_room
+from agent_cache.values.canonical import forget_oldest
 from agent_cache.values.compare import utf8_text
 
 if TYPE_CHECKING:
     from random import Random
 
 __all__ = [
-    "LOG", "SIZES", "TOOLS", "clear_everything", "clear_tools", "event_loop", "evict_for", "forget_oldest",
+    "LOG", "SIZES", "TOOLS", "clear_everything", "clear_tools", "event_loop", "evict_for",
     "forget_warnings", "keep", "mark_written", "random_numbers", "run_beside", "run_shielded", "tags_of_keys",
     "warn_of_unread_roots", "warn_of_unwritten_roots", "warn_once", "write_now",
 ]  # fmt: skip
@@ -58,18 +58,6 @@ def random_numbers(_use: str) -> Random:
     made = Random()  # noqa: S311 - they protect nothing
     at_fork(after_in_child=made.seed)  # or all workers of a server would have the same
     return made
-
-
-def forget_oldest(mapping: dict[Any, Any], limit: int) -> None:
-    """Remove the oldest items of a mapping until it has at most `limit`.
-
-    Takes no lock: another thread may do the same at once, and then there may be fewer.
-    """
-    while len(mapping) > limit:
-        try:
-            mapping.pop(next(iter(mapping)), None)
-        except (RuntimeError, StopIteration):
-            continue  # another thread has changed it between the two steps
 
 
 # Warnings
@@ -166,7 +154,7 @@ def mark_written(roots: Iterable[str]) -> None:
     """Note roots that something else than a write tool invalidates."""
     for root in roots:
         if root not in _written:
-            make_room(_written, _MAX_ROOTS)
+            forget_oldest(_written, _MAX_ROOTS - 1)
             _written[root] = None
 
 
@@ -189,7 +177,7 @@ def _unmatched(roots: Iterable[str], others: list[Collection[str]]) -> Iterator[
     """The roots that the others do not have, of which no warning was given, each with a hint at the nearest one."""
     for root in roots:
         if root not in _warned_roots and not any(root in names for names in others):
-            make_room(_warned_roots, _MAX_ROOTS)
+            forget_oldest(_warned_roots, _MAX_ROOTS - 1)
             _warned_roots[root] = None
             from difflib import get_close_matches  # for a warning alone
 

@@ -35,7 +35,7 @@ from agent_cache.engine.scope import PLACE, Call, Scope
 from agent_cache.engine.state import event_loop, warn_once
 from agent_cache.engine.write import Fill, WriteOperation
 from agent_cache.values.canonical import MISSING, size_of
-from agent_cache.values.copies import IMMUTABLE, CopyRule, UncopyableError
+from agent_cache.values.copies import IMMUTABLE, CopyRule, UncopyableError, auto_copier, shared
 
 __all__ = ["END", "WAIT", "StreamingRead", "StreamingWrite"]
 
@@ -119,7 +119,7 @@ class Stream:
         copier, flight = None, self._flight
         if self._rule is not None and type(value) not in IMMUTABLE:
             try:
-                copier = self._rule.snapshot(value)
+                copier = self._rule(value)
             except UncopyableError as error:
                 self.unshare("it has a chunk that cannot be copied")
                 self._rule = self._beginning = None
@@ -472,7 +472,7 @@ def _of_chunks(rule: CopyRule) -> CopyRule:
     """The rule for tuples of chunks, by the rule for chunks."""
 
     def snapshot(chunks: Sequence[Any]) -> Callable[[], Any]:
-        pairs = [(chunk, None if type(chunk) in IMMUTABLE else rule.snapshot(chunk)) for chunk in chunks]
+        pairs = [(chunk, None if type(chunk) in IMMUTABLE else rule(chunk)) for chunk in chunks]
         return lambda: tuple([chunk if copier is None else copier() for chunk, copier in pairs])
 
-    return rule if rule.name in ("auto", "never") else CopyRule(rule.name, snapshot)
+    return rule if rule in (auto_copier, shared) else snapshot

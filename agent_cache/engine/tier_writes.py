@@ -18,7 +18,7 @@ from agent_cache.core.tags import Tag
 from agent_cache.engine.blocking import in_background
 from agent_cache.engine.state import TOOLS, event_loop, run_shielded, warn_once
 from agent_cache.errors import RemoteTierError
-from agent_cache.values.canonical import make_room
+from agent_cache.values.canonical import forget_oldest
 
 if TYPE_CHECKING:
     from agent_cache.remote.protocol import WriteIntent
@@ -64,7 +64,7 @@ def tiers_under(roots: tuple[str, ...], own: tuple[Tier, ...], *, in_sessions: b
         if not found:
             tiers_under(roots, own)  # for the note that there is none at all
     elif not found:
-        make_room(WITHOUT_TIERS, _MAX_ROOTS)
+        forget_oldest(WITHOUT_TIERS, _MAX_ROOTS - 1)
         WITHOUT_TIERS[roots] = state
     return found
 
@@ -75,7 +75,7 @@ def _readers_with_tiers(roots: tuple[str, ...]) -> list[Any]:
     if links != TOOLS.links:
         links, tools = TOOLS.links, dict.fromkeys(tool for root in roots for tool in TOOLS.readers(root))
         known = tuple(weakref.ref(tool) for tool in tools if tool.own_tiers or tool.policy.remote.share)
-        make_room(_READERS, _MAX_ROOTS)
+        forget_oldest(_READERS, _MAX_ROOTS - 1)
         _READERS[roots] = links, known
     return [tool for one in known if (tool := one()) is not None]
 

@@ -17,7 +17,6 @@ from typing import Any, TypeAlias, get_type_hints
 from agent_cache import AgentLoopDetectedError, Toolbox
 from agent_cache.core.asker import Apart, Injected
 from agent_cache.core.parameters import takes_context
-from agent_cache.engine.state import forget_oldest
 from agent_cache.integrations.shared import (
     Check,
     Private,
@@ -46,6 +45,7 @@ except ImportError as error:
     raise ImportError(
         'agent_cache.integrations.langchain needs LangChain: pip install "agent-cache[langchain]"'
     ) from error
+from agent_cache.values.canonical import forget_oldest
 
 __all__ = ["AgentCacheMiddleware", "LoopInGraph", "describe"]
 

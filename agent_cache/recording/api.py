@@ -17,7 +17,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from agent_cache.core.options import BlockOnly, checked_choice, checked_flag
+from agent_cache.config import BlockOnly
+from agent_cache.core.options import checked_choice, checked_flag
 from agent_cache.engine.hooks import HookedCall
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import HOOKS, PLACE, Scope, closes_generator, leave_scope
@@ -123,14 +124,6 @@ class Block(BlockOnly, Generic[H]):
                     f"{name} was entered in one context and left in another, so what ran in "
                     "between may have been outside of it; enter and leave it in the same task, as one `with` does"
                 ) from None
-
-    async def __aenter__(self) -> H:
-        return self.__enter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
 
 
 class record(Block[Tape]):  # noqa: N801 - used as a function, as in vcrpy and agentcassette

@@ -36,7 +36,7 @@ from agent_cache.relay.messages import (
     result_line,
 )
 from agent_cache.relay.relay_settings import RelaySettings, new_session
-from agent_cache.toolbox.box import every_tag, tier_of
+from agent_cache.toolbox.box import every_tag
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -152,7 +152,7 @@ class Relay:
             self._tape = replay(replay_from, strict=strict)
         elif record_to is not None:
             self._tape = record(record_to)
-        tier = tier_of(box)
+        tier = box.tier
         shared: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
         lists = {method: Read(tag, ttl=_life_of, **shared) for method, tag in _HINTED.items()}
         ends = {method: tuple(said.invalidate) for method, said in settings.on.items()}

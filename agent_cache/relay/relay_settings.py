@@ -21,8 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from agent_cache import AgentCacheSession, ConfigurationError, LoopPolicy, Toolbox, Write
-from agent_cache.toolbox.box import has_rule
-from agent_cache.toolbox.rules import compiled_tags
+from agent_cache.toolbox.rules import compiled_tags, find_rule
 from agent_cache.values.compare import escaped
 
 
@@ -111,7 +110,7 @@ def proposals(tools: Iterable[Mapping[str, Any]], box: Toolbox | None = None) ->
     have a rule in the box already.
     """
     named = [tool for tool in tools if tool["name"] and tool["name"].isprintable()]
-    return "".join(_proposal(tool) for tool in named if box is None or not has_rule(box, tool["name"]))
+    return "".join(_proposal(tool) for tool in named if box is None or find_rule(box.rules, tool["name"]) is None)
 
 
 def _proposal(tool: Mapping[str, Any]) -> str:

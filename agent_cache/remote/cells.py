@@ -22,7 +22,7 @@ from typing import Final
 
 from agent_cache.core.tags import root_of
 from agent_cache.remote.protocol import Request
-from agent_cache.values.canonical import lasting_digest, make_room, segment_digest
+from agent_cache.values.canonical import forget_oldest, lasting_digest, segment_digest
 
 __all__ = ["EVERYTHING", "STORE", "Cell", "Cells", "SomeCells", "root_of_cell"]
 
@@ -66,7 +66,7 @@ class Cells:
         if found is None:
             root, *below = tag.split(":")
             found = (f"{root}:S", self._entity(root, below[0])) if below else (f"{root}:D",)
-            make_room(self._of_tags, _REMEMBERED)
+            forget_oldest(self._of_tags, _REMEMBERED - 1)
             self._of_tags[tag] = found
         return found
 

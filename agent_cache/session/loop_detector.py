@@ -28,10 +28,9 @@ from typing import Any, Final
 
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import LoopHints
-from agent_cache.engine.state import forget_oldest
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy, seconds_of
-from agent_cache.values.canonical import full_name
+from agent_cache.values.canonical import forget_oldest, full_name
 from agent_cache.values.compare import fingerprint, shown
 from agent_cache.values.copies import packed
 

@@ -12,19 +12,20 @@ from typing import Any, Final, Protocol, Self
 
 from agent_cache.at_fork import at_fork
 from agent_cache.clock import CLOCK
+from agent_cache.config import BlockOnly
 from agent_cache.core.keys import Uncacheable, key_part
-from agent_cache.core.options import BlockOnly, checked_flag, checked_text, count
+from agent_cache.core.options import checked_flag, checked_text, count
 from agent_cache.core.store import NEVER, Store
 from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.scope import MAX_TOOLS, PLACE, Hook, Scope, closes_generator, leave_scope
-from agent_cache.engine.state import forget_oldest
 from agent_cache.errors import ConfigurationError
 from agent_cache.metrics import Metrics
 from agent_cache.session.guard import LoopGuard, OnLoop, OnNotice, ToolInSession
 from agent_cache.session.loop_detector import LoopDetector
 from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy, policy_of, seconds_of
 from agent_cache.session.trace import Trace, TraceRecord
+from agent_cache.values.canonical import forget_oldest
 
 __all__ = ["WATCHERS", "AgentCacheSession", "AttachedBlock", "Attachment"]
 
@@ -146,14 +147,6 @@ class AgentCacheSession(BlockOnly, LoopGuard):
         self._detector: LoopDetector | None = None
 
     # Entering and leaving
-
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
 
     def __enter__(self) -> Self:
         with _LOCK:
@@ -379,14 +372,6 @@ class AttachedBlock(BlockOnly):
         leave_scope(*entered, is_closing=is_closing)
         if not is_here and not is_closing:
             raise ConfigurationError(_misplaced(f"a block of session {self._session.session_id!r}")) from error
-
-    async def __aenter__(self) -> AgentCacheSession:
-        return self.__enter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
 
 
 _IDS: list[str] = []

@@ -31,7 +31,7 @@ from agent_cache.engine.call import hit, run as run_call
 from agent_cache.engine.operation import UNKEYED
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.scope import PLACE
-from agent_cache.engine.state import forget_oldest, warn_once
+from agent_cache.engine.state import warn_once
 from agent_cache.engine.write import WriteOperation
 from agent_cache.errors import AgentLoopDetectedError, ConfigurationError
 from agent_cache.toolbox.rules import (
@@ -53,13 +53,13 @@ from agent_cache.toolbox.rules import (
     templates_of,
 )
 from agent_cache.tools import AgentCache, checked_tool
-from agent_cache.values.canonical import MISSING
+from agent_cache.values.canonical import MISSING, forget_oldest
 from agent_cache.values.compare import is_empty, plural
 
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Toolbox", "every_tag", "has_rule", "tier_of"]
+__all__ = ["Toolbox", "every_tag"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -108,8 +108,8 @@ class Toolbox:
         if not isinstance(rules, Mapping | None):
             raise ConfigurationError(f"Toolbox: rules must be a mapping of names of tools to rules, got {rules!r}")
         self.namespace: Final = namespace
-        self._rules = dict(rules or {})
-        for name, rule in self._rules.items():
+        self.rules = dict(rules or {})
+        for name, rule in self.rules.items():
             checked_text(name, "Toolbox: the name of a tool")
             if not isinstance(rule, Rule):
                 raise ConfigurationError(
@@ -118,9 +118,9 @@ class Toolbox:
                 )
         self._unknown = checked_choice(unknown, ("write", "watch", "pass"), "Toolbox: unknown")
         self._hints = checked_choice(hints, ("off", "kind"), "Toolbox: hints")
-        self._roots = roots_of(self._rules, namespace)
+        self._roots = roots_of(self.rules, namespace)
         self._every_root = Write(templates_of(self._roots))
-        self._tier: Any = None
+        self.tier: Any = None
         self._tools: dict[Any, _Tool] = {}
         self._sync_tools: dict[Any, _Tool] = {}
         self._lock = RLock()  # a handler of the log may call the toolbox
@@ -151,9 +151,9 @@ class Toolbox:
         """
         from agent_cache.toolbox.rules_file import read_rules
 
-        found = read_rules(path, hints=hints)
-        made = cls(found.rules, namespace=found.namespace, unknown=found.unknown, hints=found.hints)
-        made._tier = found.remote
+        arguments, tier = read_rules(path, hints)
+        made = cls(**arguments)
+        made.tier = tier
         return made
 
     # Rules
@@ -172,7 +172,7 @@ class Toolbox:
         return self.rule(inner[0], None, inner[1])
 
     def _find(self, name: str, annotations: Any) -> Found:
-        found = None if name.endswith(_UNNAMED) else find_rule(self._rules, name)
+        found = None if name.endswith(_UNNAMED) else find_rule(self.rules, name)
         hinted = hinted_kind(annotations) if self._hints == "kind" and annotations is not None else None
         if found is not None:
             if hinted == "read" and found.is_pattern and isinstance(found.rule, Write):
@@ -197,7 +197,7 @@ class Toolbox:
         if isinstance(tools, str) or not all(isinstance(info, ToolInfo) for info in infos):
             raise TypeError(f"explain takes a list of names of tools and ToolInfo(...), got {tools!r}")
         read, written = (
-            {root for rule in self._rules.values() if isinstance(rule, kind) for root in roots_of({"": rule}, "")}
+            {root for rule in self.rules.values() if isinstance(rule, kind) for root in roots_of({"": rule}, "")}
             for kind in (Read, Write)
         )
         problems = [
@@ -207,7 +207,7 @@ class Toolbox:
         if unlisted:
             problems.append(f"the tools of {plural(unlisted, 'server')} are not known yet: explain again after a run")
         names = [info.name for info in infos]
-        for name in self._rules if infos and not unlisted else ():
+        for name in self.rules if infos and not unlisted else ():
             if not any(one == name or find_rule({name: _PASS}, one) for one in names):
                 problems.append(f"the rule {name!r} is of no tool; there are {', '.join(names)}")
                 warn_once(f"the rule {name!r} is of no tool of the agent", self.namespace)
@@ -215,7 +215,7 @@ class Toolbox:
             compiled = [tool.operation for tools in (self._tools, self._sync_tools) for tool in tools.values()]
         unknown = {one.name for one in compiled if isinstance(one, ReadOperation) and one.has_unknown_askers}
         rows = []
-        for info in infos if infos or unlisted else map(ToolInfo, self._rules):
+        for info in infos if infos or unlisted else map(ToolInfo, self.rules):
             if info.is_decorated:
                 rows.append(ToolRow(info.name, "decorated", "", "", "its decorator"))
                 continue
@@ -230,7 +230,9 @@ class Toolbox:
                 self._tags_of(found.rule, info.name, info.schema)
             except ConfigurationError as error:
                 problems.append(str(error))
-        return ToolTable.of(rows, problems)
+        table = ToolTable(rows)
+        table.problems = tuple(problems)
+        return table
 
     def _tags_of(self, rule: Rule, name: str, schema: Mapping[str, Any] | None) -> TagSet:
         if isinstance(rule, Read | Write):
@@ -354,8 +356,8 @@ class Toolbox:
 
     async def aclose(self) -> None:
         """Close the tier that its file has named as ``remote``, which delivers the invalidations that are pending."""
-        if self._tier is not None:
-            await self._tier.aclose()
+        if self.tier is not None:
+            await self.tier.aclose()
 
     def forget(self) -> None:
         """Drop what its tools have stored in this process, and what it knows of their schemas and hints: the tools are
@@ -448,19 +450,9 @@ class Toolbox:
         return decorator.named(full_name)(function)
 
 
-def has_rule(box: Toolbox, name: str) -> bool:
-    """Whether a toolbox has a rule for a tool of this name."""
-    return find_rule(box._rules, name) is not None
-
-
 def every_tag(box: Toolbox) -> tuple[tuple[str], ...]:
     """The roots that the rules of a toolbox name, as `writing` takes them."""
     return tuple((unescape(root),) for root in box._roots)
-
-
-def tier_of(box: Toolbox) -> Any:
-    """The tier that the file of a toolbox has named as ``remote``; None without."""
-    return box._tier
 
 
 class _Tool(NamedTuple):

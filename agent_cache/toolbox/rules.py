@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from agent_cache.core.options import NO_HINTS, LoopHints, checked_choice, checked_hints, checked_text, no_life
@@ -323,13 +323,6 @@ class ToolTable(tuple[ToolRow, ...]):  # noqa: SLOT001 - a tuple cannot have slo
     """
 
     problems: tuple[str, ...]
-
-    @classmethod
-    def of(cls, rows: Sequence[ToolRow], problems: Sequence[str]) -> ToolTable:
-        """The table of these rows."""
-        made = cls(rows)
-        made.problems = tuple(problems)
-        return made
 
     def __repr__(self) -> str:
         return f"<ToolTable of {len(self)} tools, {len(self.problems)} problems>"

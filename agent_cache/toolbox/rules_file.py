@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 from agent_cache.core.options import LoopHints, checked_choice
 from agent_cache.errors import ConfigurationError
@@ -32,25 +32,8 @@ _OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-class _RulesFile(NamedTuple):
-    """What a file of rules says. Who has read it closes `remote`, the tier that its reads share."""
-
-    namespace: str
-    rules: dict[str, Rule]
-    unknown: Literal["write", "watch", "pass"]
-    hints: Literal["off", "kind"]
-    remote: Any
-
-
-def read_rules(path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = "off") -> _RulesFile:
-    """Read a file of rules.
-
-    Args:
-        hints: what ``hints`` is if the file does not say.
-
-    Raises:
-        ConfigurationError: naming the file, the key and the fix.
-    """
+def read_rules(path: str | os.PathLike[str], hints: str) -> tuple[dict[str, Any], Any]:
+    """The arguments of the `Toolbox` that a file describes, and the tier that its reads share: see its `from_file`."""
     where = os.fspath(path)
     try:
         return _read(tomllib.loads(Path(path).read_text("utf-8-sig")), Path(path).absolute().parent, hints)
@@ -62,7 +45,7 @@ def read_rules(path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = 
         raise ConfigurationError(f"{where}: {error}") from error.__cause__
 
 
-def _read(data: Mapping[str, Any], directory: Path, hints: str) -> _RulesFile:
+def _read(data: Mapping[str, Any], directory: Path, hints: str) -> tuple[dict[str, Any], Any]:
     _refuse_unknown(data, (*_TOP, *_RELAY))
     namespace, remote, tools = data.get("namespace"), data.get("remote"), data.get("tools", {})
     if not isinstance(namespace, str) or not namespace or ":" in namespace:
@@ -71,8 +54,8 @@ def _read(data: Mapping[str, Any], directory: Path, hints: str) -> _RulesFile:
         )
     if remote is not None and (not isinstance(remote, str) or not remote):
         raise ConfigurationError(f"remote must be the address of a tier, got {remote!r}")
-    unknown: Any = checked_choice(data.get("unknown", "write"), ("write", "watch", "pass"), "unknown")
-    checked_hints: Any = checked_choice(data.get("hints", hints), ("off", "kind"), "hints")
+    unknown = checked_choice(data.get("unknown", "write"), ("write", "watch", "pass"), "unknown")
+    hints = checked_choice(data.get("hints", hints), ("off", "kind"), "hints")
     tier = None if remote is None else _tier_at(remote, directory)
     of_writes: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
     vary = _vary_of(data.get("vary", []))
@@ -85,7 +68,7 @@ def _read(data: Mapping[str, Any], directory: Path, hints: str) -> _RulesFile:
             rules[name] = _rule_of(said, of_reads, of_writes)
         except ConfigurationError as error:
             raise ConfigurationError(f"tools.{name}: {error}") from None
-    return _RulesFile(namespace, rules, unknown, checked_hints, tier)
+    return {"rules": rules, "namespace": namespace, "unknown": unknown, "hints": hints}, tier
 
 
 def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...], table: str = "") -> None:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_DEPTH", "MISSING", "PYDANTIC_FIELDS_SET", "PYDANTIC_STATE", "STANDARD", "Encoder", "StableEncoder",
-    "attributes_of", "blake2b", "by_object", "canonical", "declared_fields", "declared_names", "full_name",
-    "has_native_state", "has_no_content", "is_member", "is_model", "is_sentinel", "lasting_digest", "make_room",
+    "attributes_of", "blake2b", "by_object", "canonical", "declared_fields", "declared_names", "forget_oldest",
+    "full_name", "has_native_state", "has_no_content", "is_member", "is_model", "is_sentinel", "lasting_digest",
     "segment_digest", "serial_of", "size_of", "text_of_standard_value",
 ]  # fmt: skip
 
@@ -541,10 +541,13 @@ def _own_size(one: Any) -> int:
         return 64
 
 
-def make_room(table: dict[Any, Any], limit: int) -> None:
-    """Drop the oldest items of a dict until it has less than `limit`."""
-    while len(table) >= limit:
+def forget_oldest(mapping: dict[Any, Any], limit: int) -> None:
+    """Remove the oldest items of a mapping until it has at most `limit`.
+
+    Takes no lock: another thread may do the same at once, and then there may be fewer.
+    """
+    while len(mapping) > limit:
         try:
-            table.pop(next(iter(table)), None)
-        except (RuntimeError, StopIteration):  # another thread has changed it
-            return
+            mapping.pop(next(iter(mapping)), None)
+        except (RuntimeError, StopIteration):
+            continue  # another thread has changed it between the two steps

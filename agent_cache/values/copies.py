@@ -16,28 +16,20 @@ from enum import Enum
 from functools import partial
 from io import BytesIO
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from agent_cache.values.canonical import text_of_standard_value
 
-__all__ = ["IMMUTABLE", "CopyRule", "UncopyableError", "auto_copier", "copy_rule_named", "faster", "packed"]
+__all__ = ["IMMUTABLE", "CopyRule", "UncopyableError", "auto_copier", "copy_rule_named", "faster", "packed", "shared"]
 
 
 class UncopyableError(Exception):
     """A result cannot be copied, so it is returned to the caller that ran the tool, and neither stored nor shared."""
 
 
-class CopyRule(NamedTuple):
-    """How a cached value is kept apart from callers that change what they were given.
-
-    Attributes:
-        snapshot: called with a value once, before the first caller gets it. Returns None if the value may be shared, or
-            a function that makes a new copy for each hit. Raises `UncopyableError`.
-    """
-
-    name: str
-    snapshot: Callable[[Any], Callable[[], Any] | None]
-
+CopyRule = Callable[[Any], Callable[[], Any] | None]
+"""Called with a value once, before the first caller gets it. Returns None if the value may be shared, or a function
+that makes a new copy for each hit. Raises `UncopyableError`."""
 
 IMMUTABLE: Final[frozenset[type]] = frozenset({
     str, int, float, bool, type(None), bytes, complex, datetime, date, time, timedelta, timezone, range, type(Ellipsis),
@@ -164,14 +156,14 @@ def packed(tree: Any) -> bytes:
     return _message_pack()[0](tree)
 
 
-AUTO: Final = CopyRule("auto", auto_copier)
-SHARED: Final = CopyRule("never", lambda _value: None)
+def shared(_value: Any) -> None:
+    """The rule of ``copy="never"``."""
 
 
 def copy_rule_named(choice: object) -> CopyRule | None:
     """The rule for a ``copy=`` option: ``"auto"``, ``"never"`` or a callable; None for anything else."""
     if not callable(choice):
-        return AUTO if choice == "auto" else SHARED if choice == "never" else None
+        return auto_copier if choice == "auto" else shared if choice == "never" else None
     copier: Callable[[Any], Any] = choice
 
     def snapshot(value: Any) -> Callable[[], Any]:
@@ -180,4 +172,4 @@ def copy_rule_named(choice: object) -> CopyRule | None:
         except Exception as error:
             raise UncopyableError(f"copy={copier!r} failed") from error
 
-    return CopyRule("custom", snapshot)
+    return snapshot

@@ -483,6 +483,16 @@ async def words(prompt: str) -> AsyncIterator[str]:
     yield prompt
 
 
+@cached_llm_call
+async def sentences(prompt: str) -> AsyncIterator[str]:
+    yield prompt
+
+
+@Toolbox({}, namespace="typed").tool()
+def length(text: str) -> int:
+    return len(text)
+
+
 @register
 class Refused(Exception):
     pass
@@ -529,6 +539,8 @@ async def record_and_replay() -> None:
         assert_type(double(1), int)
         assert_type(await ask("hi"), str)
         assert_type([word async for word in words("hi")], list[str])
+        assert_type([one async for one in sentences("hi")], list[str])
+        assert_type(length("hi"), int)
     async with replay("run.jsonl", strict=True, policy={"ask": "live"}) as player:
         assert_type(player, Tape)
         assert_type((player.cursor, player.remaining), tuple[int, int])
