@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import pytest
 
-from agent_cache.core.tags import meet
 from agent_cache.remote import Found, Request, Tier, WriteIntent
 
 __all__ = [
@@ -83,7 +82,7 @@ class RecordingListener(list[Any]):
 
     def concerns(self, tag: str) -> bool:
         """Whether an entry with this tag would have been dropped."""
-        return any(touched is None or any(meet(tag, path) for path in touched.tags) for touched in self)
+        return any(touched is None or any(_meet(tag, path) for path in touched.tags) for touched in self)
 
 
 def read(
@@ -144,3 +143,7 @@ async def value_of(tier: Tier, request: Request) -> object:
     """Return the value that is found, or ``"nothing"``."""
     found: Found | None = (await tier.lookup(request))[0]
     return "nothing" if found is None else found.value
+
+
+def _meet(one: str, other: str) -> bool:
+    return all(a == b for a, b in zip(one.split(":"), other.split(":"), strict=False))

@@ -1,4 +1,6 @@
-"""Cassettes and their lines, written as a recording writes them. `TimedRun` chooses times, as reports draw them."""
+"""Cassettes with chosen times, as reports draw them; and what of recordings has rules of its own and no public name:
+lines of files, checkpoints, tokens and prices, foreign files, what is known of a request or a stream, timelines.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,19 @@ import msgspec
 
 from agent_cache.recording import Cassette, RecordedCall
 from agent_cache.recording.file import Trailer, call_line, digest_of, trailer_line
+from agent_cache.recording.foreign import is_foreign, read_foreign
+from agent_cache.recording.http.bodies import pieces_of
+from agent_cache.recording.http.identity import identity
+from agent_cache.recording.outcomes import annotation_of_chunks
+from agent_cache.recording.prices import Tokens, Usage, model_calls, savings_of
+from agent_cache.report.chrome_trace import trace_lines
+from agent_cache.report.timeline import Comparison, Timeline, compared, read_timeline, text_limit
 from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of, typed_state
 
 __all__ = [
-    "TimedRun", "Trailer", "call_line", "checkpoint_line", "checkpoint_of", "digest_of", "shop_run", "trailer_line",
+    "Comparison", "TimedRun", "Timeline", "Tokens", "Trailer", "Usage", "annotation_of_chunks", "call_line",
+    "checkpoint_line", "checkpoint_of", "compared", "digest_of", "identity", "is_foreign", "model_calls", "pieces_of",
+    "read_foreign", "read_timeline", "savings_of", "shop_run", "text_limit", "trace_lines", "trailer_line",
     "typed_state",
 ]  # fmt: skip
 

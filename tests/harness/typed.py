@@ -15,7 +15,13 @@ from zoneinfo import ZoneInfo
 import msgspec
 from hypothesis import strategies as st
 
-from agent_cache.values.canonical import canonical
+from agent_cache.values.canonical import MAX_DEPTH, canonical
+from agent_cache.values.typed import JSON, MESSAGE_PACK, ReturnedChunks, Returns, schema_of
+
+__all__ = [
+    "ANNOTATED", "JSON", "MAX_DEPTH", "MESSAGE_PACK", "Frozen", "Line", "Parcel", "ReturnedChunks", "Returns", "Row",
+    "Spot", "Status", "Tree", "same", "schema_of",
+]  # fmt: skip
 
 
 class Status(enum.Enum):

@@ -11,9 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from agent_cache.cli.main import COMMANDS, main
+from agent_cache.__main__ import main
 
 pytest.importorskip("redis", reason='the commands of tiers need pip install "agent-cache[redis]"')
+
+
+COMMANDS = [
+    *("report", "advise", "cassette", "drift check", "drift accept"),
+    *("tier stats", "tier keys", "tier clear", "tier doctor", "demo", "mcp"),
+]
 
 
 def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -27,14 +33,14 @@ def test_the_commands_stand_in_groups(capsys: pytest.CaptureFixture[str]) -> Non
     text = help_of([], capsys)
     places = [text.index(f"\n{group}:\n") for group in ("see", "recordings", "tiers", "run")]
     assert places == sorted(places)
-    assert all(f"  {command.words} " in text for command in COMMANDS)
+    assert re.findall(r"^  ((?:[a-z]+ )+) ", text, re.MULTILINE) == [f"{words} " for words in COMMANDS]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.words)
-def test_the_help_of_each_command_has_an_example(command, capsys: pytest.CaptureFixture[str]) -> None:
-    text = " ".join(help_of(command.words.split(), capsys).split())
-    assert f"example: agent-cache {command.words} " in text
-    assert f"usage: agent-cache {command.words.split()[0]}" in text
+@pytest.mark.parametrize("words", COMMANDS)
+def test_the_help_of_each_command_has_an_example(words, capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(help_of(words.split(), capsys).split())
+    assert f"example: agent-cache {words} " in text
+    assert f"usage: agent-cache {words.split()[0]}" in text
 
 
 def test_so_has_that_of_each_command_for_recordings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +66,7 @@ def test_no_command_is_a_usage_error_that_names_them_all(
     assert main([]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert all(command.words in err for command in COMMANDS)
+    assert all(words in err for words in COMMANDS)
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"agent-cache {version('agent-cache')}\n"
 

@@ -422,21 +422,6 @@ async def test_a_call_that_one_session_refuses_is_blocked_in_both_and_counted_in
     assert get_metrics()["loop_detections"] == 1
 
 
-async def test_the_running_task_is_found_without_a_call_of_asyncio():
-    """On Python 3.11 by a private dict of asyncio's, which is to hold what the public function gives."""
-    from agent_cache.session import loop_detector
-
-    loop = asyncio.get_running_loop()
-    assert loop_detector.task_in(loop) is asyncio.current_task()
-    found = await asyncio.create_task(_running_task(loop_detector.task_in))
-    assert found is not asyncio.current_task()
-
-
-async def _running_task(current_task):
-    assert current_task(asyncio.get_running_loop()) is asyncio.current_task()
-    return current_task(asyncio.get_running_loop())
-
-
 # -- Async generators that are closed in another context ------------------------------------------------------
 
 

@@ -5,17 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agent_cache.core.lease import Lease, Term
 from agent_cache.testing import FaultyTier, MemoryServer, MemoryTier
 
 
-class Renewable(Lease):
-    """A lease that counts how often it is asked, and takes the page as it is if it may."""
+class Term:
+    """The reading of a clock up to which copies may be served."""
 
-    def __init__(self, owner: Any, page: Any) -> None:
-        super().__init__(owner, page, 1)
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock, self.until = clock, float("-inf")
+
+
+class Renewable:
+    """A lease, as hits read it, that counts how often it is asked, and takes the page as it is if it may."""
+
+    def __init__(self, page: Any) -> None:
+        self.page, self.stamp = page, 1
+        self.term: Term | None = None
         self.may_renew = False
         self.asked = 0
+
+    def is_valid(self) -> bool:
+        """Whether the copies may be served now."""
+        is_running = self.term is None or self.term.clock() < self.term.until
+        return (self.page[0] == self.stamp and is_running) or self.renew()
 
     def renew(self) -> bool:
         self.asked += 1
@@ -36,7 +48,7 @@ class LeasingTier(FaultyTier):
         memory = MemoryTier(MemoryServer())
         super().__init__(memory)
         self.page = [1] if page is None else page
-        memory.trust = self.own = self.trust = Renewable(self, self.page)
+        memory.trust = self.own = self.trust = Renewable(self.page)
 
     def with_term(self, clock: Callable[[], float]) -> Term:
         """Let the lease end with a term of this clock."""

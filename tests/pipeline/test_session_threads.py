@@ -204,3 +204,16 @@ async def test_a_loop_detector_that_breaks_costs_no_answer(
     assert messages
     assert len(messages) == len(set(messages))
     assert all("the loop detector failed, so the call was not checked (KeyError: 'state')" in one for one in messages)
+
+
+async def test_the_running_task_is_found_without_a_call_of_asyncio():
+    """On Python 3.11 by a private dict of asyncio's, which is to hold what the public function gives."""
+    loop = asyncio.get_running_loop()
+    assert loop_detector.task_in(loop) is asyncio.current_task()
+    found = await asyncio.create_task(_running_task(loop_detector.task_in))
+    assert found is not asyncio.current_task()
+
+
+async def _running_task(current_task):
+    assert current_task(asyncio.get_running_loop()) is asyncio.current_task()
+    return current_task(asyncio.get_running_loop())

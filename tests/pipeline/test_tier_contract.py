@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache.remote import FileTier, Tier
-from agent_cache.remote.database import SqliteBackend
+from agent_cache.remote import FileTier, Tier, file
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 from tests.contract import TierContract
 from tests.properties.test_inherited_versions import play
@@ -42,7 +41,7 @@ class TestMemoryTier(TierContract):
         self.server.start()
 
 
-class Away(SqliteBackend):
+class Away(file.SqliteBackend):
     """A database that another program may have locked."""
 
     is_locked = False
@@ -59,7 +58,7 @@ class TestFileTier(TierContract):
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         self.paths = (tmp_path / f"{number}.cache" for number in itertools.count())
-        monkeypatch.setattr("agent_cache.remote.file.SqliteBackend", Away)
+        monkeypatch.setattr(file, "SqliteBackend", Away)
         Away.is_locked = False
         with FakeClock() as self.clock:
             yield

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from agent_cache.toolbox.box import Toolbox
+from agent_cache import Toolbox
 from tests.harness.advice import UNKNOWN, LoggedCall, mine, replay_all, rules_of
 from tests.harness.searches import searched
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from agent_cache.testing import reset
-from agent_cache.toolbox.box import Toolbox
-from agent_cache.toolbox.rules import Read, Write
+from agent_cache.toolbox import Read, Toolbox, Write
 from benchmarks.advise.retail_log import first_quarter, interleave
 from benchmarks.advise.worlds import (
     WORLDS,

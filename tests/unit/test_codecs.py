@@ -25,10 +25,9 @@ from agent_cache.remote.codecs import (
     Undecodable,
     Unencodable,
 )
-from agent_cache.values.typed import schema_of
 from tests.harness.searches import searched
 from tests.harness.slow import slow
-from tests.harness.typed import ANNOTATED, Frozen, Line, Parcel, Row, Spot, Status, Tree, same
+from tests.harness.typed import ANNOTATED, Frozen, Line, Parcel, Row, Spot, Status, Tree, same, schema_of
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 ORDER = Frozen([Line("sku", 1.5, (1, 2)), Line("other", 2.0)], Status.OPEN)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agent_cache import ConfigurationError
-from agent_cache.core.options import WritePolicy, seconds
+from agent_cache import AgentCache, AgentCacheInvalidator, ConfigurationError
+from tests.harness import library
 
 
 class Lost(Exception):
@@ -58,28 +58,52 @@ ENDS: dict[str, tuple[BaseException, bool]] = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_whether_a_write_that_ended_so_may_still_take_effect(name: str):
+def test_whether_a_write_that_ended_so_may_still_take_effect(name: str, clock: library.Clock):
+    """Then nothing under its tags is stored for a while."""
     error, is_doubtful = ENDS[name]
-    assert WritePolicy("global", 0.0, 5.0, (Lost,), (), None, None).leaves_in_doubt(error) is is_doubtful
+
+    @AgentCacheInvalidator("options", doubt=5.0, in_doubt=(Lost,))
+    def write() -> None:
+        raise error
+
+    @AgentCache("options")
+    def read() -> int:
+        return 1
+
+    with pytest.raises(type(error)):
+        write()
+    read()
+    assert read.contains() is not is_doubtful
+    clock.advance(5.1)
+    read()
+    assert read.contains()
 
 
-def test_a_duration_is_seconds_or_a_timedelta():
-    for value, expected in ((1, 1.0), (0.5, 0.5), (timedelta(minutes=1), 60.0), (timedelta(microseconds=1), 1e-6)):
-        assert seconds(value, "ttl") == expected
-        assert type(seconds(value, "ttl")) is float
-    assert seconds(0, "settle", zero=True) == seconds(timedelta(0), "settle", zero=True) == 0.0
+@pytest.mark.parametrize("ttl", [1, 0.5, timedelta(minutes=1), timedelta(microseconds=500_000)])
+def test_a_duration_is_seconds_or_a_timedelta(ttl: Any, clock: library.Clock):
+    @AgentCache("options", ttl=ttl)
+    def read() -> int:
+        return 1
+
+    read()
+    lasts = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
+    clock.advance(0.9 * lasts)
+    assert read.contains()
+    clock.advance(0.2 * lasts)
+    assert not read.contains()
+    AgentCacheInvalidator("options", settle=0 * ttl)
 
 
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize(
     "value",
     [
-        *(-1, float("nan"), float("inf"), float("-inf"), True, "1", None, Fraction(1), [1], timedelta(seconds=-1)),
+        *(-1, float("nan"), float("inf"), float("-inf"), True, "1", Fraction(1), [1], timedelta(seconds=-1)),
         *(pytest.param(10**400, id="more than a float holds"), 0, -0.0, timedelta(0)),
     ],
 )
 def test_what_is_no_duration_is_refused(value: Any, zero: bool):
     if zero and value in (0, timedelta(0)):
         return
-    with pytest.raises(ConfigurationError, match="ttl"):
-        seconds(value, "ttl", zero=zero)
+    with pytest.raises(ConfigurationError, match="settle" if zero else "ttl"):
+        AgentCacheInvalidator("options", settle=value) if zero else AgentCache("options", ttl=value)

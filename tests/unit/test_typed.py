@@ -17,11 +17,27 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, NewType, 
 import msgspec
 import pytest
 
-from agent_cache.values.canonical import MAX_DEPTH
-from agent_cache.values.typed import JSON, MESSAGE_PACK, ReturnedChunks, Returns, Undecodable, Unencodable, schema_of
+from agent_cache.remote.codecs import Undecodable, Unencodable
 from tests.harness.batches import in_batches
 from tests.harness.searches import searched
-from tests.harness.typed import ANNOTATED, Frozen, Line, Parcel, Rights, Row, Spot, Status, Tree, same
+from tests.harness.typed import (
+    ANNOTATED,
+    JSON,
+    MAX_DEPTH,
+    MESSAGE_PACK,
+    Frozen,
+    Line,
+    Parcel,
+    ReturnedChunks,
+    Returns,
+    Rights,
+    Row,
+    Spot,
+    Status,
+    Tree,
+    same,
+    schema_of,
+)
 
 if TYPE_CHECKING:
     from somewhere import Unknown

@@ -12,8 +12,7 @@ import pytest
 
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording import Cassette, DivergenceError, replay
-from agent_cache.recording.foreign import is_foreign, read_foreign
-from agent_cache.recording.http.bodies import pieces_of
+from tests.harness.cassettes import is_foreign, pieces_of, read_foreign
 
 FOLDER = Path(__file__).parent / "foreign"
 WHOLE = ["vcrpy-httpx.yaml", "vcrpy-requests.yaml", "vcrpy-httpx.decoded.yaml", "cassetter-httpx.yaml"]

@@ -12,10 +12,6 @@ from pathlib import Path
 import pytest
 
 import agent_cache
-import agent_cache.pytest_plugin.cassette_run
-
-# Runs in this process leave no module behind that they import: each would import, and rewrite, these anew.
-import agent_cache.pytest_plugin.plugin
 
 SHOP = """
     import os
@@ -50,6 +46,8 @@ SHOP = """
 """
 
 
+# Runs in this process leave no module behind that they import: each would import, and rewrite, these anew.
+importlib.import_module("agent_cache.pytest_plugin.cassette_run")
 # To find these by their entry points, and others with them, takes more than half of the time of a run.
 PLUGINS = [
     importlib.import_module(name)

@@ -9,8 +9,8 @@ import pytest
 
 from agent_cache import AgentCacheSession
 from agent_cache.recording import Cassette, CassetteError, DivergenceError, Http, Redaction, record, replay
-from agent_cache.recording.http.identity import identity
 from agent_cache.resume import Journal
+from tests.harness.cassettes import identity
 from tests.harness.http_server import http_server
 
 httpx = pytest.importorskip("httpx")

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from agent_cache.recording import RecordedCall, Savings, cached_llm_call, intercept, record, replay
-from agent_cache.recording.prices import model_calls, savings_of
-from tests.harness.cassettes import digest_of
+from tests.harness.cassettes import digest_of, model_calls, savings_of
 from tests.harness.searches import searched
 
 DAY = "2026-01-01T12:00:00Z"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent_cache import ConfigurationError
 from agent_cache.recording import Cassette, DivergenceError, cached_llm_call, record, replay
-from agent_cache.recording.prices import Tokens, Usage
+from tests.harness.cassettes import Tokens, Usage
 from tests.harness.searches import searched
 
 # Of 1000 input tokens 800 were read from the prompt cache and 100 written to it. The output has 50 tokens.

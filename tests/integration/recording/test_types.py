@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar
 import pytest
 
 from agent_cache.recording import Cassette, CassetteError, intercept, record, register, replay
-from agent_cache.recording.outcomes import annotation_of_chunks
+from tests.harness.cassettes import annotation_of_chunks
 from tests.harness.searches import searched
 from tests.harness.typed import ANNOTATED, Line, Row, Spot, same
 

@@ -12,10 +12,17 @@ from hypothesis import strategies as st
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
 from agent_cache.recording import Cassette, CassetteError, cached_llm_call, intercept, record
-from agent_cache.report.chrome_trace import trace_lines
-from agent_cache.report.timeline import Comparison, Timeline, compared, read_timeline, text_limit
 from agent_cache.resume import Journal
-from tests.harness.cassettes import TimedRun, shop_run
+from tests.harness.cassettes import (
+    Comparison,
+    TimedRun,
+    Timeline,
+    compared,
+    read_timeline,
+    shop_run,
+    text_limit,
+    trace_lines,
+)
 from tests.harness.searches import searched
 
 
