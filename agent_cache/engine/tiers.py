@@ -170,7 +170,7 @@ def request_of(call: Call) -> Request:
         tenant=call.local.tenant,
         returns=operation.returns,
         roots=operation.tags.roots,
-        grace=policy.grace or policy.remote.grace,
+        grace=policy.grace,
         strong=policy.remote.is_strong,
     )
 

@@ -112,7 +112,7 @@ async def cancel_order(order_id: str) -> Order:
 
 
 @AgentCache(
-    "price:{sku}", ttl=60, remote=RemotePolicy(grace=timedelta(minutes=5), consistency="strong", flight="fleet")
+    "price:{sku}", ttl=60, grace=timedelta(minutes=5), remote=RemotePolicy(consistency="strong", flight="fleet")
 )
 async def get_price(sku: str) -> float:
     return float(len(sku))
