@@ -29,6 +29,8 @@ from tests.harness.servers import HOST, Server
 from tests.harness.slow import slow
 from tests.harness.tiers import Make, making, until
 
+AUTHORITY = Path(__file__).parents[1] / "harness" / "authority.pem"
+
 
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
@@ -84,11 +86,37 @@ async def test_a_server_is_reached_over_a_unix_socket(make: Make, start_server: 
         await works(make(f"unix://{path}" if kind == "url" else redis.asyncio.Redis(unix_socket_path=str(path))))
 
 
-@pytest.mark.parametrize("url", ["http://me:secret@localhost", "me:secret@localhost:6379", "redis://:secret@host:port"])
-def test_a_url_that_cannot_be_read_is_refused_without_its_password(url: str):
-    with pytest.raises(ConfigurationError) as raised:
-        RedisTier.from_url(url)
-    assert "secret" not in str(raised.value)
+@pytest.mark.parametrize(
+    ("url", "options", "says"),
+    [
+        ("http://me:secret@localhost", {}, "redis://user:password@host"),
+        ("me:secret@localhost:6379", {}, "redis://user:password@host"),
+        ("redis://:secret@host:port", {}, "redis://user:password@host"),
+        ("redis://:secret@host:0", {}, "redis://user:password@host"),
+        ("redis://:sec/ret@host/0", {}, "are quoted"),
+        ("redis://:secret@one,two:6379/0", {}, "redis://user:password@host"),
+        ("redis+sentinel://:secret@host:26379/shop", {}, "master_for"),
+        ("unix://:secret@tmp/socket", {}, "unix:///path"),
+        *((f"redis://:secret@host/{path}", {}, "the number of a database") for path in ("shop", "0/shop", "1/2", "-1")),
+        ("redis://:secret@host?db=shop", {}, "'db'"),
+        ("rediss://:secret@host?ssl_min_version=TLSv1.2", {}, "'ssl_min_version'"),
+        ("redis://:secret@host?namespace=shop", {}, "'namespace'"),
+        ("redis://:secret@host", {"cluster": "no"}, "cluster must be True or False"),
+        # redis-py would connect to a cluster without TLS then, and find a missing file at the first connection
+        *(("redis://:secret@host?ssl_ca_certs=ca.pem", {"cluster": of}, "need rediss://") for of in (True, False)),
+        *(("rediss://:secret@host?ssl_certfile=no.pem", {"cluster": of}, "cannot be read") for of in (True, False)),
+    ],
+)
+def test_a_url_that_would_not_do_what_it_says_is_refused_without_its_password(url: str, options: Any, says: str):
+    with pytest.raises(ConfigurationError, match=says) as raised:
+        RedisTier.from_url(url, **options)
+    assert "sec" not in str(raised.value)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/3", "/3/", "//3", "/%33"])
+def test_a_database_is_named_by_its_number(path: str):
+    client = Deployment.of_url(f"redis://host{path}").connect(1.0)
+    assert client.connection_pool.connection_kwargs.get("db", 0) == (3 if "3" in path else 0)
 
 
 @pytest.mark.parametrize("given", [object(), redis.Redis()])
@@ -103,8 +131,7 @@ def test_what_is_no_client_of_asyncio_is_refused(given: Any):
 @pytest.mark.parametrize("kind", ["url", "options", "client", "cluster"])
 def test_certificates_and_checks_are_those_of_the_settings(kind: str):
     settings: dict[str, Any] = {
-        "ssl_ca_certs": "ca.pem", "ssl_certfile": "mine.pem", "ssl_keyfile": "mine.key", "ssl_cert_reqs": "required",
-        "ssl_check_hostname": False,
+        "ssl_ca_certs": str(AUTHORITY), "ssl_cert_reqs": "required", "ssl_check_hostname": False,
     }  # fmt: skip
     url = "rediss://host:6380"
     whole = f"{url}?{'&'.join(f'{name}={value}' for name, value in settings.items())}"
