@@ -633,7 +633,7 @@ class RedisTier(VersionedTier):
         await super().catch_up()
         term = self.trust.term
         if term is not None and self.feed.listeners and not (term.is_running() or self.is_closed):
-            await super().catch_up()
+            await super().catch_up()  # copies count from the question before: they need not wait for the next period
 
     def wait_for_news(self, period: float) -> Awaitable[object]:
         """See `VersionedTier`."""

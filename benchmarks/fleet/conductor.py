@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.fleet.faults import Fault, Scene
 from benchmarks.fleet.tools import Consistency
-from benchmarks.fleet.truth import Truth, noted
+from benchmarks.fleet.truth import Journal, Truth, noted
 from benchmarks.fleet.verdict import Verdict, judge
 from benchmarks.fleet.worker import Job
 from tests.harness.clusters import Cluster
@@ -80,6 +80,7 @@ def run(fault: Fault, fleet: Fleet) -> Outcome:
         folder = Path(tempfile.mkdtemp(prefix="fleet-"))
         exits.callback(shutil.rmtree, folder, ignore_errors=True)
         Truth.create(folder / "truth", fleet.entities)
+        scene.journal = Journal(folder / "director.journal")
         job = Job(
             name="",
             folder=str(folder),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from benchmarks.fleet.tools import Death
+from benchmarks.fleet.truth import Journal
 from tests.harness.clusters import Cluster, Node, slot_of
 from tests.harness.proxies import Proxy
 from tests.harness.servers import HOST, Server, wait_until
@@ -41,6 +42,7 @@ class Scene:
         proxy: before the server.
         standby: a second server, for a fault that needs a pair; the proxy may lead there as well.
         line: the way from the standby to the server.
+        journal: where the fault notes what the verdict must know of it.
     """
 
     server: Server | None = None
@@ -48,6 +50,7 @@ class Scene:
     proxy: Proxy | None = None
     standby: Server | None = None
     line: Proxy | None = None
+    journal: Journal | None = None
     over: threading.Event = field(default_factory=threading.Event)
 
     def wait(self, seconds: float) -> bool:
@@ -241,8 +244,11 @@ def reshard(scene: Scene) -> int:
     cluster = _filled(scene)
     struck = 0
     while scene.wait(1.0):
+        start = time.monotonic_ns()
         for _ in cluster.move_slot(slot_of(ROOT), _next_primary(cluster)):
             time.sleep(TRIP)
+        if scene.journal is not None:
+            scene.journal.note("open", start, time.monotonic_ns())
         struck += 1
     return struck
 

@@ -38,7 +38,7 @@ class Verdict:
 
     Attributes:
         stale_reads: how many reads were stale; one of all entities may miss several writes.
-        refusal: the longest time in seconds from a write that was refused to the next one that was not.
+        refusals: the most writes in a row that were refused, but for those while a slot was open.
     """
 
     reads: int = 0
@@ -47,7 +47,7 @@ class Verdict:
     failed: int = 0
     dead: int = 0
     hits: int = 0
-    refusal: float = 0.0
+    refusals: int = 0
     stale: list[Stale] = field(default_factory=list)
 
     @property
@@ -75,7 +75,8 @@ def judge(lines: Lines) -> Verdict:
 
     The lines, times in nanoseconds: ``["read", kind, {entity: version}, start, process]``; ``["effect", entity,
     version, time, write]``; then ``["returned", write, time]``, ``["failed", write, time]`` or ``["died", write, time,
-    is_armed]``; ``["hits", number]``. A write is called ``process/number``.
+    is_armed]``; ``["hits", number]``; ``["open", start, end]`` of a slot that moves key by key. A write is
+    called ``process/number``.
 
     A read of version v that starts after the end of any write with a higher version is stale. Writes that failed and
     had their effect count like those that returned: their caller knows of them.
@@ -85,6 +86,7 @@ def judge(lines: Lines) -> Verdict:
     effects: list[tuple[int, int, str]] = []
     ends: dict[str, tuple[int, Ending]] = {}
     outcomes: list[tuple[int, bool]] = []
+    moves: list[tuple[int, int]] = []
     for what, *rest in lines:
         match what, rest:
             case "read", [kind, versions, start, process]:
@@ -101,10 +103,12 @@ def judge(lines: Lines) -> Verdict:
                 verdict.dead += 1
             case "hits", [number]:
                 verdict.hits += number
+            case "open", [start, end]:
+                moves.append((start, end))
             case _:
                 raise ValueError(f"a line that nobody writes: {[what, *rest]!r}")
     verdict.reads = len(reads)
-    verdict.refusal = _longest_refusal(outcomes)
+    verdict.refusals = _most_refusals(outcomes, moves)
     finished = _finished(effects, ends)
     for kind, versions, start, process in reads:
         before = len(verdict.stale)
@@ -118,13 +122,15 @@ def judge(lines: Lines) -> Verdict:
     return verdict
 
 
-def _longest_refusal(outcomes: Iterable[tuple[int, bool]]) -> float:
-    since, longest = None, 0
-    for end, was_refused in sorted(outcomes):
-        if since is not None:
-            longest = max(longest, end - since)
-        since = None if not was_refused else end if since is None else since
-    return longest / 1e9
+def _most_refusals(outcomes: Iterable[tuple[int, bool]], moves: list[tuple[int, int]]) -> int:
+    count = most = 0
+    for at, was_refused in sorted(outcomes):
+        if not was_refused:
+            count = 0
+        elif not any(start <= at <= end for start, end in moves):
+            count += 1
+            most = max(most, count)
+    return most
 
 
 class _Entity:
