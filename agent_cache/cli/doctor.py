@@ -91,7 +91,8 @@ async def _of_server(options: argparse.Namespace, namespace: str) -> AsyncIterat
         yield _version(info, is_cluster=is_cluster)
         if info.get("role") != "master" or info.get("loading"):
             do = "give the URL of the primary, or wait until it has loaded"
-            yield _Result("role", "finding", "a replica, or still loading its data", do)
+            kind = "a Sentinel" if info.get("redis_mode") == "sentinel" else "a replica, or still loading its data"
+            yield _Result("role", "finding", kind, do)
             return
         yield _memory(info)
         yield _replication(info, is_cluster=is_cluster)
@@ -114,8 +115,8 @@ def _version(info: dict[str, Any], *, is_cluster: bool) -> _Result:
 def _memory(info: dict[str, Any]) -> _Result:
     """Eviction must take values before registries of writers, which have the longest ttl of all keys."""
     policy, limit, used = info.get("maxmemory_policy", "unknown"), info.get("maxmemory", 0), info.get("used_memory", 0)
-    of_limit = f"of {size_text(limit)}" if limit else "without a limit,"
-    says = f"{size_text(used)} {of_limit} used, {policy}, {info.get('evicted_keys', 0):,} evicted"
+    of_limit = f"of {size_text(limit)}" if limit else "used, without a limit"
+    says = f"{size_text(used)} {of_limit}, {policy}, {info.get('evicted_keys', 0):,} evicted"
     if limit and policy == "noeviction":
         do = "a full server refuses writes, and invalidations with them; raise maxmemory, or set volatile-ttl"
         return _result("memory", used >= 0.8 * limit, says, do)
@@ -152,7 +153,7 @@ async def _rights(client: Any, namespace: str, key: str) -> _Result:
         except RedisError as error:
             place = f" ~{{{namespace}}}:*" if " KEY" in line else ""
             refused[f"{line.split()[0]}{place}: {error}"] = None
-    do = "give the user the rights that the reference lists (docs/reference/tiers.md), and let the server take writes"
+    do = "give the user the rights that the guide lists (docs/how-to/run-a-fleet.md), and let the server take writes"
     says = "; ".join(refused) or f"all {len(_COMMANDS)} commands that a tier uses are allowed"
     return _result("rights", refused, says, do)
 

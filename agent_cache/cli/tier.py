@@ -151,7 +151,8 @@ def run(options: argparse.Namespace, *, command: str) -> int:
         if not isinstance(error, OSError | TimeoutError) and type(error).__module__.partition(".")[0] != "redis":
             raise
         reason = str(error) or f"no answer within {options.timeout:g} s"
-        print(f"it cannot be used: {escaped(reason)}; see agent-cache tier doctor", file=sys.stderr)
+        hint = "" if command == "doctor" else "; see agent-cache tier doctor"
+        print(f"it cannot be used: {escaped(reason).rstrip('.')}{hint}", file=sys.stderr)
     finally:
         logging.getLogger("agent_cache").removeHandler(_NO_LOG)
     return 2

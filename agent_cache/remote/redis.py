@@ -58,7 +58,7 @@ from agent_cache.remote.backend import IDLE, Reading, Refused, State, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.deployments import Deployment
-from agent_cache.remote.feed import LOST, News
+from agent_cache.remote.feed import LOST, Log, News
 from agent_cache.remote.versioned import VersionedTier
 
 __all__ = ["RedisTier"]
@@ -79,9 +79,8 @@ _AT_ONCE: Final = 200
 _COMMON: Final = """
 local P, TTL = string.sub(KEYS[1], 1, -5), '@TTL'
 local N, W, R, F, T = P .. 'n', P .. 'w', P .. 'r', P .. 'f', P .. 't'
-local info = redis.call('INFO', 'replication')
-if not string.find(info, 'role:master', 1, true) then return redis.error_reply('READONLY it is a replica') end
-local store = string.match(info, 'master_replid:(%x+)')
+local store = string.match(redis.call('INFO', 'replication'), 'role:master.*master_replid:(%x+)')
+if not store then return redis.error_reply('READONLY it is a replica, or says no master_replid') end
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6 + @SHIFT
 local function newest()
@@ -302,6 +301,9 @@ class _RedisBackend:
         loop = asyncio.get_running_loop()
         own = self.loops.get(loop)
         if own is None:
+            for other in self.loops.keyrefs():  # what one of them has open would keep it
+                if (ended := other()) is not None and ended.is_closed():
+                    self.loops.pop(ended, None)
             own = self.loops[loop] = _Loop(self.deployment.connect(self._timeout))
             await anext(own.ending)  # from now on the loop knows of it
         return own
@@ -470,10 +472,14 @@ class _RedisBackend:
         is_whole = since is not None and len(messages) == newest - since
         return News(store.decode(), newest, messages if is_whole else None)
 
-    async def wait_for_news(self, since: int, patience: float) -> None:
+    async def wait_for_news(self, since: int, patience: float, log: Log) -> None:
         """Return when there is a step after a number, or after some seconds."""
         block, streams = max(1, int(patience * 1000)), {f"{self.prefix}f": f"{since}-0"}
-        await self._guarded(lambda client: client.xread(streams, count=1, block=block), patience=patience)
+        try:
+            await self._guarded(lambda client: client.xread(streams, count=1, block=block), patience=patience)
+        except _Rejected as error:  # it has not waited
+            log.once("the server refuses XREAD, so what others write is only asked for now and then", error)
+            await asyncio.sleep(patience)
 
     async def set_ttl(self, tool: str, ttl: float | None, message: bytes) -> int:
         return int((await self._run("ttl", tool, "" if ttl is None else repr(ttl), message))[1])
@@ -637,7 +643,7 @@ class RedisTier(VersionedTier):
 
     def wait_for_news(self, period: float) -> Awaitable[object]:
         """See `VersionedTier`."""
-        return self.backend.wait_for_news(self.feed.number or 0, period)
+        return self.backend.wait_for_news(self.feed.number or 0, period, self.log)
 
     def after_fork(self) -> None:
         """See `VersionedTier`."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -103,6 +105,24 @@ async def test_a_value_is_no_younger_for_who_has_waited_for_the_server(
     assert found.ttl <= 60.0 - found.age
 
 
+# Event loops
+
+
+def test_an_event_loop_that_has_ended_is_not_kept(valkey: Server):
+    """A program may run one for each call."""
+    tier, loops = RedisTier.from_url(valkey.url), list[weakref.ref[asyncio.AbstractEventLoop]]()
+
+    async def use() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await tier.lookup(read("order:7"))
+
+    for _ in range(4):
+        asyncio.run(use())
+    gc.collect()
+    assert [each() for each in loops[:-1]] == [None] * 3
+    asyncio.run(tier.aclose())
+
+
 # Commits that are on their way
 
 
@@ -147,6 +167,21 @@ async def test_a_user_with_the_rights_of_the_guide_can_do_everything(make: Make,
     await does_everything(tier)
     await until(lambda: tier.stats()["pending"] == 0)
     assert await tier.caught_up()
+    assert tier.stats()["failures"] == 0
+
+
+async def test_who_may_not_wait_for_messages_asks_for_them_now_and_then(make: Make, own_valkey: Server):
+    """Some proxies refuse commands that block."""
+    own_valkey.command("ACL", "SETUSER", "agent", *(each for each in least() if each != "+xread"))
+    tier = make(f"redis://agent:secret@{HOST}:{own_valkey.port}", max_staleness=3000)
+
+    def refused() -> int:
+        return int(own_valkey.info("commandstats").get("cmdstat_xread", {}).get("rejected_calls", 0))
+
+    await until(lambda: refused() > 0)
+    await asyncio.to_thread(lambda: [refused() for _ in range(300)])
+    assert refused() == 1
+    assert await value_of(tier, read("order:7")) == "nothing"
     assert tier.stats()["failures"] == 0
 
 
