@@ -39,6 +39,14 @@ _OWN: Final = frozenset({
 """A tier has timeouts, retries and a protocol of its own. A URL may hold these for other clients that read it."""
 
 
+class _Tls(SSLConnection):
+    """Reads its certificates whenever it connects: they are replaced while programs run."""
+
+    async def connect(self) -> None:
+        self.ssl_context.context = None
+        await super().connect()  # type: ignore[no-untyped-call]  # redis-py has no types there
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """Servers: one, the primary of a group that Sentinels watch, or a cluster."""
@@ -159,7 +167,8 @@ def _check(kind: Any, settings: Mapping[str, Any]) -> None:
 def _single(kind: Any, settings: Mapping[str, Any]) -> Deployment:
     def connect(timeout: float) -> Any:
         limits = {"timeout": timeout, "max_connections": _CONNECTIONS, **_limits(timeout)}
-        return Redis.from_pool(BlockingConnectionPool(connection_class=kind, **settings, **limits))
+        of_kind = _Tls if kind is SSLConnection else kind
+        return Redis.from_pool(BlockingConnectionPool(connection_class=of_kind, **settings, **limits))
 
     _check(kind, settings)
     path = settings.get("path") if kind is UnixDomainSocketConnection else None

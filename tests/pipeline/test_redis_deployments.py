@@ -25,7 +25,7 @@ from agent_cache.remote.protocol import Touched
 from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.clusters import Cluster, slot_of
 from tests.harness.sentinels import NAME, Sentinel
-from tests.harness.servers import HOST, Server
+from tests.harness.servers import HOST, Server, free_port
 from tests.harness.slow import slow
 from tests.harness.tiers import Make, making, until
 
@@ -146,6 +146,18 @@ def test_certificates_and_checks_are_those_of_the_settings(kind: str):
     servers = client.nodes_manager.startup_nodes["host:6380"] if kind == "cluster" else client.connection_pool
     assert issubclass(servers.connection_class, SSLConnection)
     assert {name: servers.connection_kwargs[name] for name in settings} == settings
+
+
+async def test_certificates_are_read_anew_by_a_connection_that_is_made_again(tmp_path: Path):
+    """They are replaced while programs run."""
+    authority = tmp_path / "ca.pem"
+    authority.write_bytes(AUTHORITY.read_bytes())
+    client = Deployment.of_url(f"rediss://{HOST}:{free_port()}?ssl_ca_certs={authority}").connect(9.0)
+    for says in ("Connect call failed", "No such file"):
+        with pytest.raises(redis.ConnectionError, match=says):
+            await client.ping()
+        authority.unlink(missing_ok=True)
+    await Deployment.close(client)
 
 
 # Clusters
