@@ -120,10 +120,7 @@ def _memory(info: dict[str, Any]) -> _Result:
     if limit and policy == "noeviction":
         do = "a full server refuses writes, and invalidations with them; raise maxmemory, or set volatile-ttl"
         return _result("memory", used >= 0.8 * limit, says, do)
-    do = (
-        "set maxmemory, and maxmemory-policy volatile-ttl, which takes values first: another one may take a registry "
-        "of writers, and if such a writer then dies, its change goes unnoticed until the ttl"
-    )
+    do = "set maxmemory, and maxmemory-policy volatile-ttl: others may forget a writer, which then dies unnoticed"
     return _result("memory", not limit or policy != "volatile-ttl", says, do)
 
 

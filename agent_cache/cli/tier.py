@@ -34,6 +34,7 @@ __all__ = ["add_options", "run"]
 _URL_VARIABLE: Final = "AGENT_CACHE_URL"
 _LONGEST_NAME: Final = 60
 _DIGEST: Final = 12
+_HINT: Final = "; see agent-cache tier doctor"
 _NO_LOG: Final = logging.Handler(logging.CRITICAL + 1)
 """Stands for a program that has set up logging: the command reports its errors itself."""
 
@@ -151,8 +152,7 @@ def run(options: argparse.Namespace, *, command: str) -> int:
         if not isinstance(error, OSError | TimeoutError) and type(error).__module__.partition(".")[0] != "redis":
             raise
         reason = str(error) or f"no answer within {options.timeout:g} s"
-        hint = "" if command == "doctor" else "; see agent-cache tier doctor"
-        print(f"it cannot be used: {escaped(reason).rstrip('.')}{hint}", file=sys.stderr)
+        print(f"it cannot be used: {escaped(reason)}{_HINT if command != 'doctor' else ''}", file=sys.stderr)
     finally:
         logging.getLogger("agent_cache").removeHandler(_NO_LOG)
     return 2

@@ -8,9 +8,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
@@ -19,13 +19,17 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
-from agent_cache.core.options import checked_flag
 from agent_cache.errors import ConfigurationError
 
 __all__ = ["Deployment"]
 
 _CONNECTIONS: Final = 16
 """Of each event loop: lookups of one moment share one command, and writes have one each."""
+_URL: Final = re.compile(
+    r"rediss?://([^/?#]*@)?(\[[^]@/?#]+]|[^][@,:/?#\s]+)(:[1-9]\d*)?/*\d*/*(\?[^#]*)?|unix://([^/?#]*@)?/[^?#]+(\?[^#]*)?",
+    re.IGNORECASE,
+)
+"""Of what it does not match, redis-py passes over something."""
 _KEPT: Final = frozenset({
     "db", "username", "password", "credential_provider", "client_name", "socket_keepalive", "socket_keepalive_options",
     "socket_type", *(name for name in inspect.signature(SSLConnection).parameters if name.startswith("ssl_")),
@@ -64,21 +68,30 @@ class Deployment:
         Raises:
             ConfigurationError: if it is no such URL, or redis-py does not know a setting, or the tier has its own.
         """
-        parsed = _parsed(url)
+        parsed: dict[str, Any] = {}
+        with suppress(ValueError, TypeError):
+            parsed = dict(parse_url(url)) if _URL.fullmatch(url) else {}
+        if not parsed:  # the URL, and redis-py's text, may hold the password
+            raise ConfigurationError(
+                "RedisTier.from_url: the URL cannot be read: it is redis://user:password@host:6379/0 with the number "
+                "of a database, rediss://... or unix:///path; in a name or password / ? # @ are quoted, as "
+                "urllib.parse.quote does; Sentinels have none: use RedisTier(Sentinel(...).master_for(...))"
+            )
         kind = parsed.pop("connection_class", Connection)
         if own := sorted(_OWN & (options or {}).keys()):
             raise ConfigurationError(f"RedisTier.from_url: leave out {', '.join(own)}: a tier has its own")
         settings = {**{name: value for name, value in parsed.items() if name not in _OWN}, **(options or {})}
         try:
-            if not checked_flag(cluster, "RedisTier.from_url: cluster"):
+            made = kind(**settings)  # which checks each name, and connects to nothing
+            if kind is SSLConnection:
+                made.ssl_context.get()  # which reads the files
+            if not cluster:
                 return _single(kind, settings)
-            _check(kind, settings)  # which redis-py does not for a cluster: it connects without TLS
             nodes = [(settings.pop("host"), settings.pop("port", 6379))]
             return _cluster(nodes, settings, is_tls=kind is SSLConnection)
-        except ConfigurationError:
-            raise
         except Exception as error:
-            raise ConfigurationError(f"RedisTier.from_url: redis-py refuses a setting: {error}") from error
+            reason = f"{error} (ssl_... are for rediss://, and name files that can be read)"
+            raise ConfigurationError(f"RedisTier.from_url: redis-py refuses a setting: {reason}") from error
 
     @classmethod
     def of_client(cls, client: Any) -> Deployment:
@@ -127,50 +140,12 @@ def _limits(timeout: float) -> dict[str, Any]:
     return {"socket_timeout": None, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 1)}
 
 
-def _parsed(url: str) -> dict[str, Any]:
-    """What a URL says, as redis-py reads it. What redis-py would pass over is refused.
-
-    No message repeats the URL, or redis-py's text for one that it cannot read: there may be a password in them.
-    """
-    reason = (
-        "it is redis://user:password@host:6379/0, rediss://... or unix:///path; / ? # @ in a user name or password are "
-        "quoted, as urllib.parse.quote does; of Sentinels there is none: RedisTier(Sentinel(...).master_for(...))"
-    )
-    try:
-        place, parsed = urlsplit(url), dict[str, Any](parse_url(url))
-        if "path" not in parsed and "@" not in place.path and not re.fullmatch(r"/*\d*/*", unquote(place.path)):
-            reason = "after the host comes the number of a database, as in redis://host:6379/0, or nothing"
-        elif "#" in url or place.port == 0:
-            pass
-        elif not place.hostname if "path" in parsed else re.fullmatch(r"[^@,]+", parsed.get("host", "")):
-            return parsed
-    except (ValueError, TypeError, AttributeError) as error:
-        if str(error).startswith("Invalid value for '"):  # and the name of a setting
-            reason = str(error)
-    raise ConfigurationError(f"RedisTier.from_url: the URL cannot be read: {reason}") from None
-
-
-def _check(kind: Any, settings: Mapping[str, Any]) -> None:
-    """Check the name of each setting, and what TLS reads from files. It connects to nothing."""
-    try:
-        made = kind(**settings)
-        if issubclass(kind, SSLConnection):
-            made.ssl_context.get()
-    except OSError as error:  # which names no file
-        raise ConfigurationError(f"RedisTier: a certificate or key for TLS cannot be read: {error}") from error
-    except TypeError as error:
-        if "'ssl_" in str(error):
-            raise ConfigurationError("RedisTier.from_url: settings of TLS (ssl_...) need rediss://") from error
-        raise
-
-
 def _single(kind: Any, settings: Mapping[str, Any]) -> Deployment:
     def connect(timeout: float) -> Any:
         limits = {"timeout": timeout, "max_connections": _CONNECTIONS, **_limits(timeout)}
-        of_kind = _Tls if kind is SSLConnection else kind
-        return Redis.from_pool(BlockingConnectionPool(connection_class=of_kind, **settings, **limits))
+        return Redis.from_pool(BlockingConnectionPool(connection_class=kind, **settings, **limits))
 
-    _check(kind, settings)
+    kind = _Tls if kind is SSLConnection else kind
     path = settings.get("path") if kind is UnixDomainSocketConnection else None
     return Deployment([str(path) if path else _name(settings)], connect)
 

@@ -170,10 +170,6 @@ class MemoryServer:
         self._tell()
 
 
-def _now() -> float:
-    return CLOCK.now()  # which a test may have replaced
-
-
 class MemoryTier(VersionedTier):
     """A client of a `MemoryServer`. Two of them on one server are two processes.
 
@@ -201,7 +197,7 @@ class MemoryTier(VersionedTier):
         super().__init__(self.server, lease=lease, remote_ttl=max_ttl, max_staleness=max_staleness)
         self.keeper = None
         self._is_cut = False
-        self.trust = Lease(self, term=Term(_now))
+        self.trust = Lease(self, term=Term(lambda: CLOCK.now()))  # noqa: PLW0108 - which a test may replace
         self.server.connect(self)
 
     def receive(self) -> None:

@@ -58,7 +58,7 @@ from agent_cache.remote.backend import IDLE, Reading, Refused, State, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.deployments import Deployment
-from agent_cache.remote.feed import LOST, Log, News
+from agent_cache.remote.feed import LOST, News
 from agent_cache.remote.versioned import VersionedTier
 
 __all__ = ["RedisTier"]
@@ -472,13 +472,12 @@ class _RedisBackend:
         is_whole = since is not None and len(messages) == newest - since
         return News(store.decode(), newest, messages if is_whole else None)
 
-    async def wait_for_news(self, since: int, patience: float, log: Log) -> None:
+    async def wait_for_news(self, since: int, patience: float) -> None:
         """Return when there is a step after a number, or after some seconds."""
         block, streams = max(1, int(patience * 1000)), {f"{self.prefix}f": f"{since}-0"}
         try:
             await self._guarded(lambda client: client.xread(streams, count=1, block=block), patience=patience)
-        except _Rejected as error:  # it has not waited
-            log.once("the server refuses XREAD, so what others write is only asked for now and then", error)
+        except _Rejected:  # by a user's rights, or a proxy: it has not waited
             await asyncio.sleep(patience)
 
     async def set_ttl(self, tool: str, ttl: float | None, message: bytes) -> int:
@@ -643,7 +642,7 @@ class RedisTier(VersionedTier):
 
     def wait_for_news(self, period: float) -> Awaitable[object]:
         """See `VersionedTier`."""
-        return self.backend.wait_for_news(self.feed.number or 0, period, self.log)
+        return self.backend.wait_for_news(self.feed.number or 0, period)
 
     def after_fork(self) -> None:
         """See `VersionedTier`."""

@@ -97,14 +97,16 @@ async def test_a_server_is_reached_over_a_unix_socket(make: Make, start_server: 
         ("redis://:secret@one,two:6379/0", {}, "redis://user:password@host"),
         ("redis+sentinel://:secret@host:26379/shop", {}, "master_for"),
         ("unix://:secret@tmp/socket", {}, "unix:///path"),
-        *((f"redis://:secret@host/{path}", {}, "the number of a database") for path in ("shop", "0/shop", "1/2", "-1")),
-        ("redis://:secret@host?db=shop", {}, "'db'"),
-        ("rediss://:secret@host?ssl_min_version=TLSv1.2", {}, "'ssl_min_version'"),
+        *((f"redis://:secret@host/{path}", {}, "number of a database") for path in ("shop", "0/shop", "1/2", "-1")),
+        ("redis://:secret@host?db=shop", {}, "number of a database"),
+        ("rediss://:secret@host?ssl_min_version=TLSv1.2", {}, "cannot be read"),
         ("redis://:secret@host?namespace=shop", {}, "'namespace'"),
-        ("redis://:secret@host", {"cluster": "no"}, "cluster must be True or False"),
         # redis-py would connect to a cluster without TLS then, and find a missing file at the first connection
-        *(("redis://:secret@host?ssl_ca_certs=ca.pem", {"cluster": of}, "need rediss://") for of in (True, False)),
-        *(("rediss://:secret@host?ssl_certfile=no.pem", {"cluster": of}, "cannot be read") for of in (True, False)),
+        *(("redis://:secret@host?ssl_ca_certs=ca.pem", {"cluster": of}, "are for rediss://") for of in (True, False)),
+        *(
+            ("rediss://:secret@host?ssl_certfile=no.pem", {"cluster": of}, "files that can be read")
+            for of in (True, False)
+        ),
     ],
 )
 def test_a_url_that_would_not_do_what_it_says_is_refused_without_its_password(url: str, options: Any, says: str):
@@ -113,7 +115,7 @@ def test_a_url_that_would_not_do_what_it_says_is_refused_without_its_password(ur
     assert "sec" not in str(raised.value)
 
 
-@pytest.mark.parametrize("path", ["", "/", "/3", "/3/", "//3", "/%33"])
+@pytest.mark.parametrize("path", ["", "/", "/3", "/3/", "//3"])
 def test_a_database_is_named_by_its_number(path: str):
     client = Deployment.of_url(f"redis://host{path}").connect(1.0)
     assert client.connection_pool.connection_kwargs.get("db", 0) == (3 if "3" in path else 0)
