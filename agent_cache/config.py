@@ -260,6 +260,12 @@ def checked_tier(tier: Any, where: str) -> Tier | None:
             f"{where} must be a tier: a FileTier, a RedisTier, a MemoryTier, or a VersionedTier over a Backend; "
             f"got {type(tier).__qualname__}"
         )
+    library = type(threading.Lock()).__module__.partition(".")[0]
+    if tier is not None and library in ("gevent", "eventlet"):
+        raise ConfigurationError(
+            f"{where}: a tier works in a thread of its own, and {library} has replaced the threads of this process; use "
+            "workers that are threads or processes, or keep the cache in memory"
+        )
     checked: Tier | None = tier
     return checked
 

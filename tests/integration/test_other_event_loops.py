@@ -1,9 +1,13 @@
-"""Asynchronous tools need asyncio where they wait: under another event loop, or none, the error says so."""
+"""Asynchronous tools need asyncio where they wait, and tiers threads of the system: where there are others, the error
+says so.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -105,3 +109,34 @@ def test_a_write_that_is_announced_in_a_tier_is_refused_before_its_effect(kind: 
     with pytest.raises(NoEventLoopError):
         trio.run(put, "7")
     assert ran == []
+
+
+GREENLETS = """\
+from gevent import joinall, monkey, sleep, spawn
+monkey.patch_all()
+from agent_cache import AgentCache, AgentCacheInvalidator, ConfigurationError, configure
+from agent_cache.testing import MemoryTier
+
+@AgentCache("order:{order_id}")
+def get_order(order_id: str) -> list[str]:
+    ran.append(order_id)
+    sleep(0.01)
+    return [order_id]
+
+ran = []
+joinall([spawn(get_order, "7") for _ in range(9)], raise_error=True)
+assert ran == ["7"], ran
+AgentCacheInvalidator("order:{order_id}")(lambda order_id: None)("7")
+assert get_order("7") == ["7"] and ran == ["7", "7"], ran
+try:
+    configure(remote=MemoryTier())
+except ConfigurationError as error:
+    print(error)
+"""
+
+
+def test_greenlets_share_loads_in_memory_and_a_tier_says_that_it_needs_threads():
+    pytest.importorskip("gevent")
+    run = subprocess.run([sys.executable, "-c", GREENLETS], capture_output=True, text=True, check=False)
+    assert "configure: remote" in run.stdout, run.stderr
+    assert "gevent" in run.stdout
