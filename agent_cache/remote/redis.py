@@ -312,7 +312,8 @@ class _RedisBackend:
         own = await self.own_loop()
         try:
             async with asyncio.timeout(seconds_left):
-                with suppress(AttributeError):  # of asyncio in Python 3.12 and 3.13, for a connection that is closed
+                # For a connection that is closed: asyncio in Python 3.12 and 3.13, and uvloop.
+                with suppress(AttributeError, RuntimeError):
                     return await command(own.client)
                 return await command(own.client)
         finally:
@@ -325,14 +326,13 @@ class _RedisBackend:
         Raises:
             ConnectionError: if it fails, or takes too long.
         """
-        begun = time.monotonic()
+        begun, loop = time.monotonic(), asyncio.get_running_loop()
         try:
-            steps = self._in_time(command, self._timeout + patience)
             # In an empty context: a connection that is opened meanwhile keeps that, and not its caller's.
-            return await asyncio.get_running_loop().create_task(steps, context=Context())
+            return await loop.create_task(self._in_time(command, self._timeout + patience), context=Context())
         except ResponseError as error:  # it has answered
             raise _Rejected(str(error)) from error
-        except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
+        except (RedisError, RedisClusterException, OSError, TimeoutError, RuntimeError) as error:
             reason = str(error) or f"no answer within {self._timeout:g} s"
             if time.monotonic() < begun + patience + 1.5 * self._timeout:  # else its event loop was blocked
                 self.failure = reason

@@ -222,6 +222,26 @@ async def test_very_many_writes_that_could_not_be_announced_are_one_when_the_ser
     assert await value_of(other, read("order:7")) == "new"
 
 
+def test_a_server_that_is_back_is_used_again_under_uvloop(valkey: Server, proxy: Proxy):
+    """Its closed connections raise another error than those of asyncio."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def run() -> None:
+        async with making() as make:
+            tier, other = make(proxy.url, max_staleness=10.0), make(valkey.url)
+            await load(other, read("order:7"), "old")
+            await tier.caught_up()
+            proxy.refuse()
+            assert await value_of(tier, read("order:7")) == "nothing"
+            proxy.heal()
+            while not await tier.caught_up():
+                await asyncio.sleep(0.01)
+            assert await value_of(tier, read("order:7")) == "old"
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
 async def test_a_server_that_is_full_forgets_no_writer(make: Make, own_valkey: Server):
     tier = make(own_valkey.url)
     first, second = write("order:1"), write("order:2")
