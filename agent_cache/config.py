@@ -263,8 +263,8 @@ def checked_tier(tier: Any, where: str) -> Tier | None:
     library = type(threading.Lock()).__module__.partition(".")[0]
     if tier is not None and library in ("gevent", "eventlet"):
         raise ConfigurationError(
-            f"{where}: a tier works in a thread of its own, and {library} has replaced the threads of this process; use "
-            "workers that are threads or processes, or keep the cache in memory"
+            f"{where}: a tier works in a thread of its own, and {library} has replaced the threads of this process; "
+            "use workers that are threads or processes, or keep the cache in memory"
         )
     checked: Tier | None = tier
     return checked
