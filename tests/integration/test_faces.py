@@ -291,15 +291,14 @@ async def test_caching_can_be_switched_off_and_comes_back_with_what_was_kept_and
 
 def test_the_environment_is_read_again_by_reset(monkeypatch: pytest.MonkeyPatch):
     from agent_cache import testing
-    from agent_cache.config import CURRENT
 
     for word, enabled in {"0": False, "FALSE": False, " no ": False, "1": True, "": True, "yes": True}.items():
         monkeypatch.setenv("AGENT_CACHE_ENABLED", word)
         testing.reset()
-        assert CURRENT.value.enabled is enabled, word
+        assert library.setting("enabled") is enabled, word
     monkeypatch.delenv("AGENT_CACHE_ENABLED")
     testing.reset()
-    assert CURRENT.value.enabled
+    assert library.setting("enabled")
 
 
 # -- The bound in bytes --------------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from agent_cache import ConfigurationError, Toolbox, configure, testing
-from agent_cache.relay.relay_settings import load
-from agent_cache.remote.memory import MemoryTier
+from agent_cache.remote import MemoryTier
 from agent_cache.toolbox import Read, Watch, Write
 
 RULES = """
@@ -39,7 +38,6 @@ def written(directory: Path, text: str) -> Path:
 
 def test_a_file_gives_the_rules_that_it_says(tmp_path: Path):
     path = written(tmp_path, RULES)
-    assert load(path)[1].on_loop == "notice"
     box = Toolbox.from_file(path)
     assert box.namespace == "git"
     log, add, clock = box.rule("git_log"), box.rule("git_add"), box.rule("get_current_time")
@@ -182,5 +180,4 @@ def test_a_mistake_is_named_with_its_key_and_its_fix(tmp_path: Path, monkeypatch
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path):
     path = written(tmp_path, "\ufeffnamespace = 'a'\non_loop = 'warn'")
-    box, settings = load(path)
-    assert (box.namespace, settings.on_loop) == ("a", "warn")
+    assert Toolbox.from_file(path).namespace == "a"
