@@ -168,7 +168,7 @@ class Current:
 
 class _Enters(Protocol[T_co]):
     def __enter__(self) -> T_co: ...
-    def __exit__(self, *_: Any) -> None: ...
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
 
 
 class BlockOnly:
@@ -179,8 +179,8 @@ class BlockOnly:
     async def __aenter__(self: _Enters[T_co]) -> T_co:
         return self.__enter__()
 
-    async def __aexit__(self: _Enters[Any], *given: Any) -> None:
-        self.__exit__(*given)
+    async def __aexit__(self: _Enters[Any], kind: Any, error: Any, trace: Any, /) -> None:
+        self.__exit__(kind, error, trace)
 
     if not TYPE_CHECKING:
 
