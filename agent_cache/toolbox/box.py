@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
+from inspect import isawaitable
 from threading import RLock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar, overload
@@ -172,6 +173,8 @@ class Toolbox:
         return self.rule(inner[0], None, inner[1])
 
     def _find(self, name: str, annotations: Any) -> Found:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"Toolbox: the name of a tool must be a str, got {name!r}")
         found = None if name.endswith(_UNNAMED) else find_rule(self.rules, name)
         hinted = hinted_kind(annotations) if self._hints == "kind" and annotations is not None else None
         if found is not None:
@@ -264,7 +267,7 @@ class Toolbox:
         Args:
             name: the name of the tool.
             arguments: a JSON object. Arguments that are absent differ from null. What has no identity runs uncached.
-            run: runs the tool for this call.
+            run: runs the tool for this call, and returns its answer or what gives it when it is awaited.
             schema: the JSON schema of the arguments: defaults in it complete the key, and a template must name a
                 property of it.
             annotations: what an MCP server says of the tool, for ``hints="kind"``.
@@ -325,7 +328,8 @@ class Toolbox:
             tool = self._compiled(tools, name, schema, annotations, form)
         while tool.operation is None:
             if not isinstance(tool.rule, Inner):
-                return (run(), None) if tools is self._sync_tools else (None, run())
+                answer = run()
+                return (None, answer) if tools is self._tools and isawaitable(answer) else (answer, None)
             vary = Apart(vary.who, ["inner", name, vary.where]) if type(vary) is Apart else Apart(vary, ["inner", name])
             name, arguments = tool.rule.of(name, arguments) or (name + _UNNAMED, arguments)
             tool = tools.get(name if form is None else (name, form)) or self._compiled(tools, name, None, None, form)
@@ -401,7 +405,7 @@ class Toolbox:
             (_NamedWrite, form.of_write(rule)) if isinstance(rule, Write) else (_NamedRead, form.of_read(rule))
         )
         operation: Any = kind(
-            _runner(name, form.returns),
+            _runner(name, form.returns, is_sync=is_sync),
             full_name,
             JsonArguments(is_read=not is_write, form=form.label),
             self._tags_of(rule, name, schema),
@@ -578,12 +582,17 @@ def _with_asker(operation: ReadOperation | WriteOperation, vary: Any, context: A
     return asker if vary is None else [asker, vary]
 
 
-def _runner(name: str, returns: Any) -> Callable[..., Any]:
+def _runner(name: str, returns: Any, *, is_sync: bool) -> Callable[..., Any]:
     """The function of a tool's operation, which each call gives what runs it."""
 
-    def function(run: Callable[[], Any], _vary: Any, /, **_arguments: Any) -> Any:
+    async def awaiting(run: Callable[[], Any], _vary: Any, /, **_arguments: Any) -> Any:
+        answer = run()
+        return await answer if isawaitable(answer) else answer  # which an error would lose: a write has been made
+
+    def plain(run: Callable[[], Any], _vary: Any, /, **_arguments: Any) -> Any:
         return run()
 
+    function = plain if is_sync else awaiting
     function.__name__ = function.__qualname__ = name
     function.__annotations__ = {} if returns is None else {"return": returns}
     return function

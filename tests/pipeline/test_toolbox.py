@@ -142,6 +142,19 @@ async def test_a_write_that_names_no_entity_reaches_all_of_them(template: str, s
     assert one.runs == ["get", "put", "get", "put"]
 
 
+@pytest.mark.parametrize("rule", [Read("order"), Write("order"), Watch(), Pass()], ids=repr)
+async def test_what_runs_a_tool_may_return_its_answer_at_once(rule: Any):
+    """To await it would raise after a write was made, so that it is made again."""
+    runs: list[str] = []
+
+    def run() -> Any:
+        runs.append("made")
+        return "answer"
+
+    assert await Toolbox({"tool": rule}, namespace="shop").call("tool", {}, run) == "answer"
+    assert runs == ["made"]
+
+
 async def test_a_template_that_names_no_property_of_the_schema_is_refused_before_the_tool_runs():
     one = shop(get_order=Read("order:{oder_id}"))
     with pytest.raises(ConfigurationError, match=r"toolshop:get_order.*'oder_id'.*order_id"):
