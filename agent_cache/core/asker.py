@@ -481,7 +481,7 @@ class _Fields:
         if len(self.found) > _MAX_FIELDS:
             raise UnknownAsker(f"{path[0]} has more than {_MAX_FIELDS} fields")
         fields = _fields_within(value, is_opened=is_opened)
-        if fields is None or (not whole and len(fields) > _MAX_SMALL):
+        if fields is None or len(fields) > (_MAX_FIELDS if whole else _MAX_SMALL):
             return whole and self._add_value(path, value)
         self._around.add(id(value))
         before = len(self.found)

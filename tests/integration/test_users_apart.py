@@ -267,6 +267,10 @@ ONE_USER: dict[str, tuple[Any, Callable[[int], Any]]] = {
         ToolRuntime,
         lambda step: ToolRuntime(state={"documents": {str(one): {"user": step} for one in range(20_000)}}),
     ),
+    "more rows than a user can be": (
+        RunContext,
+        lambda number: RunContext({"user": "ada", "rows": dict.fromkeys(map(str, range(20_000)), number)}),
+    ),
     "a run's id beside something else": (RunContext, lambda number: RunContext({"run_id": number, "lang": "en"})),
     **{
         f"a context made anew around {what}": (
@@ -302,6 +306,10 @@ OPAQUE: dict[str, tuple[str, Callable[[], Any]]] = {
     "a client beside a constant": ("deps.x", lambda: {"lang": "en", "x": Client()}),
     "an object that may hold a client": ("", lambda: {"lang": "en", "x": Anyone(name="ada", lock=threading.Lock())}),
     "more than a user can be": ("deps.rows", lambda: {"lang": "en", "rows": list(range(20_000))}),
+    "more rows than a user can be": (
+        "deps.rows",
+        lambda: {"lang": "en", "rows": dict.fromkeys(map(str, range(20_000)))},
+    ),
     "an id of a run alone": ("", lambda: {"run_id": 7}),
     "a step of a graph alone": ("", lambda: {"langgraph_step": 7}),
     # One user that cannot be compared keeps all from being shared.
