@@ -14,10 +14,12 @@ import functools
 import re
 import selectors
 import sys
+import tomllib
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib.resources import files
 from inspect import signature
 from io import StringIO
 from math import ceil
@@ -40,15 +42,6 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError('the demo draws with rich: pip install "agent-cache[cli]"') from error
 
 __all__ = ["add_options", "run"]
-
-EXAMPLE = """\
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
-@AgentCache("order:{order_id}")             # kept, shared while it loads
-async def get_order(order_id: int): return await shop.get(order_id)
-@AgentCacheInvalidator("order:{order_id}")  # drops what it makes stale
-async def ship_order(order_id: int): return await shop.ship(order_id)
-async with AgentCacheSession(): ...         # run your agent in here
-"""
 
 # The shop
 
@@ -120,9 +113,7 @@ AGENTS = ("Ada", "Ben", "Cleo", "Dev", "Eve")
 
 
 class Lesson(NamedTuple):
-    """One thing that a cache may get wrong, and the calls that show it: of each agent a line with start, tool and
-    arguments. A start is in seconds since the lesson began or, with a plus, since the agent's call before.
-    """
+    """One thing that a cache may get wrong, and the calls that show it, as in `demo.toml`."""
 
     name: str
     begins: float
@@ -135,42 +126,10 @@ class Lesson(NamedTuple):
         return next(steps.split(", ") for name, steps in lines if name in {agent, "All"})
 
 
-# Of these, `browse` makes three.
-BROWSED = ("+0.08 get_product lamp", "+0.08 get_order 1002", "+0.08 list_orders noah", "+0.08 get_customer noah")
+_SCRIPT: dict[str, Any] = tomllib.loads(files(__package__).joinpath("demo.toml").read_text("utf-8"))
+LESSONS = [Lesson(**one) for one in _SCRIPT["lessons"]]
+EXAMPLE: str = _SCRIPT["example"]
 RUN_SECONDS = 7.0  # of all lessons, give or take the latencies
-LESSONS = (
-    Lesson("look around", 0.0, "The first to ask waits for the store; whoever asks later does not.", """
-        Ada  0 find_customer mia@example.com, +0.1 list_orders mia, +0.1 get_order 1001, +0 browse
-        Ben  0 list_products, +0.1 get_product mug, +0.1 get_product lamp, +0 browse
-        Cleo 0.45 list_products, +0.1 get_product mug, +0 browse
-        Dev  0.1 get_order 1001, +0.1 get_order 1003, +0.1 list_products, +0 browse
-        Eve  0.6 find_customer mia@example.com, +0.1 get_customer zoe, +0 browse
-    """),
-    Lesson("burst", 1.7, "All five ask for the same product at once: one run, one answer, shared.", """
-        All  0 get_product radio, 0.5 get_product radio
-    """),
-    Lesson("overlap", 2.7, "A price changes while Ben reads it: he may see the old one, nobody later.", """
-        Ada  0.55 get_product bag, +0.1 find_customer mia@example.com
-        Ben  0 get_product bag, 0.75 get_product bag, +0.1 list_products
-        Cleo 0.08 set_price bag 49, +0.05 get_product bag, +0.1 list_products
-        Dev  0.2 get_order 1002, 0.9 get_product bag
-        Eve  0.15 get_product lamp, 0.95 get_product bag
-    """),
-    Lesson("result tags", 4.1, "A cancelled order drops what its result names: its customer and its product.", """
-        Ada  0 list_orders mia, +0.1 cancel_order 1001, +0.1 list_orders mia, +0.1 get_customer mia
-        Ben  0 find_customer mia@example.com, 0.6 find_customer mia@example.com, +0.1 get_customer noah
-        Cleo 0.05 get_product mug, 0.65 get_product mug, +0.1 get_product radio
-        Dev  0.1 get_order 1001, 0.7 get_order 1001, +0.1 get_order 1003
-        Eve  0.7 get_product lamp, +0.1 get_customer zoe
-    """),
-    Lesson("loop", 5.7, "Eve asks the same again and again: stopped at the fifth equal answer.", """
-        Ada  0.05 browse
-        Ben  0 place_order noah lamp, +0.1 get_customer noah, +0.1 list_products
-        Cleo 0.1 browse
-        Dev  0.15 ship_order 1003, +0.1 get_order 1003
-        Eve  0 get_order 1004, +0.2 get_order 1004, +0.2 get_order 1004, +0.2 get_order 1004, +0.2 get_order 1004
-    """),
-)  # fmt: skip
 
 
 # The run
@@ -308,7 +267,7 @@ class Run:
             start, tool, *words = step.split()
             await asyncio.sleep(float(start) if start[0] == "+" else max(0.0, begins + float(start) - self.clock()))
             if tool == "browse":
-                await self._follow(agent, session, begins, self._chance.sample(BROWSED, 3))
+                await self._follow(agent, session, begins, self._chance.sample(_SCRIPT["browsed"], 3))
             else:
                 arguments = tuple(int(word) if word.isdigit() else word for word in words)
                 await self._call(session, Call(agent, tool, arguments, self.clock()))

@@ -49,9 +49,11 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 def _facts(call: TimedCall) -> dict[str, Any]:
     facts = {
-        "id": call.id, "source": call.category, "name": call.name, "arguments": call.arguments, "outcome": call.outcome
-    }  # fmt: skip
-    more = {
+        "id": call.id,
+        "source": call.category,
+        "name": call.name,
+        "arguments": call.arguments,
+        "outcome": call.outcome,
         "state": call.state,
         "input_tokens": call.input_tokens,
         "output_tokens": call.output_tokens,
@@ -60,7 +62,7 @@ def _facts(call: TimedCall) -> dict[str, Any]:
         "tags": ", ".join(call.tags),
         "loops": "; ".join(call.loops),
     }
-    return facts | {name: value for name, value in more.items() if value}
+    return {name: value for name, value in facts.items() if value or name in ("arguments", "outcome")}
 
 
 def _json(data: Any) -> str:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from importlib import resources
 from itertools import accumulate
@@ -30,30 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["page"]
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_FONT = "system-ui, sans-serif"
 _GROUP = 250
 """Rows of a table. A browser lays out the tables that are seen."""
-_COLOURS = {
-    "hit": ("#15935a", "#0b5e38", "dot"),
-    "validated": ("#5f8a1c", "#3f5f10", "horizontal_dash"),
-    "shared": ("#0b8a9e", "#075b69", "horizontal_line"),
-    "miss": ("#3a6ee0", "#234aa3", "blank"),
-    "write": ("#d2640f", "#8f4206", "right_diagonal_line"),
-    "uncached": ("#7d6a55", "#514434", "left_diagonal_line"),
-    "blocked": ("#c21f3a", "#7f1023", "diagonal_cross"),
-    "model": ("#7a4cc9", "#4f2d8c", "vertical_line"),
-    "request": ("#52647a", "#333f4e", "cross"),
-    "function": ("#c5cedb", "#98a5b6", "blank"),
-    "world": ("#9a7ba6", "#67506f", "ring"),
-}
-"""Of each category: its colour, that of its edges, and a pattern for those who cannot tell the colours. `page.css` has
-the same."""
 _DRAWN = ("function", "world", "model", "request", "uncached", "miss", "shared", "validated", "hit", "write", "blocked")
 """In this order, so that what is short or rare is above the rest."""
 _CROWDED = 600
 """Bars in view from which edges and patterns would hide them, and take most of the time of drawing. `page.js` changes
 them when it zooms."""
-_INK, _LINE = "#4a5563", "#dde3ea"
 _UNITS = (("milliseconds", 1.0, 2e3), ("seconds", 1e3, 240e3), ("minutes", 6e4, 1.44e7), ("hours", 3.6e6, float("inf")))
 _ABOVE, _SUMS = 0.4, 2.4
 """Heights, in rows, of what is left free above the first one for marks, and of the sum of tokens or money below."""
@@ -66,26 +49,28 @@ def page(timelines: Sequence[Timeline], comparison: Comparison | None = None) ->
     try:
         from bokeh.embed import json_item
         from bokeh.resources import Resources
+        from bokeh.themes import Theme
         from jinja2 import Environment, PackageLoader, select_autoescape
     except ImportError as error:
         raise ConfigurationError('a report needs Bokeh and Jinja2: pip install "agent-cache[report]"') from error
     program = Resources(mode="inline", components=["bokeh"]).js_raw[0]
-    plots = zip(_figures(timelines), _LETTERS, strict=False)
+    looks = json.loads(_text_of("looks.json"))
+    theme, plots = Theme(json=looks["theme"]), zip(_figures(timelines, looks["categories"]), _LETTERS, strict=False)
     shorts = {call.name: call.short_name for timeline in timelines for call in timeline.calls}
     often = Counter(shorts.values())
     short = {name: one if often[one] == 1 else name for name, one in shorts.items()}  # whole where two would be alike
     numbers = {name: number for number, name in enumerate(short)}
     data = {
-        "items": [json_item(plot, f"figure-{letter}") for plot, letter in plots],
+        "items": [json_item(plot, f"figure-{letter}", theme) for plot, letter in plots],
         "runs": [
             {"height": _height(max(one.rows, 1)), "names": [numbers[call.name] for call in one.calls]}
             for one in timelines
         ],
         "names": list(short.values()),
-        "styles": _COLOURS,
+        "styles": {name: look[1:] for name, look in looks["categories"].items()},
         "crowded": _CROWDED,
     }
-    script = resources.files(__package__).joinpath("page.js").read_text("utf-8")
+    script = _text_of("page.js")
     environment = Environment(
         loader=PackageLoader("agent_cache.report", "."),
         autoescape=select_autoescape(default=True),
@@ -102,19 +87,26 @@ def page(timelines: Sequence[Timeline], comparison: Comparison | None = None) ->
         "comparison": comparison or Comparison(),
         "severities": Counter(drift.severity.name.lower() for drift in comparison.drifts) if comparison else {},
         "rows": _paired(timelines, comparison) if comparison and not comparison.refusal else None,
+        "colours": {name: look[1] for name, look in looks["categories"].items()},
         "categories": {
-            name: text for name, text in CATEGORIES.items() if any(name in one.categories for one in timelines)
+            name: looks["categories"][name][0]
+            for name in CATEGORIES
+            if any(name in one.categories for one in timelines)
         },
         "has_models": any(timeline.models.calls for timeline in timelines),
         "short": short,
         "group": _GROUP,
-        "style": resources.files(__package__).joinpath("page.css").read_text("utf-8"),
+        "style": _text_of("page.css"),
         "script": script,
         "hashes": [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in (script, program)],
         "bokeh": _packed(program),
         "data": _packed(json.dumps(data, separators=(",", ":"), allow_nan=False)),
     }
     return "".join(environment.get_template("page.html").generate(values))
+
+
+def _text_of(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 
 def _packed(text: str) -> str:
@@ -176,14 +168,16 @@ def _paired(timelines: Sequence[Timeline], comparison: Comparison) -> Iterator[t
 # Figures
 
 
-def _figures(timelines: Sequence[Timeline]) -> list[figure]:
-    """A figure for each run. All begin with one scale of time."""
+def _figures(timelines: Sequence[Timeline], looks: Mapping[str, Sequence[str]]) -> list[figure]:
+    """A figure for each run. All begin with one scale of time. `looks` are those of categories, in `looks.json`:
+    what a call of it is, its colour, that of edges, and a pattern for those who cannot tell the colours.
+    """
     longest = max((timeline.duration for timeline in timelines), default=0.0) or 1.0
     has_times = any(timeline.has_times for timeline in timelines)
     unit, scale, _ = next(one for one in _UNITS if longest < one[2])
     if not has_times:
         unit, scale = "order of starts and ends", 1.0
-    return [_figure(timeline, unit, scale, longest / scale) for timeline in timelines]
+    return [_figure(timeline, unit, scale, longest / scale, looks) for timeline in timelines]
 
 
 def _height(rows: int) -> float:
@@ -191,7 +185,7 @@ def _height(rows: int) -> float:
     return max(min(26, 900 // rows), 5) if rows <= 180 else max(min(5, 3600 // rows), min(2, 12_000 / rows))
 
 
-def _figure(timeline: Timeline, unit: str, scale: float, longest: float) -> figure:
+def _figure(timeline: Timeline, unit: str, scale: float, longest: float, looks: Mapping[str, Sequence[str]]) -> figure:
     from bokeh.models import ColumnDataSource, FixedTicker, HBar, PanTool, Range1d, Scatter, Text, WheelZoomTool
     from bokeh.plotting import figure as new_figure
 
@@ -205,23 +199,16 @@ def _figure(timeline: Timeline, unit: str, scale: float, longest: float) -> figu
     plot = new_figure(
         height=round(pixels * (total + _ABOVE)) + 48, sizing_mode="stretch_width", x_range=times,
         y_range=Range1d(total, -_ABOVE),
-        tools=[pan, wheel], active_drag=pan, active_scroll=wheel, toolbar_location=None, min_border_right=12,
-        output_backend="canvas", lod_threshold=None, outline_line_color=None, x_axis_location="below",
-        background_fill_color=None, border_fill_color=None, name="plot",
+        tools=[pan, wheel], active_drag=pan, active_scroll=wheel, toolbar_location=None, output_backend="canvas",
+        x_axis_location="below", name="plot",
     )  # fmt: skip
     plot.xaxis.axis_label = unit
-    plot.axis.axis_line_color = plot.axis.minor_tick_line_color = plot.yaxis.major_tick_line_color = None
-    plot.axis.axis_label_text_font_style = "normal"
-    plot.axis.major_label_text_color = plot.axis.axis_label_text_color = _INK
-    plot.xaxis.major_tick_line_color = plot.xgrid.grid_line_color = _LINE
-    plot.axis.major_label_text_font = plot.axis.axis_label_text_font = _FONT
+    plot.yaxis.major_tick_line_color = plot.ygrid.grid_line_color = None
     plot.xaxis.formatter.use_scientific = False
-    plot.ygrid.grid_line_color = None
-    plot.xgrid.grid_line_alpha = 0.6
     labels = {track.first + track.rows / 2: track.label for track in timeline.tracks}
     if paid:
         labels[rows + _SUMS / 2] = "price" if is_money else "tokens"
-        _draw_steps(plot, paid, rows, scale, longest, is_money=is_money)
+        _draw_steps(plot, paid, rows, scale, longest, looks["model"][1], is_money=is_money)
     plot.yaxis.ticker = FixedTicker(ticks=[*labels])
     plot.yaxis.major_label_overrides = labels
     shaded = timeline.tracks[::2]
@@ -242,13 +229,12 @@ def _figure(timeline: Timeline, unit: str, scale: float, longest: float) -> figu
                 "y": [call.row + 0.5 for call in calls],
                 "n": positions,
             })  # fmt: skip
-            colour, edge, pattern = _COLOURS[category]
+            _, colour, edge, pattern = looks[category]
             is_plain = category == "hit" or is_crowded  # hits take microseconds, and are to be seen
             bar = HBar(
-                y="y", left="left", right="right", height=0.8, line_join="round", fill_color=colour,
-                line_color=colour if is_plain else edge, line_width=3 if category == "hit" and not is_crowded else 1,
-                hatch_pattern="blank" if is_crowded else pattern, hatch_color="white", hatch_alpha=0.4, hatch_scale=7,
-                hatch_weight=1.2,
+                y="y", left="left", right="right", height=0.8, hatch_pattern="blank" if is_crowded else pattern,
+                fill_color=colour, line_color=colour if is_plain else edge,
+                line_width=3 if category == "hit" and not is_crowded else 1,
             )  # fmt: skip
             plot.add_glyph(source, bar, name=category)
     outlined = ColumnDataSource({"left": [], "right": [], "y": []})
@@ -257,9 +243,8 @@ def _figure(timeline: Timeline, unit: str, scale: float, longest: float) -> figu
     texts = ColumnDataSource({"x": [], "y": [], "text": [], "colour": [], "behind": []})
     plot.add_glyph(
         texts,
-        Text(x="x", y="y", text="text", text_color="colour", text_font={"value": _FONT}, text_baseline="middle",
-             text_font_size=f"{max(8, min(11, int(pixels) // 2))}px", x_offset=4, background_fill_color="behind",
-             padding=2, border_radius=3),
+        Text(x="x", y="y", text="text", text_color="colour", text_baseline="middle", x_offset=4, padding=2,
+             text_font_size=f"{max(8, min(11, int(pixels) // 2))}px", background_fill_color="behind", border_radius=3),
         name="labels",
     )  # fmt: skip
     for name, marker, colour, height, found in _marks(timeline):
@@ -284,22 +269,22 @@ def _paid(timeline: Timeline) -> tuple[list[tuple[float, float]], bool]:
 
 
 def _draw_steps(
-    plot: figure, paid: Sequence[tuple[float, float]], rows: int, scale: float, longest: float, *, is_money: bool
-) -> None:
+    plot: figure, paid: Sequence[tuple[float, float]], rows: int, scale: float, longest: float, colour: str, *,
+    is_money: bool,
+) -> None:  # fmt: skip
     from bokeh.models import ColumnDataSource, Text
 
     sums = [*accumulate(part for _, part in paid)]
     floor, room, whole = rows + _SUMS - 0.15, _SUMS - 0.75, sums[-1]
     x = [0.0, *(time / scale for time, _ in paid), longest]
     y = [floor - room * part / whole for part in (0.0, *sums, whole)]
-    colour = _COLOURS["model"][0]
     plot.varea_step(x=x, y1=[floor] * len(x), y2=y, step_mode="after", fill_color=colour, fill_alpha=0.16)
     plot.step(x=x, y=y, mode="after", line_color=colour, line_width=2)
     label = _money_text(Decimal(str(round(whole, 9)))) if is_money else f"{int(whole):,}"
     plot.add_glyph(
         ColumnDataSource({"x": [longest], "y": [floor - room], "text": [label]}),
         Text(x="x", y="y", text="text", text_align="right", text_baseline="bottom", text_color="#5f35ab", y_offset=-3,
-             text_font={"value": _FONT}, text_font_size="11px", text_font_style="bold"),
+             text_font_size="11px", text_font_style="bold"),
         name="sum",
     )  # fmt: skip
 

@@ -28,20 +28,10 @@ __all__ = [
     "CATEGORIES", "Comparison", "TimedCall", "Timeline", "compared", "model_texts", "read_timeline", "text_limit"
 ]  # fmt: skip
 
-CATEGORIES: Final[Mapping[str, str]] = {
-    "hit": "answered from the cache",
-    "validated": "answered from the cache, after its validator has confirmed it",
-    "shared": "waited for the same call that was running",
-    "miss": "a read tool ran, and its result was cached",
-    "write": "a tool or a request that changes something",
-    "uncached": "a tool ran, and nothing was cached",
-    "blocked": "refused by a session, and did not run",
-    "model": "a call of a language model",
-    "request": "an HTTP request",
-    "function": "a function that encloses other calls",
-    "world": "a time, a random number or a name of the environment",
-}
-"""What kinds of calls there are, by the word for each, as in a trace."""
+CATEGORIES: Final = (
+    "hit", "validated", "shared", "miss", "write", "uncached", "blocked", "model", "request", "function", "world"
+)  # fmt: skip
+"""What kinds of calls there are, as in a trace; `looks.json` says what each is."""
 _OF_KINDS: Final = {"llm": "model", "http": "request", "env": "world", "write": "write", "tool": "uncached"}
 _ALL_TEXTS: Final = 800_000
 _LEAST, _MOST = 40, 2000

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import agent_cache
 from agent_cache.__main__ import main
 from tests.harness.cassettes import TimedRun, shop_run
 
@@ -117,17 +116,6 @@ def test_it_says_what_the_run_took_and_saved(written: Callable[..., Path], show:
     assert "4 tool runs not made: 3 cached, 1 shared" in summary
     assert "57%" in summary  # 4 of 7 reads
     assert "1 raised, 2 in loops" in summary
-
-
-def test_the_legend_has_the_colours_of_the_bars() -> None:
-    """They stand twice: bars on a canvas are given theirs by Python, and the legend and the table by CSS."""
-    rules, program = (
-        (Path(agent_cache.__file__).parent / "report" / f"page.{kind}").read_text("utf-8") for kind in ("css", "py")
-    )
-    of_css = dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", rules.partition("@media")[0]))
-    drawn = dict(re.findall(r'"(\w+)": \("(#[0-9a-f]{6})"', program))
-    assert len(drawn) > 5
-    assert drawn == {category: of_css.get(category) for category in drawn}
 
 
 def test_everything_is_done_with_keys(written: Callable[..., Path], show: Callable[..., Any]):
