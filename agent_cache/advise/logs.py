@@ -214,8 +214,8 @@ class _Reader:
             )
             yield from self._recorded(cassette, data, run)
         except CassetteError as error:
-            line = "" if error.line is None else f", line {error.line}"
-            self.note(f"recordings that cannot be read were left out: it {error.reason}{line}")
+            line = "it" if error.line is None else f"line {error.line}:"
+            self.note(f"recordings that cannot be read were left out: {line} {error.reason}")
         except _BROKEN:
             self.note("recordings that are not as a recorder writes them")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Any, Final
@@ -21,7 +22,6 @@ from agent_cache.report.timeline import Timeline, model_texts
 
 __all__ = ["trajectory"]
 
-_TOOLS: Final = ("tool", "write", "call")
 _MOST: Final = 1_000_000
 """Characters of one answer."""
 
@@ -62,16 +62,17 @@ def _steps(cassette: Cassette, timeline: Timeline) -> Iterator[dict[str, Any]]:
         while outer >= 0 and calls[outer].kind not in ("tool", "write", "llm"):
             outer = calls[outer].parent
         is_handler = call.kind == "call" and position in enclosing
-        if call.index < 0 or outer >= 0 or is_handler or call.kind not in (*_TOOLS, "llm"):
+        if call.index < 0 or outer >= 0 or is_handler or call.kind not in ("tool", "write", "call", "llm"):
             continue
         recorded = redact_call(cassette[call.index], rules)
         if call.kind == "llm" or step is None:
             if step is not None:
                 yield step
             step = {"step_id": 0, "source": "agent", "message": ""}
-            if began is not None:
-                when = began.astimezone(UTC) + timedelta(milliseconds=call.end)
-                step["timestamp"] = when.isoformat().replace("+00:00", "Z")
+            with suppress(OverflowError):  # a time that no calendar has
+                if began is not None:
+                    when = began.astimezone(UTC) + timedelta(milliseconds=call.end)
+                    step["timestamp"] = when.isoformat().replace("+00:00", "Z")
         if call.kind == "llm":
             step["message"] = model_texts(recorded)[1]
             step["model_name"] = call.model or None

@@ -55,7 +55,11 @@ def read(write, tmp_path):
             0,
             "files that cannot be read (its content breaks off) were left out: 1",
         ),
-        ('{"agent_cache_cassette": 99}\n', 0, "recordings that cannot be read were left out: it has format version 99"),
+        (
+            '{"agent_cache_cassette": 99}\n',
+            0,
+            "recordings that cannot be read were left out: line 1: has format version 99",
+        ),
     ],
 )
 def test_what_is_broken_is_left_out_and_said_with_its_place(read, content, calls, problem):

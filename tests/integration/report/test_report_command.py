@@ -70,9 +70,10 @@ def test_a_trajectory_is_what_advise_reads(tmp_path: Path, command: Command):
     assert (step["message"], step["metrics"]["prompt_tokens"]) == ("I look.", 10)
     [call] = read_log(target).calls
     assert (call.tool, call.arguments, call.result) == ("shop:get", {"id": "W1"}, {"status": "late"})
-    path.write_text(path.read_text().replace('"recorded_at":"', '"recorded_at":"last '))
-    assert command("report", path, "--atif", target)[0] == 0
-    assert "timestamp" not in json.loads(target.read_text())["steps"][0], "its time is unknown"
+    for time in ("last year", "9999-12-31T23:59:59.999Z"):
+        path.write_text(re.sub('"recorded_at":"[^"]*"', f'"recorded_at":"{time}"', path.read_text()))
+        assert command("report", path, "--atif", target)[0] == 0
+        assert "timestamp" not in json.loads(target.read_text())["steps"][0], "its time is unknown"
     code, _, err = command("report", path, path, "--atif", target)
     assert (code, err.count("\n")) == (2, 1)
 
