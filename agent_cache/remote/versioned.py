@@ -55,7 +55,7 @@ _UNUSABLE = "it cannot be used, so the tools run without it"
 @dataclass(slots=True, eq=False)
 class _Pending:
     """A step that is not known to have landed; a message of None is for everything. Nobody waits for the first sending
-    of one that is held: all that it changes has been since it began.
+    of one that is held: all that it changes has been since it began. One that has failed is missing in the store.
     """
 
     send: Callable[[bytes], Awaitable[int]]
@@ -63,6 +63,7 @@ class _Pending:
     hold: float = 0.0
     is_held: bool = False
     may_wait: bool = False
+    has_failed: bool = False
 
 
 class Ticket:
@@ -490,7 +491,7 @@ class VersionedTier:
         except Exception as error:
             if not (self.is_closed or write.on_unreachable == "refuse"):
                 # Until it has landed, this process neither reads nor stores anything here.
-                self._add(write, write.tags, failed=True, hold=0.0)
+                self._add(write, write.tags, failed=True, hold=0.0).has_failed = True
             self._note_failure(error)
             if write.on_unreachable == "refuse":
                 raise RemoteTierError(
@@ -528,10 +529,12 @@ class VersionedTier:
             most = max(one.hold for one in self.pending.values())
             others = {name: one for name, one in self.pending.items() if one.message is not None and one.message.tool}
             all_of_them = partial(self.backend.commit, os.urandom(16).hex(), {EVERYTHING}, most)
-            self.pending = others | {"all writes": _Pending(all_of_them, None, most)}
-        is_held = write.id not in self.pending and not (failed or hold or write.late_roots)
+            self.pending = others | {"all writes": _Pending(all_of_them, None, most, has_failed=True)}
+        has_failed = write.id in self.pending  # to begin
+        is_held = not (has_failed or failed or hold or write.late_roots)
         send = partial(self.backend.commit, write.id, moved, hold)
-        one = self.pending[write.id] = _Pending(send, self._message(tags, entries), hold, is_held)
+        one = _Pending(send, self._message(tags, entries), hold, is_held, has_failed=has_failed)
+        self.pending[write.id] = one
         return one
 
     def _start(self, steps: Coroutine[Any, Any, None]) -> None:
@@ -560,7 +563,7 @@ class VersionedTier:
         try:
             number = await one.send(LOST if one.message is None else one.message.encode(self.codec))
         except BaseException:
-            one.is_held = one.may_wait = False
+            one.is_held, one.may_wait, one.has_failed = False, False, True
             raise
         if one.message is None:
             self.feed.lose()

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from agent_cache import AgentCache
+from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import drive
 from agent_cache.remote.feed import News
@@ -63,6 +63,23 @@ async def test_a_pending_invalidation_outlives_a_deleted_page(tmp_path: Path):
             await until(lambda: reader.stats()["failures"] or not reader.stats()["trusted"])
         await until(lambda: not writer.stats()["pending"])
         assert await value_of(reader, read("order:7")) == "nothing"
+
+
+async def test_writes_that_end_at_the_same_time_are_no_outage(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """With a second tier each of them ends in a task of its own."""
+    near, far = FileTier(tmp_path / "near"), FileTier(tmp_path / "far")
+
+    @AgentCacheInvalidator("order:{order_id}", backup=near, remote_cache=far, name="at_once:put")
+    async def put(order_id: str, *, fails: bool = False) -> None:
+        await asyncio.sleep(0)
+        if fails:
+            raise TimeoutError
+
+    async with near, far:
+        calls = [put(str(number), fails=number % 3 == 0) for number in range(9)]
+        await asyncio.gather(*calls, return_exceptions=True)
+    assert not caplog.records
+    assert near.stats()["failures"] == far.stats()["failures"] == 0
 
 
 async def test_a_thread_that_has_delivered_the_last_invalidation_does_not_take_back_that_another_is_missing(

@@ -160,7 +160,7 @@ class FileTier(VersionedTier):
 
     def _note_pending(self) -> None:
         with self._marking:  # or a thread that has delivered the last one takes back what another has just said
-            is_missing = bool(self.pending)
+            is_missing = any(one.has_failed for one in list(self.pending.values()))
             if not (is_missing or self.backend.is_missing):
                 return
             is_said = self.backend.mark(is_missing=is_missing)
