@@ -166,12 +166,13 @@ class Step:
 class Match(NamedTuple):
     """A call of the first run, and the one of the second run that it is. There is one of them at least.
 
-    `over` has the calls of the first run that it was moved over in its task.
+    `over` gives, once, the calls of the first run that it was moved over in its task: of thousands that were shuffled,
+    each was moved over thousands, and most of these need not be looked at.
     """
 
     one: Step | None
     other: Step | None
-    over: Sequence[Step] = ()
+    over: Iterator[Step] = iter(())
 
 
 def step_of(call: RecordedCall, chain: tuple[str, ...], number: int = 0, index: int = 0) -> Step:
@@ -252,9 +253,7 @@ def pair_runs(base: Sequence[Step], new: Sequence[Step], count_changes: Callable
         moved = same(ones, others)
         pairs = ordered + moved
         found += starmap(Match, ordered)
-        for one, other in moved:
-            over = [was for was, now in pairs if (was.number < one.number) != (now.number < other.number)]
-            found.append(Match(one, other, over))
+        found += (Match(one, other, _moved_over(one, other, pairs)) for one, other in moved)
     found += starmap(Match, same(base, new))
     known = {step.key for step in base}  # what the base has, too, is no other call with changed arguments
     groups = _grouped((step for step in right if step.key not in known), _name)
@@ -289,6 +288,11 @@ def _in_order(ones: list[Step], others: list[Step], of: Callable[[Step], Hashabl
             yield from zip(ones[begin:end], others[begin_new:end_new], strict=True)
         elif tag == "replace" and of is _outcome:
             yield from _in_order(ones[begin:end], others[begin_new:end_new], _key)
+
+
+def _moved_over(one: Step, other: Step, pairs: list[tuple[Step, Step]]) -> Iterator[Step]:
+    before, before_now = one.number, other.number
+    return (was for was, now in pairs if (was.number < before) != (now.number < before_now))
 
 
 def _nearest(ones: list[Step], others: list[Step], count: Callable[[Step, Step], int]) -> Iterator[tuple[Step, Step]]:
@@ -382,7 +386,7 @@ def diff_cassettes(a: Cassette | str | os.PathLike[str], b: Cassette | str | os.
         parts = ("name", "arguments", "key", "asker", "outcome")
         if changed := [part for part in parts if getattr(was, part) != getattr(now, part)]:
             diff.changed_calls.append({**about, "changed": changed, "a": was, "b": now})
-        if over:
+        if any(over):
             diff.moved_calls.append(about)
     diff.changed_calls.sort(key=lambda one: one["id"])
     for names in (diff.new_calls, diff.dropped_calls):

@@ -16,14 +16,14 @@ from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import msgspec
 
 from agent_cache.core.options import checked_function
-from agent_cache.core.tags import meet
+from agent_cache.core.versions import all_paths, paths_of
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.api import observe, recorded_http
 from agent_cache.recording.cassette import Cassette, recorded_rules
@@ -226,8 +226,11 @@ class _Rule:
         self._patterns: dict[str, re.Pattern[str] | None] = {}
         self.steps = list(map(self.read, baseline._steps))
         self.asked: dict[Hashable, list[Step]] = {}
+        self._written: defaultdict[Any, set[int]] = defaultdict(set)  # by path, the numbers of the writes that touch it
         for step in self.steps:
             self.asked.setdefault(step.key, []).append(step)
+            for path in (all_paths(step.call.tags, ()) or (None,)) if step.call.is_write else ():
+                self._written[path].add(step.number)
 
     def read(self, step: Step) -> Step:
         """A call without the places that may differ."""
@@ -279,9 +282,8 @@ class _Rule:
                 found.append(self.finding("arguments", text, one, other, where, _WARNING))
             if one.outcome != other.outcome:
                 found += (drift for drift in self.outcome(one, other) if not where or drift.event.kind == "error")
-            judged = [step for step in over if ("order", step.number) not in learned]
-            if judged and ("order", one.number) not in learned:
-                found.append(self.order(one, other, judged))
+            if ("order", one.number) not in learned:
+                found += self.order(one, other, (step for step in over if ("order", step.number) not in learned))
         return sorted(found, key=lambda drift: (drift.other is None, drift.shown.number)), matches
 
     def finding(
@@ -326,13 +328,29 @@ class _Rule:
         text = f"raised {_shown_error(now)}, and in the baseline {'did not' if was is None else _shown_error(was)}"
         return self.finding("error", text, step, other, where, _CRITICAL)
 
-    def order(self, step: Step, other: Step, over: Sequence[Step]) -> _Finding:
-        """A call that was moved over others in its task."""
-        severity = max(_severity_of_order(other.call, one.call) for one in over)
-        sides = ("before", "after") if step.number < over[0].number else ("after", "before")
-        was, now = (f"{side} {_shown_call(over[0].call)}" for side in sides)
+    def order(self, step: Step, other: Step, over: Iterator[Step]) -> Iterator[_Finding]:
+        """A call that was moved over others in its task, if there are any. No more of them are looked at than count."""
+        if (first := next(over, None)) is None:
+            return
+        severity, call = _INFO, other.call
+        met = self._meeting(call) if call.is_write else set()
+        for one in chain((first,), over) if call.is_write or self._writes else ():
+            if one.number in met:
+                severity = _CRITICAL
+                break
+            if one.call.is_write != call.is_write:
+                severity = _WARNING
+                if not met:
+                    break
+        sides = ("before", "after") if step.number < first.number else ("after", "before")
+        was, now = (f"{side} {_shown_call(first.call)}" for side in sides)
         text = f"came {now}, and in the baseline {sides[0]} it"
-        return self.finding("order", text, step, other, {"": (was, now)}, severity)
+        yield self.finding("order", text, step, other, {"": (was, now)}, severity)
+
+    def _meeting(self, write: RecordedCall) -> set[int]:
+        """The numbers of the baseline's writes that share a tag with this one; where one has no tags, all count."""
+        paths = (None, *paths_of(write.tags)) if write.tags else tuple(self._written)
+        return {number for path in paths for number in self._written.get(path, ())}
 
     def is_write(self, step: Step | None) -> bool:
         """Whether a call is a write, also one that has not ended, or was refused."""
@@ -381,13 +399,6 @@ def _type_of(error: Any) -> Any:
 
 def _tokens_of(run: Sequence[Step]) -> int:
     return sum(step.call.input_tokens + step.call.output_tokens for step in run)
-
-
-def _severity_of_order(one: RecordedCall, other: RecordedCall) -> DriftSeverity:
-    if one.is_write and other.is_write:
-        are_apart = one.tags and other.tags and not any(meet(tag, tag2) for tag in one.tags for tag2 in other.tags)
-        return _INFO if are_apart else _CRITICAL
-    return _WARNING if one.is_write or other.is_write else _INFO
 
 
 def _short_name(name: str) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import random
+import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -229,6 +232,21 @@ def test_a_call_is_known_by_its_place_in_its_task_and_a_task_by_its_calls() -> N
     assert Baseline(steps(*calls)).compare(steps(*calls, lanes="010")) == []
     one, other = calls[:2], (("write", 0), ("read", 1))  # whichever task began first
     assert Baseline(steps(*one, *other, lanes="1122")).compare(steps(*other, *one, lanes="1122")) == []
+
+
+def test_what_is_looked_at_in_a_run_that_was_shuffled_does_not_grow_with_the_square_of_its_calls() -> None:
+    def calls_to_compare(number: int) -> int:
+        made = [("write" if n % 10 == 0 else f"read{n}", n) for n in range(number)]
+        baseline, new = Baseline(steps(*made)), steps(*random.Random(1).sample(made, number))
+        seen = Counter[str]()
+        sys.setprofile(lambda _frame, event, _: seen.update([event]))
+        try:
+            assert len(baseline.compare(new)) > number / 2
+        finally:
+            sys.setprofile(None)
+        return seen["call"]
+
+    assert calls_to_compare(800) < 8 * calls_to_compare(200)
 
 
 async def test_recorded_times_and_random_values_do_not_count(runs: Runs) -> None:
