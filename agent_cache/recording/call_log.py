@@ -17,7 +17,8 @@ from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.match import Matcher
 from agent_cache.recording.outcomes import decode, encode
 from agent_cache.recording.partial_file import PartialFile
-from agent_cache.recording.redaction import Redaction
+from agent_cache.recording.redaction import Redaction, redact_key
+from agent_cache.values.compare import utf8_text
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -51,7 +52,7 @@ class CallLog:
         self._last_time = max(self._last_time + 1, int((time.perf_counter() - self._began) * 1e6))
         return self._last_time
 
-    def end(self, call: ActiveCall, outcome: dict[str, Any], source: str, tags: list[str]) -> None:
+    def end(self, call: ActiveCall, outcome: dict[str, Any], source: str, tags: Sequence[str]) -> None:
         """Keep a call that has ended."""
         if not self.is_closed and self._open.pop(call.id, None) is not None:
             self.keep(self.recorded(call, outcome, source, tags))
@@ -64,6 +65,8 @@ class CallLog:
         self._last_time = now = max(self._last_time + 1, int((time.perf_counter() - self._began) * 1e6))  # as in `now`
         if call.is_awaited:
             outcome["awaited"] = True
+        if tags and not call.clean_tags.issuperset(tags):
+            tags = redacted_tags(call, tags, self._redaction)
         counted: dict[str, Any] = {}
         if usage is not None:
             model = None if usage.model is None else self._redaction.labelled("model", usage.model)
@@ -71,7 +74,7 @@ class CallLog:
         return RecordedCall(
             id=call.id, parent=None if parent is None else parent.id, kind=function.kind, name=function.name,
             arguments=call.arguments, key=call.key, digest=call.digest.hex(), asker=call.asker, after=call.after,
-            lane=call.lane, forked=call.forked, outcome=outcome, source=source, tags=list(tags),
+            lane=call.lane, forked=call.forked, outcome=outcome, source=source, tags=sorted({*tags}),
             started_ms=call.started / 1000, duration_ms=(now - call.started) / 1000, **counted,
         )  # fmt: skip
 
@@ -103,6 +106,14 @@ class CallLog:
     def discard(self) -> None:
         """Close, and keep nothing more."""
         self.is_closed = True
+
+
+def redacted_tags(call: ActiveCall, tags: Sequence[str], redaction: Redaction) -> Sequence[str]:
+    """Tags without what redaction has removed from the arguments of their call."""
+    if call.given is None and all(map(str.isascii, tags)) and not redaction.may_change(encode(tags)):
+        return tags
+    given = call.arguments if call.given is None else call.given
+    return [redact_key(utf8_text(tag), given, call.arguments, redaction) for tag in tags]
 
 
 class CassetteLog(CallLog):

@@ -246,6 +246,7 @@ class ActiveCall:
         is_answered: whether it does not run.
         tool_call, passed: of a tool, the call that hooks have received; of a function, its arguments.
         is_write: whether it changes something outside.
+        clean_tags: tags of a write from which redaction removes nothing, as far as that is known.
         is_sync_tool: whether it is a call of a cached tool that is no `async def`, so that nothing may be awaited.
     """
 
@@ -259,6 +260,7 @@ class ActiveCall:
     tool_call: HookedCall | None = None
     chunks: list[Any] | None = None
     exchange: Any = None
+    clean_tags: set[str] | frozenset[str] = frozenset()
     is_answered = is_plain_stream = is_awaited = is_sync_tool = False
 
     def __init__(

@@ -32,11 +32,10 @@ from agent_cache.recording.file import UNKNOWN_ASKER, RecordedCall, digest_of, d
 from agent_cache.recording.functions import ActiveCall, FunctionCall, RecordedFunction, function_of
 from agent_cache.recording.lanes import CHECKPOINT, Lanes, Turns
 from agent_cache.recording.match import ADVICE, ROOT_PLACE, Matcher, by_nobody, call_data, described, missing, place_of
-from agent_cache.recording.outcomes import check_outcome, encode, exact_json, problems_of, read_value, value_outcome
+from agent_cache.recording.outcomes import check_outcome, exact_json, problems_of, read_value, value_outcome
 from agent_cache.recording.prices import Savings, model_calls, savings_of
 from agent_cache.recording.redaction import Redaction, redact_key
 from agent_cache.recording.streams import NO_STREAMS, failure_outcome, is_stream, recorded_stream, replayed_stream
-from agent_cache.values.compare import utf8_text
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -459,7 +458,8 @@ class Tape:
 
     def write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         """Write a call that was made, with its redacted outcome."""
-        source, tags, tool_call = "", [], call.tool_call
+        source, tool_call = "", call.tool_call
+        tags: Sequence[str] = ()
         if tool_call is not None:
             made = tool_call.call
             source = tool_call.answered_by if made is None else made.source
@@ -470,8 +470,7 @@ class Tape:
             if source == "write" and made is not None and made.tags:
                 late = made.operation.tags.late
                 roots = {rule.root for rule in late} if late else ()  # more of such a tag may be a secret
-                known = [root if (root := root_of(tag)) in roots else tag for tag in made.tags] if late else made.tags
-                tags = sorted(set(redacted_tags(call, known, self.redaction)))
+                tags = [root if (root := root_of(tag)) in roots else tag for tag in made.tags] if late else made.tags
         with self._lock:
             if self.file is not None and not self.file.is_closed:
                 if self.file.needs_identity and (len(outcome) > 1 or "value" not in outcome):
@@ -603,14 +602,6 @@ def _warn_once(what: str, name: str, text: str) -> None:
 
 
 # Cached tools on a tape
-
-
-def redacted_tags(call: ActiveCall, tags: Sequence[str], redaction: Redaction) -> Sequence[str]:
-    """Tags without what redaction has removed from the arguments of their call."""
-    if call.given is None and all(map(str.isascii, tags)) and not redaction.may_change(encode(tags)):
-        return tags
-    given = call.arguments if call.given is None else call.given
-    return [redact_key(utf8_text(tag), given, call.arguments, redaction) for tag in tags]
 
 
 def show_in_sessions(tool_call: HookedCall, recorded: RecordedCall, value: Any, error: BaseException | None) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from hashlib import blake2b
 from itertools import islice
@@ -39,7 +39,7 @@ from agent_cache.errors import (
     JournalError,
 )
 from agent_cache.recording.api import Block
-from agent_cache.recording.call_log import CallLog
+from agent_cache.recording.call_log import CallLog, redacted_tags
 from agent_cache.recording.encryption import LineCipher
 from agent_cache.recording.file import (
     UNKNOWN_ASKER,
@@ -58,7 +58,7 @@ from agent_cache.recording.http.identity import Http
 from agent_cache.recording.match import Matcher, by_nobody, described, place_of
 from agent_cache.recording.outcomes import check_outcome, decode, encode
 from agent_cache.recording.redaction import Redaction, redaction_of
-from agent_cache.recording.tape import Tape, redacted_tags
+from agent_cache.recording.tape import Tape
 from agent_cache.resume.checkpoints import Checkpoint, checkpoint_line, checkpoint_of, state_data
 from agent_cache.resume.journal import (
     JournalFile,
@@ -426,12 +426,6 @@ class _JournalTape(Tape):
 
     # The end of a call, and of the run
 
-    def write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
-        with self._lock:
-            self.file.is_hidden = self.redaction.noted.is_changed
-            super().write(call, outcome)
-        self.redaction.noted.is_changed = False  # that of tags is no loss
-
     def pause(self, call: ActiveCall, stored: StoredJournal) -> None:
         """An interrupt of LangGraph has left a call: it is made again when the graph goes on, in the same place.
 
@@ -523,13 +517,12 @@ class _JournalLog(CallLog):
     Calls that were cut off have no line until the run has come to its end: a resumed run makes them again.
     """
 
-    is_hidden = False  # whether redaction has changed the outcome that is about to be written
     is_sealed = False
 
     def __init__(
         self, tape: _JournalTape, file: JournalFile, redaction: NotingRedaction, stored: StoredJournal
     ) -> None:
-        super().__init__(redaction)
+        super().__init__(redaction.rules)
         self.path = file.path
         self._tape, self.journal_file, self._noted = tape, file, redaction.noted
         ended, begun = {call.id for call in stored.calls}, stored.begun
@@ -566,11 +559,11 @@ class _JournalLog(CallLog):
             arguments=call.arguments, key=key, tags=sorted(known),
         )  # fmt: skip
         self.append(call, encode({"intent": intent}) + b"\n", is_urgent=True)
-        self.begun[call.place] = intent
-        self._noted.is_changed = False
+        self.begun[call.place], call.clean_tags = intent, known
 
-    def end(self, call: ActiveCall, outcome: dict[str, Any], source: str, tags: list[str]) -> None:
+    def end(self, call: ActiveCall, outcome: dict[str, Any], source: str, tags: Sequence[str]) -> None:
         """Write a call that has ended."""
+        is_hidden, self._noted.is_changed = self._noted.is_changed, False
         if self.journal_file.is_closed or self._open.pop(call.id, None) is None:
             return
         if call.id in self._void:
@@ -580,13 +573,13 @@ class _JournalLog(CallLog):
             self.begun.setdefault(call.place, _opened(call))
             self._tape.pause(call, stored)
             return
-        if self.is_hidden:
+        if is_hidden:
             text = "redaction has changed an outcome in a journal, so this run can only be resumed with a key="
             warn_once(text, call.function.name)
         recorded = self.recorded(call, outcome, source, tags)
-        line = encode(msgspec.structs.replace(recorded, place=call.place.hex(), hidden=self.is_hidden)) + b"\n"
-        is_read = not call.is_write and recorded.kind != "llm"
-        if not is_answer(outcome) or (is_read and ("unencodable" in outcome or "class" in outcome)):
+        line = encode(msgspec.structs.replace(recorded, place=call.place.hex(), hidden=is_hidden)) + b"\n"
+        is_read, is_ended = not call.is_write and recorded.kind != "llm", "value" in outcome or is_answer(outcome)
+        if not is_ended or (is_read and ("unencodable" in outcome or "class" in outcome)):
             self._cut[call.id] = line
         else:
             self.append(call, line, is_urgent=call.is_write)

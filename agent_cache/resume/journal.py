@@ -133,20 +133,20 @@ class NotingRedaction(Redaction):
 
     def __init__(self, rules: Redaction) -> None:
         self.__dict__.update(vars(rules))
-        self._rules = rules
+        self.rules = rules
         self.noted = _Noted()
 
     def apply(self, data: Any) -> Any:
-        return self._compared(data, self._rules.apply(data))
+        return self._compared(data, self.rules.apply(data))
 
     def text(self, text: str, depth: int = 0) -> str:
-        return str(self._compared(text, self._rules.text(text, depth)))
+        return str(self._compared(text, self.rules.text(text, depth)))
 
     def labelled(self, name: str, text: str) -> str:
-        return str(self._compared(text, self._rules.labelled(name, text)))
+        return str(self._compared(text, self.rules.labelled(name, text)))
 
     def is_secret(self, name: str) -> bool:
-        found = self._rules.is_secret(name)
+        found = self.rules.is_secret(name)
         self.noted.is_changed |= found
         return found
 
