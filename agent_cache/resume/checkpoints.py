@@ -202,7 +202,8 @@ def _written(value: Any, name: str) -> Any:
     try:
         return _ANY.to_plain(value)
     except Unencodable as error:
-        raise CheckpointError(f"{error}; pass plain values, or a class given to register_state", name) from None
+        text = "pass plain values, or as the whole state an object of a class given to register_state"
+        raise CheckpointError(f"{error}; {text}", name) from None
 
 
 def _read(plain: Any) -> Any:

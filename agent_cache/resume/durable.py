@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from agent_cache.core.options import checked_choice, checked_flag
+from agent_cache.core.options import checked_choice, checked_flag, takes
 from agent_cache.core.tags import root_of, unescape
 from agent_cache.engine.blocking import run_blocking
 from agent_cache.engine.hooks import CURRENT_CALL, RUN, HookedCall, replay_into_sessions
@@ -183,6 +183,10 @@ def _choices(given: Any) -> tuple[str, dict[str, str | Check]]:
             raise ConfigurationError(f"Journal: on_doubt maps tools, or their names, to what is done; got {tool!r}")
         if not callable(choice) or isinstance(choice, type):
             checked_choice(choice, _WORDS, f"Journal: on_doubt of {name}")
+        elif not takes(choice, 2):
+            raise ConfigurationError(
+                f"Journal: on_doubt of {name} must be called as check(arguments, key), got {choice!r}"
+            )
         found[name] = choice
     return "raise", found
 

@@ -290,7 +290,7 @@ class JournalFile:
         self._key = key
         self._cipher = None if key is None else LineCipher(key)
         self._size = self._lines = 0
-        with _reported(path, "written"):
+        with _reported(path, "opened and locked"):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 self._descriptor = open_locked(path, 0o600, os.O_APPEND | getattr(os, "O_NONBLOCK", 0))

@@ -12,10 +12,11 @@ import functools
 import inspect
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
 
+from agent_cache.core.options import takes
 from agent_cache.errors import CheckpointError, ConfigurationError, RestoreError
 from agent_cache.resume.checkpoints import (
     Checkpoint,
@@ -53,7 +54,7 @@ def register_restore_hook(framework: str, hook: _Hook) -> Callable[[], None]:
         ConfigurationError: if the framework is no text, or the hook cannot be called.
     """
     is_generator = inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook)  # of which nothing would run
-    if not isinstance(framework, str) or not framework or not callable(hook) or is_generator:
+    if not isinstance(framework, str) or not framework or not callable(hook) or is_generator or not takes(hook, 2):
         text = "takes a name and a function of state and target, no generator"
         raise ConfigurationError(f"register_restore_hook {text}, got {framework!r} and {hook!r}")
     _hooks[framework] = [*_hooks.get(framework, ()), hook]
@@ -79,8 +80,8 @@ async def restore(checkpoint: Checkpoint, target: T, *, accept_redacted: bool = 
     - `LangChainState` into a graph of LangGraph, with the thread in its configuration
       (``graph.with_config({"configurable": {"thread_id": ...}})``): the thread gets the values and the next nodes.
     - `OpenAIAgentsState` into a ``Session`` of OpenAI Agents: the session gets the items.
-    - any other: the attributes of the target, or the items of a dict, are set to the fields of the state. For these two
-      states a list as target gets the messages, or the items.
+    - any other: the attributes of the target, or the items of a mapping, are set to the fields of the state. For these
+      two states a list as target gets the messages, or the items.
 
     Args:
         checkpoint: the checkpoint.
@@ -129,6 +130,8 @@ async def _restored(state: Any, target: Any, hooks: tuple[_Hook, ...]) -> Any:
             except Exception as error:  # noqa: BLE001 - a hook is the user's, and the errors of all are raised below
                 errors.append(error)
             else:
+                if isinstance(returned, bool):  # whether it worked: the target would be put back then
+                    errors.append(TypeError(f"it returned {returned}, and no target; let it return nothing"))
                 given = given if returned is None else returned
         if errors:
             texts = "; ".join(f"{type(error).__name__}: {error}" for error in errors)
@@ -211,7 +214,7 @@ def _assign_fields(state: Any, target: Any) -> Any:
             raise TypeError(f"a list has no place for the fields of the state: {', '.join(sorted(fields))}")
         target[:] = fields[name]
         return target
-    if isinstance(target, dict):
+    if isinstance(target, MutableMapping):
         target.update(fields)
         return target
     kind: Any = type(target)
@@ -226,7 +229,7 @@ def _assign_fields(state: Any, target: Any) -> Any:
 def _fields_of(state: Any, target: Any) -> dict[str, Any]:
     """The fields of a state; of those of a framework, beside its messages or items, those that the target has."""
     fields = fields_of(state)
-    has = target.__contains__ if isinstance(target, dict) else functools.partial(hasattr, target)
+    has = target.__contains__ if isinstance(target, MutableMapping) else functools.partial(hasattr, target)
     if isinstance(state, LangChainState):
         steps = {name: fields[name] for name in ("intermediate_steps",) if fields[name] or has(name)}
         return {"messages": _messages_of(state), **state.values, **steps}

@@ -95,6 +95,8 @@ def test_objects_of_a_registered_class_come_back(make):
             register_state(kind, framework=taken)
     register_state(Kept)
     assert checkpoint(Kept(1)).framework == f"{__name__}:Kept"
+    with pytest.raises(CheckpointError, match="as the whole state an object of a class"):
+        checkpoint({"plan": state})
 
 
 def test_a_model_with_aliases_and_computed_fields_comes_back():

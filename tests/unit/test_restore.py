@@ -249,13 +249,16 @@ async def test_a_target_that_could_not_be_put_back_is_refused_before_a_hook_runs
     assert ran == []
 
 
-async def test_a_generator_is_no_hook():
+async def test_what_could_not_restore_is_no_hook(hooked):
     async def later(state, target):
         yield
 
-    for hook in (later, lambda state, target: (yield)):
-        with pytest.raises(ConfigurationError, match="no generator"):
+    for hook in (later, lambda state, target: (yield), lambda state: None, 3):
+        with pytest.raises(ConfigurationError, match="a function of state and target, no generator"):
             register_restore_hook("custom", hook)
+    target = Agent()  # whoever says that it worked does not mean a new object
+    with pytest.raises(RestoreError, match="returned True"):
+        await hooked(target, lambda state, target: True)
 
 
 # Without a hook
@@ -288,6 +291,9 @@ async def test_messages_and_items_are_restored_into_plain_targets():
     items = OpenAIAgentsState(items=[{"role": "user"}], last_agent="a")
     await restore(checkpoint(items), listed)
     assert listed == [{"role": "user"}]
+    mapping = collections.UserDict(last_agent="")
+    await restore(checkpoint(items), mapping)
+    assert dict(mapping) == {"items": [{"role": "user"}], "last_agent": "a"}
     namespace = types.SimpleNamespace(last_agent="")
     await restore(checkpoint(items), namespace)
     assert vars(namespace) == {"items": [{"role": "user"}], "last_agent": "a"}

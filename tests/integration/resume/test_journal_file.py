@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import subprocess
@@ -172,8 +173,18 @@ def test_there_may_be_no_journal_or_an_empty_one_or_a_link(tmp_path):
     with pytest.raises(JournalError, match="cannot be read"):
         read_journal(tmp_path)
     (tmp_path / "s.jsonl").symlink_to(tmp_path / "outside")  # which is not written through
-    refused(tmp_path, "cannot be written")
+    refused(tmp_path, "cannot be opened")
     assert not (tmp_path / "outside").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no locks there")
+def test_a_folder_without_locks_is_refused_with_what_it_lacks(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    crash(tmp_path)
+    monkeypatch.setattr("fcntl.flock", refuse)
+    refused(tmp_path, "cannot be opened and locked: No locks available")
 
 
 @pytest.mark.parametrize("rest", [b"", b'{"agent_cache_jou'])

@@ -584,6 +584,7 @@ def test_restart_resumes_a_run_that_has_not_ended(world, directory):
         ({"on_doubt": "retry"}, "on_doubt"),
         ({"on_doubt": {"pay": "retry"}}, "on_doubt of pay"),
         ({"on_doubt": {len: "rerun"}}, "maps tools, or their names"),
+        ({"on_doubt": {"pay": lambda arguments: None}}, r"on_doubt of pay .* check\(arguments, key\)"),
         ({"durability": "disk"}, "durability"),
         ({"key": "secret"}, "Journal: key must be"),
         ({"key": b"too short"}, "Journal: key must be"),
