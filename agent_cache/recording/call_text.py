@@ -27,6 +27,11 @@ def described(name: str, arguments: dict[str, Any], each: int = _SHORT, most: in
     return f"{name}({shortened(text, most)})"
 
 
+def function_in(name: str) -> str:
+    """The name of a function without its module. A request has none."""
+    return name if " " in name else name.rpartition(":")[2]
+
+
 def arguments_text(call: RecordedCall, each: int = _SHORT, most: int = _ARGUMENTS) -> str:
     """The arguments by name: of a request to a model, the last message alone."""
     shown = call.arguments

@@ -166,8 +166,7 @@ class Step:
 class Match(NamedTuple):
     """A call of the first run, and the one of the second run that it is. There is one of them at least.
 
-    `over` gives, once, the calls of the first run that it was moved over in its task: of thousands that were shuffled,
-    each was moved over thousands, and most of these need not be looked at.
+    `over` gives, once, the calls of the first run that it was moved over in its task, which may be thousands each.
     """
 
     one: Step | None

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -26,6 +26,7 @@ from agent_cache.core.options import checked_function
 from agent_cache.core.versions import all_paths, paths_of
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording.api import observe, recorded_http
+from agent_cache.recording.call_text import described, function_in
 from agent_cache.recording.cassette import Cassette, recorded_rules
 from agent_cache.recording.differences import (
     KEY,
@@ -42,9 +43,9 @@ from agent_cache.recording.differences import (
     step_of,
 )
 from agent_cache.recording.file import Header, RecordedCall
-from agent_cache.recording.match import described
 from agent_cache.recording.partial_file import replace_file
 from agent_cache.recording.redaction import Redaction
+from agent_cache.values.compare import plural, shortened
 
 _LOG = logging.getLogger("agent_cache")
 
@@ -53,7 +54,6 @@ _NUMBERS = ("missing", "extra", "repeated")
 _MAX_PLACES = 20
 """Changed places of arguments up to which they are counted."""
 _PASSES = 6
-_LONG = 80
 
 
 class DriftSeverity(enum.IntEnum):
@@ -131,11 +131,11 @@ class DriftReport(msgspec.Struct, frozen=True):
         }
 
     def __str__(self) -> str:
-        number, run = len(self.drifts), f"{self.calls} call{'' if self.calls == 1 else 's'}"
-        if not number:
-            return f"no drift in {run}"
+        if not self.drifts:
+            return f"no drift in {plural(self.calls, 'call')}"
         total = ", ".join(f"{number} {severity.name.lower()}" for severity, number in self.counts.items() if number)
-        return "\n".join([f"{number} drift{'' if number == 1 else 's'} in {run}: {total}", *map(str, self.drifts)])
+        first = f"{plural(len(self.drifts), 'drift')} in {plural(self.calls, 'call')}: {total}"
+        return "\n".join([first, *map(str, self.drifts)])
 
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -226,10 +226,11 @@ class _Rule:
         self._patterns: dict[str, re.Pattern[str] | None] = {}
         self.steps = list(map(self.read, baseline._steps))
         self.asked: dict[Hashable, list[Step]] = {}
-        self._written: defaultdict[Any, set[int]] = defaultdict(set)  # by path, the numbers of the writes that touch it
+        # Numbers of the writes that touch a path, of those without tags (None), and of all ("*").
+        self._written: defaultdict[Any, set[int]] = defaultdict(set)
         for step in self.steps:
             self.asked.setdefault(step.key, []).append(step)
-            for path in (all_paths(step.call.tags, ()) or (None,)) if step.call.is_write else ():
+            for path in ("*", *(all_paths(step.call.tags, ()) or (None,))) if step.call.is_write else ():
                 self._written[path].add(step.number)
 
     def read(self, step: Step) -> Step:
@@ -282,8 +283,9 @@ class _Rule:
                 found.append(self.finding("arguments", text, one, other, where, _WARNING))
             if one.outcome != other.outcome:
                 found += (drift for drift in self.outcome(one, other) if not where or drift.event.kind == "error")
-            if ("order", one.number) not in learned:
-                found += self.order(one, other, (step for step in over if ("order", step.number) not in learned))
+            judged = [step for step in over if ("order", step.number) not in learned]
+            if judged and ("order", one.number) not in learned:
+                found.append(self.order(one, other, judged))
         return sorted(found, key=lambda drift: (drift.other is None, drift.shown.number)), matches
 
     def finding(
@@ -328,29 +330,18 @@ class _Rule:
         text = f"raised {_shown_error(now)}, and in the baseline {'did not' if was is None else _shown_error(was)}"
         return self.finding("error", text, step, other, where, _CRITICAL)
 
-    def order(self, step: Step, other: Step, over: Iterator[Step]) -> Iterator[_Finding]:
-        """A call that was moved over others in its task, if there are any. No more of them are looked at than count."""
-        if (first := next(over, None)) is None:
-            return
-        severity, call = _INFO, other.call
-        met = self._meeting(call) if call.is_write else set()
-        for one in chain((first,), over) if call.is_write or self._writes else ():
-            if one.number in met:
-                severity = _CRITICAL
-                break
-            if one.call.is_write != call.is_write:
-                severity = _WARNING
-                if not met:
-                    break
-        sides = ("before", "after") if step.number < first.number else ("after", "before")
-        was, now = (f"{side} {_shown_call(first.call)}" for side in sides)
+    def order(self, step: Step, other: Step, over: Sequence[Step]) -> _Finding:
+        """A call that was moved over others in its task. The order of two writes counts if they share a tag."""
+        call, written, numbers = other.call, self._written, {one.number for one in over}
+        if call.is_write:
+            met = set().union(*(written[path] for path in (None, *paths_of(call.tags)))) if call.tags else written["*"]
+            severity = _CRITICAL if numbers & met else _WARNING if numbers - written["*"] else _INFO
+        else:
+            severity = _WARNING if numbers & written["*"] else _INFO
+        sides = ("before", "after") if step.number < over[0].number else ("after", "before")
+        was, now = (f"{side} {_shown_call(over[0].call)}" for side in sides)
         text = f"came {now}, and in the baseline {sides[0]} it"
-        yield self.finding("order", text, step, other, {"": (was, now)}, severity)
-
-    def _meeting(self, write: RecordedCall) -> set[int]:
-        """The numbers of the baseline's writes that share a tag with this one; where one has no tags, all count."""
-        paths = (None, *paths_of(write.tags)) if write.tags else tuple(self._written)
-        return {number for path in paths for number in self._written.get(path, ())}
+        return self.finding("order", text, step, other, {"": (was, now)}, severity)
 
     def is_write(self, step: Step | None) -> bool:
         """Whether a call is a write, also one that has not ended, or was refused."""
@@ -401,16 +392,12 @@ def _tokens_of(run: Sequence[Step]) -> int:
     return sum(step.call.input_tokens + step.call.output_tokens for step in run)
 
 
-def _short_name(name: str) -> str:
-    return name if " " in name else name.rpartition(":")[2]  # a request has no module
-
-
 def _listed(steps: Sequence[Step]) -> str:
-    return ", ".join(islice(dict.fromkeys(_short_name(step.call.name) for step in steps), 5))
+    return ", ".join(islice(dict.fromkeys(function_in(step.call.name) for step in steps), 5))
 
 
 def _shown_call(call: RecordedCall) -> str:
-    return call.name if " " in call.name else described(_short_name(call.name), call.arguments)
+    return call.name if " " in call.name else described(function_in(call.name), call.arguments)
 
 
 def _shown_error(error: Any) -> str:
@@ -418,8 +405,8 @@ def _shown_error(error: Any) -> str:
     text = repr(error)
     if _type_of(error) is not None:
         message = error.get("message")
-        text = _short_name(str(error["type"])) + (f"({message!r})" if message else "")
-    return text if len(text) <= _LONG else f"{text[: _LONG - 3]}..."
+        text = function_in(str(error["type"])) + (f"({message!r})" if message else "")
+    return shortened(text, 80)
 
 
 def _shown_places(where: Places) -> str:

@@ -40,6 +40,7 @@ from agent_cache.errors import (
 )
 from agent_cache.recording.api import Block
 from agent_cache.recording.call_log import CallLog, redacted_tags
+from agent_cache.recording.call_text import function_in
 from agent_cache.recording.encryption import LineCipher
 from agent_cache.recording.file import (
     UNKNOWN_ASKER,
@@ -324,7 +325,7 @@ class _JournalTape(Tape):
         name = call.function.name
         before = [one for one in self._left.values() if not (call.lane or one.lane)] or [
             one for one in self._left.values()
-            if one.name != name and _function_in(one.name) == _function_in(name) and one.arguments == call.arguments
+            if one.name != name and function_in(one.name) == function_in(name) and one.arguments == call.arguments
         ]  # fmt: skip
         if before:
             text = (
@@ -369,7 +370,7 @@ class _JournalTape(Tape):
         """What a write in doubt returns, by the user's policy; `RUN` if it is made again, with its key."""
         choice = self.journal.choice(call.function.name, *call.function.names)
         if choice == "notice":
-            shown = self._shown(_function_in(doubt.name), call.arguments)  # as the model knows it
+            shown = self._shown(function_in(doubt.name), call.arguments)  # as the model knows it
             return (
                 f"It is not known whether {shown} took effect: the process ended "
                 "while it was running. Do not repeat it before you know; look at what it would have changed."
@@ -475,7 +476,7 @@ class _JournalTape(Tape):
     def _undone(self) -> CassetteError | None:
         """What a run that has returned has not made again."""
         for one in self._left.values():
-            path = _function_in(one.name)
+            path = function_in(one.name)
             if isinstance(one, Intent) and self.journal.choice(one.name, path, path.rpartition(".")[2]) == "raise":
                 return self._in_doubt(one, f"{_BEGAN}, and it was not made again. {_FIND_OUT}")
             if new := self._new_writes.get(one.name) or self._new_writes.get(encode(one.arguments)):
@@ -489,11 +490,6 @@ class _JournalTape(Tape):
             shown = ", ".join(f"{one.name} (call {one.id})" for one in islice(self._left.values(), 5))
             _LOG.warning("%s: the resumed run has not come to writes that it had made: %s", self.file.path, shown)
         return None
-
-
-def _function_in(name: str) -> str:
-    """The name of a function without its module. A request has none."""
-    return name if " " in name else name.rpartition(":")[2]
 
 
 def _content(one: Checkpoint) -> tuple[Any, ...]:
