@@ -140,7 +140,7 @@ LINES = {
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end, new certificates
     "recording": 9_798,  # of 6,700: redaction as its corpora need it is 1,183 of 750, fork and drift 1,600 of
     # 1,030; files, outcomes and the ways in (formats, prices, LiteLLM, foreign recordings) are 3,560 of 2,600
-    "resume": 2_145,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,190
+    "resume": 2_142,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,190
     "pytest_plugin": 920,  # of 850
     "service": 634,  # of 520: the schemas are 90, the drift of restored sessions 75
     "testing": 593,  # of 820: the contract of backends is 384, 15 for backends that end writers in `read` alone,

@@ -52,7 +52,7 @@ class CallLog:
         self._last_time = max(self._last_time + 1, int((time.perf_counter() - self._began) * 1e6))
         return self._last_time
 
-    def end(self, call: ActiveCall, outcome: dict[str, Any], source: str, tags: Sequence[str]) -> None:
+    def end(self, call: ActiveCall, outcome: dict[str, Any], source: str, tags: list[str]) -> None:
         """Keep a call that has ended."""
         if not self.is_closed and self._open.pop(call.id, None) is not None:
             self.keep(self.recorded(call, outcome, source, tags))

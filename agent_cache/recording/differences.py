@@ -146,7 +146,7 @@ class Step:
     """A call in its run.
 
     Attributes:
-        number: its position in the order in which calls started; `index`: in its cassette.
+        number: its position in the order in which calls started.
         chain: the names of the calls that enclose it.
         identity: what tells it apart, as far as it counts: its arguments, and its key and its asker if it has any.
         ended: how it ended, as far as it counts: as `ending_of` has it.
@@ -155,7 +155,6 @@ class Step:
 
     call: RecordedCall
     number: int
-    index: int
     chain: tuple[str, ...]
     identity: dict[str, Any]
     ended: dict[str, Any]
@@ -174,12 +173,12 @@ class Match(NamedTuple):
     over: Iterator[Step] = iter(())
 
 
-def step_of(call: RecordedCall, chain: tuple[str, ...], number: int = 0, index: int = 0) -> Step:
+def step_of(call: RecordedCall, chain: tuple[str, ...], number: int = 0) -> Step:
     """A call in its run."""
     given = {"arguments": call.arguments, "key": call.key, "asker": call.asker or None}
     identity = {name: one for name, one in given.items() if one is not None}
     ended = ending_of(call.outcome)
-    return Step(call, number, index, chain, identity, ended, (chain, call.digest + call.asker), digest_of(ended))
+    return Step(call, number, chain, identity, ended, (chain, call.digest + call.asker), digest_of(ended))
 
 
 def digest_of(value: Any) -> bytes:
@@ -223,13 +222,15 @@ def read_run(cassette: Cassette) -> list[Step]:
     for number, index in enumerate(cassette.outline.starts()):
         call, chain = cassette.steps[index], chains[enclosing[index]]
         chains[index] = (*chain, call.name)
-        steps.append(step_of(call, chain, number, index))
+        steps.append(step_of(call, chain, number))
     return steps
 
 
-def pair_runs(base: Sequence[Step], new: Sequence[Step], count_changes: Callable[[Step, Step], int]) -> list[Match]:
-    """Say of each call of two runs which one of the other run it is."""
-    found: list[Match] = []
+def pair_runs(
+    base: Sequence[Step], new: Sequence[Step], count: Callable[[Step, Step], int] | None = None
+) -> list[Match]:
+    """Say of each call of two runs which one of the other run it is. `count` says in how many places two differ."""
+    found, count = list[Match](), count or (lambda one, other: len(places_of(one.identity, other.identity)))
     left, right = dict.fromkeys(base), dict.fromkeys(new)
 
     def take(pairs: Iterable[tuple[Step, Step]]) -> list[tuple[Step, Step]]:
@@ -257,7 +258,7 @@ def pair_runs(base: Sequence[Step], new: Sequence[Step], count_changes: Callable
     known = {step.key for step in base}  # what the base has, too, is no other call with changed arguments
     groups = _grouped((step for step in right if step.key not in known), _name)
     for name, ones in _grouped(left, _name).items():
-        found += starmap(Match, take(_nearest(ones, groups.get(name, []), count_changes)))
+        found += starmap(Match, take(_nearest(ones, groups.get(name, []), count)))
     return [*found, *(Match(None, other) for other in right), *(Match(one, None) for one in left)]
 
 
@@ -371,9 +372,7 @@ def diff_cassettes(a: Cassette | str | os.PathLike[str], b: Cassette | str | os.
         output_token_delta=after.total_output_tokens - before.total_output_tokens,
         step_delta=len(after) - len(before),
     )
-    for one, other, over in pair_runs(
-        read_run(before), read_run(after), lambda one, other: len(places_of(one.identity, other.identity))
-    ):
+    for one, other, over in pair_runs(read_run(before), read_run(after)):
         if one is None or other is None:
             names, ids = (diff.new_calls, diff.new_ids) if one is None else (diff.dropped_calls, diff.dropped_ids)
             call = (one or other).call  # type: ignore[union-attr]  # there is one of them

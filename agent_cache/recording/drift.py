@@ -480,17 +480,9 @@ class Baseline:
             CassetteError: if the two have nothing in common, or cannot be compared for another reason.
             ConfigurationError: if a function of the tolerance raises.
         """
-        return self.compare_calls(new, tolerance)[0]
-
-    def compare_calls(
-        self, new: Cassette | str | os.PathLike[str], tolerance: Tolerance | None = None
-    ) -> tuple[list[DriftEvent], list[tuple[int, int]]]:
-        """The drifts of another recording, as `compare` gives them, and which of its calls is which."""
         cassette = new if isinstance(new, Cassette) else Cassette.load(new)
         rule, run = _Rule(self, tolerance or Tolerance()), _counting(cassette)
-        findings, matches = rule.findings(run, cassette.path)
-        pairs = sorted((one.index, other.index) for one, other, _ in matches if one and other)
-        return list(rule.events(findings, run)), pairs
+        return list(rule.events(rule.findings(run, cassette.path)[0], run))
 
     def _accept(self, finding: _Finding, same: set[str]) -> None:
         event, step, other, where = finding

@@ -458,8 +458,7 @@ class Tape:
 
     def write(self, call: ActiveCall, outcome: dict[str, Any]) -> None:
         """Write a call that was made, with its redacted outcome."""
-        source, tool_call = "", call.tool_call
-        tags: Sequence[str] = ()
+        source, tags, tool_call = "", [], call.tool_call
         if tool_call is not None:
             made = tool_call.call
             source = tool_call.answered_by if made is None else made.source
@@ -470,7 +469,7 @@ class Tape:
             if source == "write" and made is not None and made.tags:
                 late = made.operation.tags.late
                 roots = {rule.root for rule in late} if late else ()  # more of such a tag may be a secret
-                tags = [root if (root := root_of(tag)) in roots else tag for tag in made.tags] if late else made.tags
+                tags = [root if (root := root_of(tag)) in roots else tag for tag in made.tags] if late else [*made.tags]
         with self._lock:
             if self.file is not None and not self.file.is_closed:
                 if self.file.needs_identity and (len(outcome) > 1 or "value" not in outcome):

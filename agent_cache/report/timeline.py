@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from agent_cache.errors import CassetteError
 from agent_cache.recording.call_text import arguments_text, has_error, last_text, outcome_text
 from agent_cache.recording.cassette import Cassette, recorded_rules, redact_call
+from agent_cache.recording.differences import pair_runs, read_run
 from agent_cache.recording.drift import Baseline, DriftSeverity
 from agent_cache.recording.file import Intent, RecordedCall
 from agent_cache.recording.prices import Savings, model_calls, savings_of
@@ -506,11 +507,10 @@ def compared(timelines: Sequence[Timeline], cassettes: Sequence[Cassette]) -> Co
     for cassette in cassettes:
         cassette.steps = [redact_call(call, rules) for call in cassette.steps]  # drifts show the values that differ
     try:
-        found, pairs = Baseline(*cassettes[:-1]).compare_calls(cassettes[-1])
+        found = Baseline(*cassettes[:-1]).compare(cassettes[-1])
     except CassetteError as error:
         return Comparison(refusal=escaped(rules.text(error.reason)))
     sides = timelines[0], timelines[-1]
-    at_index = [{call.index: at for at, call in enumerate(side.calls)} for side in sides]
     at_id = [{call.id: at for at, call in enumerate(side.calls)} for side in sides]
     drifts = []
     for event in found:
@@ -520,4 +520,6 @@ def compared(timelines: Sequence[Timeline], cassettes: Sequence[Cassette]) -> Co
         drifts.append(_Drift(event.severity, event.kind, text, is_in_last or at < 0, at))
         if at >= 0:
             sides[is_in_last].calls[at].drifts.append(drifts[-1])
-    return Comparison(tuple(drifts), tuple((at_index[0][one], at_index[1][other]) for one, other in pairs))
+    pairs = pair_runs(read_run(cassettes[0]), read_run(cassettes[-1]))
+    both = [(one.call, other.call) for one, other, _ in pairs if one and other and one.call.kind != "env"]
+    return Comparison(tuple(drifts), tuple(sorted((at_id[0][one.id], at_id[1][other.id]) for one, other in both)))

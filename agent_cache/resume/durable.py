@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from hashlib import blake2b
 from itertools import islice
@@ -561,7 +561,7 @@ class _JournalLog(CallLog):
         self.append(call, encode({"intent": intent}) + b"\n", is_urgent=True)
         self.begun[call.place], call.clean_tags = intent, known
 
-    def end(self, call: ActiveCall, outcome: dict[str, Any], source: str, tags: Sequence[str]) -> None:
+    def end(self, call: ActiveCall, outcome: dict[str, Any], source: str, tags: list[str]) -> None:
         """Write a call that has ended."""
         is_hidden, self._noted.is_changed = self._noted.is_changed, False
         if self.journal_file.is_closed or self._open.pop(call.id, None) is None:

@@ -23,6 +23,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 
 from agent_cache.errors import CassetteError, CassetteNotFound, CheckpointError, ConfigurationError
+from agent_cache.recording.differences import pair_runs, read_run
 from agent_cache.recording.drift import Baseline, DriftEvent, DriftReport, Tolerance
 from agent_cache.recording.encryption import decrypted
 from agent_cache.recording.file import RecordedCall, now_text, read_bytes
@@ -316,10 +317,12 @@ class CheckpointStore:
             if not (original.is_sealed and new.is_sealed):
                 tolerance = msgspec.structs.replace(tolerance, tokens=None)
             if all(any(call.kind != "env" for call in journal.calls) for journal in (original, new)):
-                drifts, pairs = Baseline(original.cassette).compare_calls(new.cassette, tolerance)
+                drifts = Baseline(original.cassette).compare(new.cassette, tolerance)
                 if not original.is_sealed and all(one.kind != "missing" for one in drifts):
-                    beyond = {call.id for call in new.calls[max(index for _, index in pairs) + 1 :]}
-                    drifts = [one for one in drifts if one.call_id not in beyond]
+                    pairs = pair_runs(read_run(original.cassette), read_run(new.cassette))
+                    places = {call.id: place for place, call in enumerate(new.calls)}
+                    last = max(places[other.call.id] for one, other, _ in pairs if one and other)
+                    drifts = [one for one in drifts if places[one.call_id or 0] <= last]
             drifts = [one for one in drifts if new.is_sealed or one.kind != "missing"]
         return DriftOfSession(
             session_id=answer.new_session_id,

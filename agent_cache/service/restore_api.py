@@ -7,7 +7,6 @@ Files are read and written in threads, so that the event loop never waits for th
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Awaitable, Callable
@@ -46,7 +45,6 @@ T = TypeVar("T")
 _Authorize: TypeAlias = Callable[[Request, str, "str | None"], "bool | Awaitable[bool]"]
 """``authorize(request, action, session_id)``: whether the sender of a request may do this. See `restore_app`."""
 
-_LOG = logging.getLogger("agent_cache")
 _MAX_BODY = 64 * 1024
 
 
@@ -183,9 +181,8 @@ class _RestoreApi:
                 found.append(one)
             if len(found) > query.limit:
                 break
-        cursor = None
-        if len(found) > query.limit:
-            cursor = msgspec.json.encode(position_of(found[query.limit - 1])).decode()
+        is_more = len(found) > query.limit
+        cursor = msgspec.json.encode(position_of(found[query.limit - 1])).decode() if is_more else None
         return _json(CheckpointPage(checkpoints=found[: query.limit], next_cursor=cursor))
 
     async def read_checkpoint(self, request: Request) -> Response:
