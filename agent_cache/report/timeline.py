@@ -498,8 +498,7 @@ class Comparison(NamedTuple):
 def compared(timelines: Sequence[Timeline], cassettes: Sequence[Cassette]) -> Comparison:
     """Compare the last run with those before it, and mark in both where it drifts.
 
-    What varies between several runs before it is accepted, as by `Baseline`. A call that is missing in the last run is
-    marked in the first.
+    What varies between several runs before it is accepted. A call that is missing in the last is marked in the first.
     """
     rules = Redaction()
     for cassette in cassettes:
@@ -515,11 +514,10 @@ def compared(timelines: Sequence[Timeline], cassettes: Sequence[Cassette]) -> Co
     drifts = []
     for event in found:
         is_in_last = event.kind != "missing"
-        at = at_id[is_in_last].get(event.call_id or 0, -1)
-        text = escaped(rules.text(event.description))
+        at, text = at_id[is_in_last].get(event.call_id or 0, -1), escaped(rules.text(event.description))
         drifts.append(_Drift(event.severity, event.kind, text, is_in_last or at < 0, at))
         if at >= 0:
             sides[is_in_last].calls[at].drifts.append(drifts[-1])
-    pairs = pair_runs(read_run(cassettes[0]), read_run(cassettes[-1]))
-    both = [(one.call, other.call) for one, other, _ in pairs if one and other and one.call.kind != "env"]
-    return Comparison(tuple(drifts), tuple(sorted((at_id[0][one.id], at_id[1][other.id]) for one, other in both)))
+    runs = pair_runs(read_run(cassettes[0]), read_run(cassettes[-1]))
+    pairs = sorted((at_id[0][one.call.id], at_id[1][other.call.id]) for one, other, _ in runs if one and other)
+    return Comparison(tuple(drifts), tuple(pairs))
