@@ -21,7 +21,6 @@ from agent_cache.remote.feed import News
 from agent_cache.remote.file import FileTier
 from agent_cache.testing import FakeClock
 from tests.contract.workbench import commit, load, read, value_of, write, writing
-from tests.harness import library
 from tests.harness.processes import until
 
 
@@ -249,40 +248,26 @@ async def test_a_copy_ends_as_soon_as_its_damaged_database_is_set_aside(tmp_path
         await each.aclose()
 
 
-async def test_a_damaged_database_that_another_process_replaces_meanwhile_is_not_set_aside_twice(
-    tmp_path: Path, steps: list[Callable[[str], None]]
+@pytest.mark.parametrize("is_damaged", [True, False], ids=["damaged, and set aside once", "opened"])
+async def test_a_database_that_another_process_replaces_meanwhile_is_noticed(
+    tmp_path: Path, steps: list[Callable[[str], None]], *, is_damaged: bool
 ):
     path = tmp_path / "cache"
     await FileTier(path).aclose()
-    path.write_bytes(b"\xa5" * path.stat().st_size)
-    others: list[FileTier] = []
-
-    def replace(_: str) -> None:
-        steps.clear()
-        others.append(FileTier(path))
-        error = sqlite3.DatabaseError("what was there until now is not a database")
-        error.sqlite_errorcode = sqlite3.SQLITE_NOTADB
-        raise error
-
-    steps.append(replace)
-    async with FileTier(path) as tier, others[0] as other:
-        await load(other, read("order:7"), "value")
-        assert await value_of(tier, read("order:7")) == "value"
-
-
-async def test_a_database_that_another_process_replaces_while_it_is_opened_is_noticed(
-    tmp_path: Path, steps: list[Callable[[str], None]]
-):
-    path = tmp_path / "cache"
-    await FileTier(path).aclose()
+    if is_damaged:
+        path.write_bytes(b"\xa5" * path.stat().st_size)
     others: list[FileTier] = []
 
     def replace(text: str) -> None:
-        if "MAX(NUMBER)" in text:  # it has been opened
+        if is_damaged or "MAX(NUMBER)" in text:  # it has been opened
             steps.clear()
-            for file in tmp_path.iterdir():
+            for file in () if is_damaged else tmp_path.iterdir():
                 file.unlink()
             others.append(FileTier(path))
+        if is_damaged:
+            error = sqlite3.DatabaseError("what was there until now is not a database")
+            error.sqlite_errorcode = sqlite3.SQLITE_NOTADB
+            raise error
 
     steps.append(replace)
     async with FileTier(path) as tier, others[0] as other:
@@ -440,24 +425,6 @@ async def test_a_value_that_is_not_loaded_yet_by_a_clock_that_was_set_back_is_no
         assert await value_of(tier, request) == "nothing"
         await load(tier, request, "another")
         assert await value_of(tier, request) == "another"
-
-
-def test_a_result_does_not_outlive_its_ttl_because_the_clock_was_set_back(
-    tmp_path: Path, clock: library.Clock, monkeypatch: pytest.MonkeyPatch
-):
-    runs: list[int] = []
-
-    @AgentCache("price", ttl=1.0, remote_cache=FileTier(tmp_path / "cache"), name="price")
-    def price() -> int:
-        runs.append(1)
-        return len(runs)
-
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 3_600)
-    assert price() == 1
-    monkeypatch.setattr(time, "time", lambda: now)
-    clock.advance(1.5)  # its local copy has ended
-    assert price() == 2
 
 
 # Invalidations that are missing

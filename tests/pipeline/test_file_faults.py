@@ -137,27 +137,32 @@ def test_what_a_process_had_pending_when_it_died_costs_all_values(
     assert reader.do("look_up", 8) is None
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_child_and_its_parent_see_the_writes_of_each_other(tmp_path: Path):
-    printed = run_python(f"""
-import asyncio, json, os, sys
+TOOLS = """
+import asyncio, json, os, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.remote.file import FileTier
 from tests.harness.file_peers import Truth
 
-truth = Truth(Path({str(tmp_path)!r}))
-tier = FileTier({str(tmp_path / "cache")!r}, lease=0.3)
+folder = Path(sys.argv[1])
+truth = Truth(folder)
+tier = FileTier(folder / "cache", lease=0.3)
 
-@AgentCache("order:{{order}}", ttl=60, remote_cache=tier)
+@AgentCache("order:{order}", name="get", ttl=60, remote_cache=tier)
 def get(order):
     return truth[order]
 
-@AgentCacheInvalidator("order:{{order}}", remote_cache=tier)
+@AgentCacheInvalidator("order:{order}", name="put", remote_cache=tier)
 def put(order, number):
     truth[order] = number
+"""
 
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_and_its_parent_see_the_writes_of_each_other(tmp_path: Path):
+    printed = run_python(
+        f"""{TOOLS}
 seen = [get(7), get(7)]
 to_child, to_parent = os.pipe(), os.pipe()
 child = os.fork()
@@ -178,29 +183,10 @@ os.write(to_child[1], b"x")
 seen.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 seen.append(ThreadPoolExecutor().submit(get, 8).result(60))
 print(json.dumps(seen))
-""")
+""",
+        arguments=[str(tmp_path)],
+    )
     assert json.loads(printed) == [0, 0, 1, 1, 2, 3, 0]
-
-
-TOOLS = """
-import asyncio, os, subprocess, sys
-from pathlib import Path
-from agent_cache import AgentCache, AgentCacheInvalidator
-from agent_cache.remote.file import FileTier
-from tests.harness.file_peers import Truth
-
-folder = Path(sys.argv[1])
-truth = Truth(folder)
-tier = FileTier(folder / "cache", lease=0.3)
-
-@AgentCache("order:{order}", name="get", ttl=60, remote_cache=tier)
-def get(order):
-    return truth[order]
-
-@AgentCacheInvalidator("order:{order}", name="put", remote_cache=tier)
-def put(order, number):
-    truth[order] = number
-"""
 
 
 @pytest.mark.slow

@@ -23,7 +23,6 @@ from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote.codecs import EncryptedCodec, MessagePackCodec
 from agent_cache.remote.file import FileTier
-from agent_cache.testing import MemoryServer, MemoryTier
 from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.processes import run_python
 
@@ -228,15 +227,6 @@ async def test_what_has_ended_makes_room_first_and_then_what_was_stored_first(tm
         assert all([await value_of(tier, read(f"order:{n}", key=n)) != "nothing" for n in range(60, 90)])
 
 
-async def test_a_value_that_is_too_large_stays_in_this_process(tmp_path: Path):
-    async with FileTier(tmp_path / "cache", max_value_size=2_000) as tier:
-        await load(tier, read("order:7"), "x" * 1_500)
-        await load(tier, read("order:8", key="8"), [str(number) * 50 for number in range(1_000)])
-        assert await value_of(tier, read("order:7")) == "x" * 1_500
-        assert await value_of(tier, read("order:8", key="8")) == "nothing"
-        assert tier.stats()["unencodable"] == 1
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -280,38 +270,6 @@ async def test_namespaces_of_one_file_know_nothing_of_each_other(tmp_path: Path)
 
 
 # Messages
-
-
-@pytest.mark.parametrize("where", ["elsewhere", "here"])
-async def test_a_backup_in_a_file_holds_nothing_that_was_written_behind_the_tier_above(tmp_path: Path, where: str):
-    server = MemoryServer()
-    remote, elsewhere = MemoryTier(server), MemoryTier(server)
-    numbers = [0] * 10
-    loads: list[int] = []
-    async with FileTier(tmp_path / "cache") as backup:
-
-        @AgentCache("order:{order}", name="get_with_backup", ttl=60, remote_cache=remote, backup=backup)
-        async def get(order: int) -> int:
-            loads.append(order)
-            return numbers[order]
-
-        @AgentCacheInvalidator("order:{order}", name="put_with_backup", remote_cache=remote, backup=backup)
-        async def put(order: int, number: int) -> None:
-            numbers[order] = number
-
-        assert [await get(7), await get(8)] == [0, 0]
-        get.clear()
-        assert [await get(7), await get(8)] == [0, 0]
-        assert loads == [7, 8]
-        if where == "here":
-            await put(7, 1)
-        else:
-            async with writing(elsewhere, "order:7"):
-                numbers[7] = 1
-        assert [await get(7), await get(8)] == [1, 0]
-        get.clear()
-        assert [await get(7), await get(8)] == [1, 0]
-        assert loads == [7, 8, 7]
 
 
 @pytest.mark.slow  # how long the log gets depends on when its thread runs

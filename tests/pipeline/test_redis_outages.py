@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import socket
 import sys
 import threading
 import time
@@ -20,8 +19,6 @@ import pytest
 
 pytest.importorskip("redis")
 
-import redis.asyncio.cluster
-import redis.asyncio.sentinel
 from redis.asyncio.connection import Connection
 
 from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
@@ -49,17 +46,6 @@ def behind() -> Iterator[Callable[[int], Proxy]]:
     """Put a proxy before a port."""
     with ExitStack() as exits:
         yield lambda port: exits.enter_context(Proxy.start(port))
-
-
-@pytest.fixture
-def sink() -> Iterator[Callable[[], int]]:
-    """Ports on which connections are taken and nothing is ever said."""
-    with ExitStack() as exits:
-
-        def listen() -> int:
-            return exits.enter_context(socket.create_server((HOST, 0))).getsockname()[1]
-
-        yield listen
 
 
 class Attempts:
@@ -124,24 +110,6 @@ async def test_a_server_that_does_not_answer_costs_the_timeout_once(
     assert attempts.count - before <= 2  # a connection, and what is sent over it
     await costs_nothing_more(tier, attempts)
     own_valkey.resume()
-
-
-def client_of(kind: str, ports: list[int]) -> Any:
-    """A client of redis-py that has asked nobody yet."""
-    if kind == "sentinel":
-        return redis.asyncio.sentinel.Sentinel([(HOST, port) for port in ports]).master_for("shop")
-    nodes = [redis.asyncio.cluster.ClusterNode(HOST, port) for port in ports]
-    return redis.asyncio.RedisCluster(startup_nodes=nodes)
-
-
-@pytest.mark.slow  # of real time
-@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
-async def test_nodes_that_do_not_say_who_has_what_cost_the_timeout_once(make: Make, sink, attempts: Attempts, kind):
-    """However many of them there are to be asked."""
-    tier = make(client_of(kind, [sink() for _ in range(4)]), **HASTY)
-    await miss(tier)
-    assert attempts.count <= 2
-    await costs_nothing_more(tier, attempts)
 
 
 @pytest.mark.parametrize("kind", ["single", *slow("cluster")])

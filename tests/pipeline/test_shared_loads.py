@@ -1,7 +1,4 @@
-"""One load for a fleet: tools with ``RemotePolicy(flight="fleet")``, in processes that share a tier in memory.
-
-With real processes: `test_process_flights`.
-"""
+"""One load for a fleet: tools with ``RemotePolicy(flight="fleet")``, in processes that share a tier in memory."""
 
 from __future__ import annotations
 

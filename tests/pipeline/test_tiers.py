@@ -249,21 +249,6 @@ async def test_after_a_loss_nothing_that_the_tier_vouched_for_is_served(
     assert await local.get_order("7") == "old"  # it has no tier, so it has lost nothing
 
 
-async def test_without_news_a_local_copy_is_served_for_the_bound_of_staleness(
-    truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
-):
-    process = Process(truth, here)
-    await process.get_order("7")
-    assert await process.get_order("7") == "old"
-    here.memory.cut()
-    async with writing(elsewhere, "order:7"):
-        truth.save("7")
-    clock.advance(0.9)
-    assert await process.get_order("7") == "old"
-    clock.advance(0.2)
-    assert await process.get_order("7") == "new"
-
-
 # Broken tiers
 
 
@@ -352,51 +337,28 @@ def process(truth: Truth, remote: WatchedTier, backup: WatchedTier) -> Process:
     return Process(truth, remote, backup)
 
 
+@pytest.mark.parametrize("how", ["tag", "entry", "the backup cannot be told", "the message is lost"])
 async def test_what_is_written_elsewhere_is_not_found_in_the_backup(
-    truth: Truth, process: Process, backup: WatchedTier, elsewhere: MemoryTier
+    truth: Truth, process: Process, remote: WatchedTier, backup: WatchedTier, elsewhere: MemoryTier, how: str
 ):
-    await process.get_order("7")
-    await process.get_order("8")
-    async with writing(elsewhere, "order:7"):
-        truth.save("7")
-    assert await process.get_order("7") == "new"
-    truth.orders["8"] = "unseen"
-    process.get_order.clear()
-    assert await process.get_order("8") == "old"
-
-
-async def test_a_single_entry_written_elsewhere_is_not_found_in_the_backup(
-    truth: Truth, process: Process, backup: WatchedTier, elsewhere: MemoryTier
-):
-    await process.get_order("7")
-    intent = write(entries=(backup.requests[0],))
+    for id in ("7", "8"):
+        await process.get_order(id)
+    if how == "the message is lost":
+        remote.memory.cut()
+    intent = write(entries=(backup.requests[0],)) if how == "entry" else write("order:7")
     await elsewhere.begin(intent)
     truth.save("7")
     await commit(elsewhere, intent)
+    if how == "the message is lost":
+        remote.memory.reconnect()
+    if how == "the backup cannot be told":
+        backup.fail("commit", OSError("gone"))
     assert await process.get_order("7") == "new"
-
-
-async def test_a_backup_that_cannot_be_told_is_not_believed(
-    truth: Truth, process: Process, backup: WatchedTier, elsewhere: MemoryTier
-):
-    await process.get_order("7")
-    async with writing(elsewhere, "order:7"):
-        truth.save("7")
-    backup.fail("commit", OSError("gone"))
-    assert await process.get_order("7") == "new"
+    truth.orders["8"] = "unseen"
     process.get_order.clear()
     assert await process.get_order("7") == "new"
-
-
-async def test_after_a_loss_the_backup_is_not_believed(
-    truth: Truth, process: Process, remote: WatchedTier, elsewhere: MemoryTier
-):
-    await process.get_order("7")
-    remote.memory.cut()
-    async with writing(elsewhere, "order:7"):
-        truth.save("7")
-    remote.memory.reconnect()
-    assert await process.get_order("7") == "new"
+    if how == "tag":
+        assert await process.get_order("8") == "old"
 
 
 async def test_what_an_earlier_process_left_in_the_backup_is_not_believed(
