@@ -154,6 +154,8 @@ class AgentCacheMiddleware(Middleware):
         return fresh
 
     def _tool(self, server: FastMCP[Any], tool: Tool, leaf: Tool, image: Any, version: Any) -> _Tool:
+        if sum(isinstance(one, AgentCacheMiddleware) for one in server.middleware) > 1:
+            raise ConfigurationError(f"{server.name!r} has two AgentCacheMiddleware, which count each call twice: keep one")
         function, hints = getattr(leaf, "fn", None), _hints(tool)
         rule = self.box.rule(tool.name, hints)
         passes = hasattr(function, "__agent_cache__")

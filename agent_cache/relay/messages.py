@@ -71,7 +71,7 @@ class Message(msgspec.Struct, dict=True):
     @property
     def params_by_name(self) -> dict[str, Any]:
         """Its parameters; none if they are something else."""
-        return self.content if isinstance(self.content, dict) else {}
+        return object_in(self.content)
 
     def answer(self) -> Any:
         """The content of its result. Raises `RpcError` if it is an error."""
@@ -161,15 +161,30 @@ class ConnectionLost(OSError):
     """The server has gone before it answered. As an `OSError` it leaves a write in doubt."""
 
 
-async def listed(ask: Callable[[dict[str, Any]], Awaitable[Any]]) -> list[Any]:
-    """The tools of all pages of a list. `ask` gets a page by its parameters, which are empty or have a ``cursor``."""
-    tools: list[Any] = []
+def object_in(found: Any) -> dict[str, Any]:
+    """An object of JSON; an empty one in place of anything else, as a server may answer it."""
+    return found if isinstance(found, dict) else {}
+
+
+_OF_TOOL: Final = {"title": str, "description": str, "inputSchema": dict, "annotations": dict}
+"""What is read of a tool beside its name, if it is what the protocol says."""
+
+
+async def listed(ask: Callable[[dict[str, Any]], Awaitable[Any]]) -> list[dict[str, Any]]:
+    """The tools of all pages of a list, each name once: its first one. `ask` gets a page by its parameters, which are
+    empty or have a ``cursor``.
+    """
+    tools: dict[str, dict[str, Any]] = {}
     params: dict[str, Any] = {}
     for _ in range(1_000):  # a server may have no end
-        page = await ask(params)
-        tools += page.get("tools") or []
+        page = object_in(await ask(params))
+        found = page.get("tools")
+        for tool in map(object_in, found if isinstance(found, list) else ()):
+            if isinstance(name := tool.get("name"), str):
+                told = {part: tool[part] for part, kind in _OF_TOOL.items() if isinstance(tool.get(part), kind)}
+                tools.setdefault(name, {"name": name, **told})
         cursor = page.get("nextCursor")
         if cursor is None or cursor == params.get("cursor"):
             break
         params = {"cursor": cursor}
-    return tools
+    return list(tools.values())

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from agent_cache import AgentCacheSession, ConfigurationError, LoopPolicy, Toolbox, Write
+from agent_cache.relay.messages import object_in
 from agent_cache.toolbox.rules import compiled_tags, find_rule
 from agent_cache.values.compare import escaped
 
@@ -114,7 +115,7 @@ def proposals(tools: Iterable[Mapping[str, Any]], box: Toolbox | None = None) ->
 
 
 def _proposal(tool: Mapping[str, Any]) -> str:
-    name, reads = tool["name"], (tool.get("annotations") or {}).get("readOnlyHint") is True
+    name, reads = tool["name"], tool.get("annotations", {}).get("readOnlyHint") is True
     changes = reads and not _BY_ITSELF.isdisjoint(map(str.lower, _WORDS.findall(name)))
     why, rule = _KINDS["changes" if changes else "reads" if reads else "writes"]
     title = " ".join((tool.get("description") or tool.get("title") or name).split())[:100]
@@ -124,10 +125,10 @@ def _proposal(tool: Mapping[str, Any]) -> str:
 
 def _tags_for(tool: Mapping[str, Any]) -> str:
     """A proposal: the entity that the first parameter with the name of one has."""
-    schema = tool.get("inputSchema") or {}
-    properties = schema.get("properties") or {}
-    required = schema.get("required") or properties
-    for name in (*(one for one in properties if one in required), *properties):
+    schema = tool.get("inputSchema", {})
+    properties, required = object_in(schema.get("properties")), schema.get("required")
+    first = required if isinstance(required, list) else ()
+    for name in sorted(properties, key=lambda one: one not in first):
         found = _ID.match(name)
         if found is not None and name.isidentifier():
             return json.dumps([f"{found[1].rstrip('_').lower()}:{{{name}}}"])

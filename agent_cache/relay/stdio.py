@@ -33,6 +33,7 @@ from agent_cache.relay.messages import (
     error_line,
     is_unjudged,
     listed,
+    object_in,
     parsed,
     request_line,
 )
@@ -396,13 +397,14 @@ async def introduced(ask: Callable[[str, dict[str, Any]], Any]) -> tuple[str, li
     """
     more: dict[str, Any] = {}
     try:
-        info = (await ask("initialize", _HELLO)).get("serverInfo")
+        said = object_in(await ask("initialize", _HELLO))
         await ask("notifications/initialized", {})
     except RpcError:  # a server that knows only the protocol without a handshake
         more = {"_meta": _MODERN}
-        info = ((await ask("server/discover", more)).get("_meta") or {}).get(f"{ENVELOPE}serverInfo")
+        meta = object_in(object_in(await ask("server/discover", more)).get("_meta"))
+        said = {"serverInfo": meta.get(f"{ENVELOPE}serverInfo")}
     tools = await listed(lambda params: ask("tools/list", {**more, **params}))
-    return str((info or {}).get("name") or "mcp"), tools
+    return str(object_in(said.get("serverInfo")).get("name") or "mcp"), tools
 
 
 async def introduced_by_command(command: Sequence[str]) -> tuple[str, list[Any]]:

@@ -377,9 +377,9 @@ def test_looking_for_tools_without_a_rule_warns_of_no_rule(clock, caplog):
 async def test_a_list_has_every_page_and_ends_where_the_cursor_does_not_advance(cursors, names):
     async def page(params):
         cursor = params.get("cursor", "first")
-        return {"tools": [cursor], "nextCursor": cursors.get(cursor)}
+        return {"tools": [{"name": cursor}], "nextCursor": cursors.get(cursor)}
 
-    assert await listed(page) == names
+    assert [tool["name"] for tool in await listed(page)] == names
 
 
 class Pipe(io.FileIO):

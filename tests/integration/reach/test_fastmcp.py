@@ -21,7 +21,16 @@ from fastmcp.server.auth.providers.jwt import StaticTokenVerifier
 from fastmcp.server.dependencies import get_access_token, get_http_headers, get_http_request
 from fastmcp.server.providers.proxy import FastMCPProxy, ProxyClient
 
-from agent_cache import AgentCache, AgentCacheSession, AgentLoopDetectedError, Read, Toolbox, Write, get_metrics
+from agent_cache import (
+    AgentCache,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    Read,
+    Toolbox,
+    Write,
+    get_metrics,
+)
 from agent_cache.integrations.fastmcp import AgentCacheMiddleware, describe
 from tests.integration.reach.mcp_shop import Shop, new_box, over_http
 
@@ -87,6 +96,15 @@ async def test_a_hit_is_only_for_who_may_call_the_tool():
         assert "Unknown tool" in text_of(answer)
         shop.server.enable(names={"get_order"})
         assert (await client.call_tool("get_order", ORDER)).data["run"] == 1
+
+
+async def test_two_of_our_middlewares_on_a_server_are_refused():
+    one = AgentCacheMiddleware(new_box())
+    for other in (one, AgentCacheMiddleware(one.box), AgentCacheMiddleware(new_box())):
+        shop = Shop(one, other)
+        with pytest.raises(ConfigurationError, match="'shop' has two AgentCacheMiddleware"):
+            await shop.server.call_tool("cancel_order", ORDER)
+        assert shop.runs == []
 
 
 # What is not stored

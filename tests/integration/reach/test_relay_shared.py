@@ -140,6 +140,30 @@ async def test_explain_escapes_what_a_terminal_would_interpret_of_the_names_of_t
     assert set(tomllib.loads(with_every_rule(found.stdout))["tools"]) == {names[-1]}  # the others have no proposal
 
 
+ODD = (None, 5, 1.5, True, "text", [], [1], {}, {"a": {"b": []}})
+PARTS = ("title", "description", "inputSchema", "annotations")
+GOOD = {"name": "good", "inputSchema": {"properties": {"id": {}}}}
+LISTED = [
+    *({"name": f"{part}{at}", part: odd} for part in PARTS for at, odd in enumerate(ODD)),
+    *({"name": f"{part}{at}", "inputSchema": {part: odd}} for part in ("properties", "required")
+      for at, odd in enumerate(ODD)),
+]  # fmt: skip
+ODD_LISTS = {
+    "parts": ({"tools": [*ODD, *({**GOOD, "name": odd} for odd in ODD if odd != "text"), *LISTED, GOOD, GOOD]}, LISTED),
+    **{f"tools {odd!r}": ({"tools": odd}, []) for odd in ODD},
+    **{f"result {odd!r}": (odd, []) for odd in ODD},
+}
+
+
+@pytest.mark.parametrize("odd", ODD_LISTS)
+async def test_explain_takes_what_it_can_of_an_odd_list(odd):
+    lists, tools = ODD_LISTS[odd]
+    found = await explained(server=saying(f"'result': {lists!r}", f"'result': {{'serverInfo': {lists!r}}}"))
+    assert found.returncode == 0, found.stderr
+    rules = tomllib.loads(with_every_rule(found.stdout)).get("tools", {})
+    assert [*rules] == [*(tool["name"] for tool in tools), *(["good"] if tools else [])]
+
+
 async def test_explain_escapes_what_a_server_refuses_with():
     found = await explained(server=saying("'error': {'code': -32601, 'message': 'no\\x1b[31m'}"))
     assert found.returncode == 2
