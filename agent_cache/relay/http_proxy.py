@@ -309,6 +309,7 @@ class _Exchange(HostRequest):
     def _whole(self, body: bytes, message: Message | None) -> Message:
         """The response without a stream. What only HTTP refuses is an error of JSON-RPC to the relay."""
         if self.status >= 500:  # of a proxy on the way, perhaps: nobody knows what the server has done
+            self.response = Message(line=body)
             raise ConnectionLost(f"the server answered HTTP {self.status}")
         if message is not None and (message.error or (message.result and message.id == self.id)):
             return message

@@ -325,7 +325,7 @@ class Proxy:
         if not message:
             response = RedirectResponse(request.url.replace(path="/mcp"))
         elif "set_value" in str(message):
-            response = Response("bad gateway", 502)
+            response = Response("bad gateway", 502, {"retry-after": "7"})
         else:
             self.runs += 1
             result = {"tools": [], "content": [{"type": "text", "text": str(self.runs)}]}
@@ -339,7 +339,7 @@ async def test_a_write_that_a_proxy_has_answered_is_in_doubt_and_a_redirection_l
         first = await host.call("get_value", key=key)
         assert await host.call("get_value", key=key) == first
         refused = await host.begin("set_value", key=key, value="x")
-        assert "HTTP 502" in refused.last["error"]["message"]
+        assert (refused.status, refused.headers["retry-after"], refused.body) == (502, "7", b"bad gateway")
         assert len({await host.call("get_value", key=key) for _ in range(2)} | {first}) == 3
         redirected = await host.get("/old")
         assert (redirected.status, redirected.headers["location"]) == (307, "/mcp")
