@@ -310,6 +310,7 @@ _PLACES: Final = {
 Path = tuple[str, ...]
 _ABSENT: Final = object()
 _PATHS: Final = {path: path.split(".") for path in (*_PLACES, "config")}
+_BY_FIRST: Final = {first: [path for path in _PLACES if path.split(".")[0] == first] for first, *_ in _PATHS.values()}
 
 
 def _at(context: Any, path: str) -> Any:
@@ -319,6 +320,12 @@ def _at(context: Any, path: str) -> Any:
     except Exception:  # noqa: BLE001 - a property of a framework, which may need a request
         return _ABSENT
     return context
+
+
+@by_object
+def _attributes_of_class(kind: Any) -> frozenset[str]:
+    """The attributes of `_PLACES` that objects of a class may have beside those in their ``__dict__``."""
+    return frozenset(_BY_FIRST if hasattr(kind, "__getattr__") else dir(kind)) & _BY_FIRST.keys()
 
 
 def _places_in(injected: Injected) -> Iterator[_Place]:
@@ -332,7 +339,9 @@ def _places_in(injected: Injected) -> Iterator[_Place]:
     elif role != "none" and (context := _context_of(kind)) is None:
         yield _Place("its value", value)
     elif role != "none":
-        found = {name: one for name in _PLACES if (one := _at(value, name)) is not _ABSENT}
+        firsts = sorted(_attributes_of_class(kind) | (getattr(value, "__dict__", {}).keys() & _BY_FIRST.keys()))
+        paths = [path for first in firsts for path in _BY_FIRST[first]]
+        found = {name: one for name in paths if (one := _at(value, name)) is not _ABSENT}
         is_of_mcp = context.__module__.partition(".")[0] in ("fastmcp", "mcp")
         if not found and not is_of_mcp:
             yield _Place("its value", value)

@@ -118,14 +118,16 @@ class _Cached(NamedTuple):
         is_said = vary is not None or self.shared or says_who_asks(rule)
         heeds_context = vary is None and not self.shared and not is_shared(rule) and _gets_context(tool)
 
+        made = made_around(getattr(tool, "func", None), is_shared=is_said)
+
         async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
             async def run() -> Any:
                 before = _image_of(tool_context)
                 answer = await tool.run_async(args=args, tool_context=tool_context)
                 return answer if before is not None and before == _image_of(tool_context) else Private(answer)
 
-            around = made_around(getattr(tool, "func", None), is_shared=is_said)
             who = tool_context.session.user_id if heeds_context else vary and vary(tool_context)
+            around = made()
             answer = await box.call(
                 name,
                 args,

@@ -71,7 +71,7 @@ def wrap(
         compiled_tags(rule, names if parameters.surplus is None else None, f"{box.namespace}:{tool}")
     heeds_contexts = vary is None and not shared and parameters.may_say_who_asks
     returns = returned_by(function)
-    is_shared = vary is not None or shared or says_who_asks(rule)
+    around = made_around(function, is_shared=vary is not None or shared or says_who_asks(rule))
 
     def identified(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """The arguments that identify a call, and the options of it; None if the function does not take them."""
@@ -87,7 +87,7 @@ def wrap(
                 arguments[one.name] = list(bound[one.name])
             elif one.kind is _Kind.VAR_KEYWORD and not arguments.keys() & bound[one.name].keys():
                 arguments |= arguments.pop(one.name)
-        varied = apart(None if vary is None else vary(bound), made_around(function, is_shared=is_shared))
+        varied = apart(None if vary is None else vary(bound), around())
         contexts = parameters.all_injected(bound) if heeds_contexts else None
         return arguments, {"vary": varied, "returns": returns, "context": contexts}
 

@@ -155,10 +155,10 @@ class AgentCacheMiddleware(Middleware):
 
     def _tool(self, server: FastMCP[Any], tool: Tool, leaf: Tool, image: Any, version: Any) -> _Tool:
         if sum(isinstance(one, AgentCacheMiddleware) for one in server.middleware) > 1:
-            raise ConfigurationError(f"{server.name!r} has two AgentCacheMiddleware, which count each call twice: keep one")
+            raise ConfigurationError(f"{server.name!r} has two AgentCacheMiddleware, which count each call twice")
         function, hints = getattr(leaf, "fn", None), _hints(tool)
         rule = self.box.rule(tool.name, hints)
-        passes = hasattr(function, "__agent_cache__")
+        shared, passes = self._shared or is_shared(rule), hasattr(function, "__agent_cache__")
         if tool.task_config.supports_tasks() and rule.kind == "write" and not passes:
             raise ConfigurationError(
                 f"{tool.name!r} is a write that may run as a task, whose end is not seen here: decorate its function "
@@ -168,11 +168,11 @@ class AgentCacheMiddleware(Middleware):
         is_checked = type(leaf) is FunctionTool and not server.strict_input_validation
         return _Tool(
             image=image,
-            function=function,
+            around=made_around(function, is_shared=shared or self._vary is not None),
             schema=tool.parameters,
             annotations=hints,
             where=[one for one in (tool.version, version if function is None else None) if one is not None],
-            is_shared=self._shared or is_shared(rule),
+            is_shared=shared,
             gets_context=function is None or takes_context(function),
             check=check_of(function) if is_checked else None,
             passes=passes,
@@ -191,7 +191,7 @@ class AgentCacheMiddleware(Middleware):
                 said = asker_in([Injected("state", {**meta, "client_id": None})]) if meta else None
                 who += [here.client_id, said]
         who = [one for one in who if one is not None]
-        where = [*tool.where, *made_around(tool.function, is_shared=tool.is_shared or self._vary is not None)]
+        where = [*tool.where, *tool.around()]
         return Apart(who or None, where or None) if who or where else None
 
 
@@ -203,7 +203,7 @@ class _Tool:
     """
 
     image: Any
-    function: Any
+    around: Callable[[], list[Any]]
     schema: Mapping[str, Any]
     annotations: Any
     where: list[Any]

@@ -124,7 +124,7 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
         """What a call tells the toolbox beside its name, its arguments and what runs it."""
         vary = None if self._vary is None else self._vary(request)
         if tool.server is None:
-            vary = apart(vary, made_around(tool.function, is_shared=tool.is_shared))
+            vary = apart(vary, tool.around())
         elif not (tool.has_session and vary is not None):
             vary = Apart(vary, tool.server)
         return {
@@ -145,7 +145,8 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
         if known is None or known.tool is not tool:
             known = self._tools[id(tool)] = _Tool(tool)
             forget_oldest(self._tools, _MAX_TOOLS)
-            known.is_shared = not self._heeds_contexts or says_who_asks(self.box.rule(tool.name, tool.metadata))
+            is_shared = not self._heeds_contexts or says_who_asks(self.box.rule(tool.name, tool.metadata))
+            known.around = made_around(known.function, is_shared=is_shared)
         return known
 
 
@@ -171,7 +172,8 @@ class _Tool:
     schema: Mapping[str, Any] | None = None
     check: Check | None = None
     function: Any = None
-    is_decorated, gets_context, has_session, is_shared = False, True, False, False
+    around: Callable[[], list[Any]] = staticmethod(made_around(None))
+    is_decorated, gets_context, has_session = False, True, False
     states: tuple[str, ...] = ()
     server: list[str] | None = None
 

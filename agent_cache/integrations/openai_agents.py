@@ -181,6 +181,7 @@ class _Copies:
         heeds_context = vary is None and not self._shared and _gets_context(tool)
         returns, check = returned_by(function, include_extras=True), _check_of(function)
         is_shared = vary is not None or self._shared or says_who_asks(box.rule(name, annotations))
+        around = made_around(function or invoke, is_shared=is_shared)
 
         @functools.wraps(invoke)  # by its annotations the SDK decides which context it gets
         async def invoke_cached(context: Any, raw: str) -> Any:
@@ -198,7 +199,7 @@ class _Copies:
                     functools.partial(invoke, context, raw),
                     schema=schema,
                     annotations=annotations,
-                    vary=apart(varied, made_around(function or invoke, is_shared=is_shared)),
+                    vary=apart(varied, around()),
                     context=context if heeds_context else None,
                     returns=returns,
                 )

@@ -129,7 +129,7 @@ class _CachedLeaf(WrapperToolset[Any]):
         schema = definition.parameters_json_schema
         vary = self.vary(ctx) if self.vary is not None else None
         is_shared = self.vary is not None or self.shared or says_who_asks(self.box.rule(name))
-        where = [*_servers_identity(self.wrapped), *made_around(function, is_shared=is_shared)]
+        where = [*_servers_identity(self.wrapped), *made_around(function, is_shared=is_shared)()]
         if ctx.tool_call_approved:
             where += ["approved", ctx.tool_call_metadata]
         heeds_context = self.vary is None and not self.shared and _gets_context(self.wrapped, described)

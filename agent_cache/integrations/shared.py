@@ -18,14 +18,14 @@ import inspect
 import json
 import secrets
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from hashlib import blake2b
 from inspect import isroutine
-from types import CellType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
 
@@ -88,36 +88,38 @@ _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 _WRITTEN: Final = frozenset({UUID, Decimal, datetime, date, time, timedelta})
 
 
-def made_around(function: Any, *, is_shared: bool = False) -> list[Any]:
-    """What keeps the answers of a function apart from those of others of its name: where it is defined, and what it was
-    made around, such as a user, in its closure, a `functools.partial` or the object of a method. Values are known by
-    what they are, any other object by itself, unless a variable beside it is named for someone. Modules, classes and
-    functions do not count.
+def made_around(function: Any, *, is_shared: bool = False) -> Callable[[], list[Any]]:
+    """A function that says at each call what keeps the answers of a function apart from those of others of its name:
+    where it is defined, and what it was made around, such as a user, in its closure, a `functools.partial` or the
+    object of a method. Values are known by what they are, any other object by itself, unless a variable beside it is
+    named for someone. Modules, classes and functions do not count.
 
     Args:
         is_shared: whether somebody has said what tells users apart, or that nothing does.
     """
+    named = [] if function is None else [name_of(function)]
     is_plain = function is None or (type(function) is FunctionType and function.__closure__ is None)
-    found: list[Any] = [] if function is None else [name_of(function)]
-    pending: list[tuple[Any, Any]] = [] if is_shared or is_plain else [(function, None)]
+    return (lambda: named) if is_plain or is_shared else functools.partial(_around, function, named)
+
+
+def _around(function: Any, named: list[Any]) -> list[Any]:
+    found = [*named]
+    pending: list[tuple[Any, Any]] = [(function, function)]
     seen: set[int] = set()
     while pending:
         one, owner = pending.pop()
-        around: list[Any] = []
-        if isinstance(one, functools.partial):
-            around = [one.func, *one.args, *one.keywords.values()]
-        elif inspect.ismethod(one):
-            around = [one.__func__, one.__self__]
-        elif inspect.isfunction(one):
-            cells = zip(one.__code__.co_freevars, one.__closure__ or (), strict=True)
-            named = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
-            if any(meaning_of(name) == "someone" and type(value) in (str, int) for name, value in named.items()):
-                named = {name: value for name, value in named.items() if type(value) in _SCALARS or isroutine(value)}
-            around = [*named.values()]
-        elif type(one) in _SCALARS and owner is not None:
+        kind = type(one)
+        around: Iterable[Any] = ()
+        if kind in _SCALARS:
             found.append(one)
-        elif owner is not None and not (isinstance(one, type | ModuleType) or isroutine(one)):
-            found.append(etag_of(one) if declared_names(type(one)) or is_model(type(one)) else None)
+        elif kind is FunctionType:
+            around = _enclosed(one)
+        elif kind is MethodType:
+            around = (one.__func__, one.__self__)
+        elif isinstance(one, functools.partial):
+            around = (one.func, *one.args, *one.keywords.values())
+        elif one is not function and not (isinstance(one, type | ModuleType) or isroutine(one)):
+            found.append(etag_of(one) if declared_names(kind) or is_model(kind) else None)
             if found[-1] is None:
                 try:
                     found[-1] = alone(one)
@@ -127,6 +129,21 @@ def made_around(function: Any, *, is_shared: bool = False) -> list[Any]:
             seen.add(id(one))
             pending += [(value, one) for value in around]
     return found
+
+
+def _enclosed(function: FunctionType) -> list[Any]:
+    """What a function was made around, as far as it counts."""
+    code, empty = function.__code__, CellType()
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    named = {name: cell.cell_contents for name, cell in cells if cell != empty}
+    if any(type(named.get(name)) in (str, int) for name in _named_for_someone(code)):
+        return [value for value in named.values() if type(value) in _SCALARS or isroutine(value)]
+    return [*named.values()]
+
+
+@functools.lru_cache(1_000)
+def _named_for_someone(code: CodeType) -> list[str]:
+    return [name for name in code.co_freevars if meaning_of(name) == "someone"]
 
 
 def apart(who: Any, where: list[Any]) -> Any:
