@@ -31,7 +31,7 @@ try:
     from google.adk.tools.function_tool import FunctionTool
     from google.adk.tools.tool_context import ToolContext
 except ImportError as error:
-    raise ImportError('agent_cache.integrations.adk needs Google ADK: pip install "agent-cache[adk]"') from error
+    raise ImportError('agent_cache.integrations.adk needs google-adk>=2.13: pip install "agent-cache[adk]"') from error
 
 __all__ = ["cached", "describe"]
 

@@ -49,7 +49,9 @@ try:
     from fastmcp.tools.function_tool import FunctionTool
     from fastmcp.utilities.versions import VersionSpec
 except ImportError as error:
-    raise ImportError('agent_cache.integrations.fastmcp needs FastMCP: pip install "agent-cache[fastmcp]"') from error
+    raise ImportError(
+        'agent_cache.integrations.fastmcp needs fastmcp>=4.1: pip install "agent-cache[fastmcp]"'
+    ) from error
 
 if TYPE_CHECKING:
     from mcp_types import CallToolRequestParams

@@ -43,7 +43,7 @@ try:
     from pydantic import BaseModel
 except ImportError as error:
     raise ImportError(
-        'agent_cache.integrations.langchain needs LangChain: pip install "agent-cache[langchain]"'
+        'agent_cache.integrations.langchain needs langchain>=1.4: pip install "agent-cache[langchain]"'
     ) from error
 from agent_cache.values.canonical import forget_oldest
 

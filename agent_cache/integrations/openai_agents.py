@@ -47,7 +47,7 @@ try:
     from pydantic import BaseModel
 except ImportError as error:
     raise ImportError(
-        'agent_cache.integrations.openai_agents needs the OpenAI Agents SDK: pip install "agent-cache[openai-agents]"'
+        'agent_cache.integrations.openai_agents needs openai-agents>=0.24: pip install "agent-cache[openai-agents]"'
     ) from error
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ try:
     from pydantic_ai.toolsets.abstract import ToolsetTool
 except ImportError as error:
     raise ImportError(
-        'agent_cache.integrations.pydantic_ai needs Pydantic AI: pip install "agent-cache[pydantic-ai]"'
+        'agent_cache.integrations.pydantic_ai needs pydantic-ai>=2.68: pip install "agent-cache[pydantic-ai]"'
     ) from error
 
 __all__ = ["AgentCacheCapability", "AgentCacheToolset", "describe"]
