@@ -294,7 +294,7 @@ class _Exchange(HostRequest):
                     elif not passes and not is_stream:
                         self._held = part
                         return self._whole(part, message)
-                    elif not passes and message is not None and message.id == self.id:
+                    elif not passes and message is not None and str(message.id) == str(self.id):
                         self._held = part
                         return message
                     self._is_resumable |= part.startswith(b"id:") or b"\nid:" in part
@@ -311,7 +311,7 @@ class _Exchange(HostRequest):
         if self.status >= 500:  # of a proxy on the way, perhaps: nobody knows what the server has done
             self.response = Message(line=body)
             raise ConnectionLost(f"the server answered HTTP {self.status}")
-        if message is not None and (message.error or (message.result and message.id == self.id)):
+        if message is not None and (message.error or (message.result and str(message.id) == str(self.id))):
             return message
         error = {"code": INTERNAL_ERROR, "message": f"agent-cache: the server answered HTTP {self.status}"}
         return Message(id=self.id, error=msgspec.Raw(msgspec.json.encode(error)), line=body)

@@ -23,6 +23,7 @@ ENVELOPE: Final = "io.modelcontextprotocol/"
 
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _NOTHING: Final = msgspec.Raw()
+_NULL: Final = msgspec.Raw(b"null")
 _ID_OF_RESPONSE: Final = re.compile(
     rb'\A\s*\{[^\[{]*?"id"\s*:\s*(\d+|"[\w.:-]*")|"id"\s*:\s*(\d+|"[\w.:-]*")[^\[\]{}]*\}\s*\Z'
 )
@@ -50,7 +51,7 @@ class Message(msgspec.Struct, dict=True):
     def _read(self) -> tuple[Any, bool]:
         read: tuple[Any, bool] | None = self.__dict__.get("read")
         if read is None:
-            raw = self.params or self.error or self.result
+            raw = self.params if self.method else self.error or self.result
             try:
                 read = msgspec.json.decode(raw) if raw else None, True
             except _UNREADABLE:
@@ -93,12 +94,14 @@ def parsed(line: bytes) -> Message | None:
             is_whole = b'"method"' not in line and line.count(b"{") == line.count(b"}")
             name = _ID_OF_RESPONSE.search(line) if is_whole and b'"jsonrpc"' in line else None
             return name and Message(id=json.loads(name[1] or name[2]), result=msgspec.Raw(line), line=line)
-        raw = {name: json.dumps(found[name]).encode() for name in ("params", "result", "error") if name in found}
-        members = {name: msgspec.Raw(text) for name, text in raw.items()}
+        kept = [name for name in ("params", "result", "error") if found.get(name) is not None]
+        members = {name: msgspec.Raw(json.dumps(found[name]).encode()) for name in kept}
         try:
-            message = msgspec.convert({"id": found.get("id"), "method": found.get("method", ""), **members}, Message)
+            message = msgspec.convert({"id": found.get("id"), "method": found.get("method") or "", **members}, Message)
         except msgspec.ValidationError:
             return None
+    if message.error == _NULL:  # which some servers write beside a result
+        message.error = _NOTHING
     message.line = line
     return message
 

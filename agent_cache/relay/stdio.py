@@ -227,8 +227,8 @@ class _Link:
 
     def _from_server(self, line: bytes) -> None:
         message = parsed(line)
-        if message is None:
-            # What is no message does not belong on the host's side: it would end some hosts
+        if message is None or not (message.method or message.id is not None or message.error):
+            # What is no message, such as a line of a log, does not belong on the host's side: it would end some hosts
             (self.write if b'"jsonrpc"' in line else _show_noise)(line)
         elif message.method in self.relay.observed and message.id is None:
             self._run(asyncio.create_task(self._observe(message)))
@@ -237,11 +237,15 @@ class _Link:
                 for request in self.forwarded:
                     request.asked_host = True
             self.write(line)
-        elif (future := self._open.pop(message.id, None)) is not None:
+        elif (future := self._open.pop(self._asked(message.id), None)) is not None:
             if not future.done():
                 future.set_result(message)
         elif not str(message.id).startswith("agent-cache:"):  # else the relay has given it up
             self.write(line)
+
+    def _asked(self, name: Any) -> Any:
+        """The id of the request that a response is for: some servers make a text of a number."""
+        return int(name) if name not in self._open and str(name).isdecimal() else name
 
     async def _observe(self, message: Message) -> None:
         """Pass a notification on once the relay has taken note of it. What comes after it does not wait."""
@@ -329,7 +333,7 @@ class LineWriter:
         try:
             while rest and self._queued == self._written and self._room is not None and self._room.poll(0):
                 rest = rest[self._file.write(rest[:_AT_ONCE]) or 0 :]
-        except OSError:
+        except (OSError, ValueError):  # the latter if it is closed
             return
         if rest:
             self._queued += 1

@@ -1,8 +1,8 @@
 """A server of MCP that takes what no parser takes, and answers what none reads: `python odd_mcp_server.py`.
 
 It finds tool, key and id in a message by their text alone, whatever is around them. `get` reads a value, `set` writes
-it, `odd` answers with the value of `key` in `ODD`, `hold` answers when `release` is called, `noisy` writes a line
-that is no message before, and `seen` tells the messages that came.
+it, `odd` answers with the value of `key` in `ODD`, `form` in a form of `FORMS`, `hold` answers when `release` is called,
+`noisy` writes lines that are no message before, and `seen` tells the messages that came.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ ODD = {
     "plain": b'"plain"',
 }
 
+FORMS = {
+    "null error": b'{"jsonrpc":"2.0","id":%b,"result":%b,"error":null}',
+    "all members": b'{"jsonrpc":"2.0","id":%b,"method":null,"params":null,"result":%b,"error":null}',
+    "id as text": b'{"jsonrpc":"2.0","id":"%b","result":%b}',
+}
+"""Forms of a response that hosts take."""
 
 WHOAMI = b"""{"name":"whoami","inputSchema":{"type":"object","properties":{"key":{"type":"string"}}},\
 "annotations":{"readOnlyHint":true}}"""
@@ -65,8 +71,10 @@ class OddServer:
             self.values[key] = "written"
         if tool == "odd":
             return [_response(id, b'{"content":[],"odd":%b}' % ODD[key])]
+        if tool == "form":
+            return [FORMS[key] % (id, _result(f"{key} ({self.runs[tool]})"))]
         if tool == "noisy":
-            return [b"this is no protocol", _response(id, _result("said it"))]
+            return [b"this is no protocol", b'{"level":30,"msg":"a log"}', _response(id, _result("said it"))]
         if tool == "seen":
             return [_response(id, _result(json.dumps([each.decode("latin-1") for each in self.seen])))]
         return [_response(id, _result(f"{self.values.get(key, 'nothing')} ({self.runs[tool]})"))]

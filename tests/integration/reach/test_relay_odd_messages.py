@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness import odd_mcp_server
 from tests.harness.mcp_host import RELAY, piped, text_of
-from tests.harness.odd_mcp_server import ODD, call_of
+from tests.harness.odd_mcp_server import FORMS, ODD, call_of
 
 RULES = """
 namespace = "odd"
@@ -18,6 +18,7 @@ on_loop = "off"
 tools.get = { kind = "read", tags = ["value:{key}"] }
 tools.set = { kind = "write", tags = ["value:{key}"] }
 tools.odd = { kind = "read", tags = ["odd"] }
+tools.form = { kind = "read", tags = ["form"] }
 tools.hold = { kind = "read", tags = ["hold"] }
 tools.release = { kind = "pass" }
 tools.seen = { kind = "pass" }
@@ -120,6 +121,15 @@ async def test_an_answer_that_cannot_be_read_passes_as_it_came(host):
 async def test_what_a_server_prints_to_standard_output_does_not_reach_the_host(host):
     await host.send(call_of("noisy", "", b"2"))
     assert text_of(json.loads(await host.line())["result"]) == "said it"
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_an_answer_in_an_odd_form_is_one_for_who_waits_and_for_later_calls(host, form):
+    await host.send(call_of("form", form, b"2"), call_of("form", form, b"3"))
+    answers = [json.loads(await host.line()) for _ in range(2)]
+    assert [int(one["id"]) for one in answers] == [2, 3]
+    texts = [text_of(one["result"]) for one in answers]
+    assert [*texts, await host.call("form", form)] == [f"{form} (1)"] * 3
 
 
 async def test_who_waits_for_an_answer_that_cannot_be_read_gets_it_too(host):

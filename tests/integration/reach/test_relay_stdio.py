@@ -168,6 +168,7 @@ async def test_a_signal_ends_the_server_and_finishes_the_recording(rules, tmp_pa
         await host.request("ping")
         host.process.send_signal(number)
         assert await host.process.wait() == 128 + number
+    assert "Traceback" not in host.errors
     steps = Cassette.load(tape).steps
     assert [(each.name, list(each.outcome)) for each in steps if each.name.startswith("relay:")] == [
         ("relay:get_value", ["value"]),

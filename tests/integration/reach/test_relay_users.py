@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -15,7 +16,7 @@ import httpx2
 from agent_cache.testing import reset
 from tests.harness.mcp_host import RELAY, started
 from tests.harness.mcp_http_host import ACCEPT, relaying, running
-from tests.harness.odd_mcp_server import ODD, OddApplication, call_of
+from tests.harness.odd_mcp_server import FORMS, ODD, OddApplication, call_of
 from tests.integration.reach.test_relay_odd_messages import NOT_JUDGED
 
 RULES = """
@@ -25,6 +26,7 @@ tools.whoami = { kind = "read", tags = ["user:{key}"] }
 tools.get = { kind = "read", tags = ["value:{key}"] }
 tools.raw = { kind = "pass" }
 tools.odd = { kind = "read", tags = ["odd"] }
+tools.form = { kind = "read", tags = ["form"] }
 """
 
 TELLING = [
@@ -210,3 +212,7 @@ async def test_an_answer_that_cannot_be_read_passes_as_it_came(events, rules):
         for kind, value in ODD.items():
             found = await client.post(relay.url, content=call_of("odd", kind, b"2"), headers=ACCEPT)
             assert b'{"jsonrpc":"2.0","id":2,"result":{"content":[],"odd":%b}}' % value in found.content
+        for form in FORMS:
+            found = await client.post(relay.url, content=call_of("form", form, b"2"), headers=ACCEPT)
+            text = re.search(rb"\(\d+\)", found.content)[0].decode()
+            assert await answer(relay.url, "form", form) == f"{form} {text}"
