@@ -132,7 +132,7 @@ class Upstream:
             return await self._client.send(httpx2.Request(method, url, headers=sent, content=body), stream=True)
         except httpx2.ConnectError as error:
             raise RpcError(f"agent-cache: the server at {self.name} cannot be reached: {error}") from error
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise _broken_off(error) from error
 
     def headers_of(self, response: httpx2.Response) -> list[tuple[bytes, bytes]]:
@@ -186,7 +186,7 @@ async def parts_of(response: httpx2.Response) -> AsyncGenerator[tuple[bytes, Mes
                 while found := _EVENT_END.search(rest, at):
                     event, rest, at = rest[: found.end()], rest[found.end() :], 0
                     yield event, parsed(event_data(event))
-    except httpx2.TransportError as error:
+    except httpx2.RequestError as error:
         raise _broken_off(error) from error
 
 

@@ -346,20 +346,26 @@ async def test_a_write_that_a_proxy_has_answered_is_in_doubt_and_a_redirection_l
         await host.close()
 
 
+EVENTS = {"content-type": "text/event-stream"}
+
+
 @pytest.mark.parametrize(
-    ("kind", "body", "said"),
+    ("headers", "body", "said"),
     [
-        ("application/json", '{"jsonrpc":"2.0","id":"another","result":{"content":[]}}', '"another"'),
-        ("text/event-stream", 'data: {"jsonrpc":"2.0","id":1,"result":{"content":[]}}\n', "without an answer"),
+        ({}, '{"jsonrpc":"2.0","id":"another","result":{"content":[]}}', '"another"'),
+        (EVENTS, 'data: {"jsonrpc":"2.0","id":1,"result":{"content":[]}}\n', "without an answer"),
+        ({"content-encoding": "gzip"}, "no gzip", "broken off"),
     ],
 )
-async def test_another_response_and_an_event_without_an_end_are_no_answers(rules, key, kind, body, said):
-    async with running(Response(body, media_type=kind)) as origin, relaying(f"{origin}/mcp", rules) as relay:
+async def test_what_is_no_answer_is_an_error_each_time(rules, key, headers, body, said, caplog):
+    sent = Response(body, headers={"content-type": "application/json", **headers})
+    async with running(sent) as origin, relaying(f"{origin}/mcp", rules) as relay:
         host = HttpHost(relay.url)
         for _ in range(2):
             [message] = (await host.begin("get_value", key=key)).messages
             assert said in json.dumps(message)
         await host.close()
+    assert not any(record.exc_info for record in caplog.records)
 
 
 @pytest.mark.parametrize("path", ["/mcp/", "/%6dcp", "/x/../mcp", "/./mcp"])
