@@ -110,7 +110,7 @@ class _Cached(NamedTuple):
         if isinstance(tool, AgentTool):
             changed.agent = self._agent(tool.agent)
             return changed
-        if not _is_taken(tool) or _is_decorated(tool):
+        if not _is_taken(tool) or any(hasattr(one, "__agent_cache__") for one in (tool, getattr(tool, "func", None))):
             return tool
         box, vary = self.box, self.vary
         schema, annotations, returns = _schema_of(tool), _annotations_of(tool), returned_by(getattr(tool, "func", None))
@@ -118,7 +118,7 @@ class _Cached(NamedTuple):
         is_said = vary is not None or self.shared or says_who_asks(rule)
         heeds_context = vary is None and not self.shared and not is_shared(rule) and _gets_context(tool)
 
-        made = made_around(getattr(tool, "func", None), is_shared=is_said)
+        around = made_around(getattr(tool, "func", None), is_shared=is_said)
 
         async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
             async def run() -> Any:
@@ -126,15 +126,15 @@ class _Cached(NamedTuple):
                 answer = await tool.run_async(args=args, tool_context=tool_context)
                 return answer if before is not None and before == _image_of(tool_context) else Private(answer)
 
-            who = tool_context.session.user_id if heeds_context else vary and vary(tool_context)
-            around = made()
+            session = tool_context.session
+            who = session.user_id if heeds_context else vary and vary(tool_context)
             answer = await box.call(
                 name,
                 args,
                 run,
                 schema=schema,
                 annotations=annotations,
-                vary=apart(who, [*_session_of(tool_context), *around] if heeds_context else around),
+                vary=apart(who, [session.app_name, session.id, *around()] if heeds_context else around()),
                 context=tool_context if heeds_context else None,
                 returns=None if returns is None else typing.Union[returns, Private],  # noqa: UP007 - of any annotation
                 failed=_is_error,
@@ -174,19 +174,11 @@ def _is_taken(tool: BaseTool) -> bool:
     return not (inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function))
 
 
-def _is_decorated(tool: BaseTool) -> bool:
-    return hasattr(tool, "__agent_cache__") or hasattr(getattr(tool, "func", None), "__agent_cache__")
-
-
 def _gets_context(tool: BaseTool) -> bool:
     """Whether a tool may see the context: any, but for a function without a parameter for it."""
     if type(tool) is not FunctionTool:
         return True
     return "tool_context" in inspect.signature(tool.func).parameters or takes_context(tool.func)
-
-
-def _session_of(context: ToolContext) -> list[str]:
-    return [context.session.app_name, context.session.id]
 
 
 def _schema_of(tool: BaseTool) -> Mapping[str, Any] | None:

@@ -25,7 +25,7 @@ from decimal import Decimal
 from enum import Enum
 from hashlib import blake2b
 from inspect import isroutine
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
 
@@ -132,18 +132,12 @@ def _around(function: Any, named: list[Any]) -> list[Any]:
 
 
 def _enclosed(function: FunctionType) -> list[Any]:
-    """What a function was made around, as far as it counts."""
-    code, empty = function.__code__, CellType()
-    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    named = {name: cell.cell_contents for name, cell in cells if cell != empty}
-    if any(type(named.get(name)) in (str, int) for name in _named_for_someone(code)):
+    """What a function was made around, as far as that counts."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    named = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+    if any(type(value) in (str, int) and meaning_of(name) == "someone" for name, value in named.items()):
         return [value for value in named.values() if type(value) in _SCALARS or isroutine(value)]
     return [*named.values()]
-
-
-@functools.lru_cache(1_000)
-def _named_for_someone(code: CodeType) -> list[str]:
-    return [name for name in code.co_freevars if meaning_of(name) == "someone"]
 
 
 def apart(who: Any, where: list[Any]) -> Any:
@@ -304,7 +298,7 @@ def is_kept(answer: Any) -> bool:
 
 def notice(error: AgentLoopDetectedError) -> dict[str, Any]:
     """The result of a call that a session has stopped."""
-    return {"content": [{"type": "text", "text": str(error)}], "isError": True}
+    return {"content": [{"type": "text", "text": str(error)}], "isError": True, "resultType": "complete"}
 
 
 def requested_version(meta: Mapping[str, Any] | None) -> Any:

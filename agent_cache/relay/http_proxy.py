@@ -48,6 +48,7 @@ Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 _JSON: Final = (b"content-type", b"application/json")
 _ACCEPT: Final = (b"accept", b"application/json, text/event-stream")
+_BROKEN_OFF: Final = "the server has broken off: {}"
 _CANCELLED: Final = {"code": -32800, "message": "Request cancelled"}  # nobody waits for it any more
 _GRACE_S: Final = 5
 """Seconds for calls to end after a signal to stop."""
@@ -133,7 +134,7 @@ class Upstream:
         except httpx2.ConnectError as error:
             raise RpcError(f"agent-cache: the server at {self.name} cannot be reached: {error}") from error
         except httpx2.RequestError as error:
-            raise _broken_off(error) from error
+            raise ConnectionLost(_BROKEN_OFF.format(str(error) or type(error).__name__)) from error
 
     def headers_of(self, response: httpx2.Response) -> list[tuple[bytes, bytes]]:
         """The headers for the host, who gets the body without content-encoding. A redirection to another path of the
@@ -167,10 +168,6 @@ class Upstream:
         return await introduced(ask)
 
 
-def _broken_off(error: Exception) -> ConnectionLost:
-    return ConnectionLost(f"the server has broken off: {str(error) or type(error).__name__}")
-
-
 async def parts_of(response: httpx2.Response) -> AsyncGenerator[tuple[bytes, Message | None]]:
     """The body, in parts that joined are the body, and the message in each: an event where there are events, else all
     of it. An event that the end has cut is none.
@@ -187,7 +184,7 @@ async def parts_of(response: httpx2.Response) -> AsyncGenerator[tuple[bytes, Mes
                     event, rest, at = rest[: found.end()], rest[found.end() :], 0
                     yield event, parsed(event_data(event))
     except httpx2.RequestError as error:
-        raise _broken_off(error) from error
+        raise ConnectionLost(_BROKEN_OFF.format(str(error) or type(error).__name__)) from error
 
 
 def _is_event_stream(response: httpx2.Response) -> bool:

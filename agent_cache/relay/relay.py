@@ -152,9 +152,9 @@ class Relay:
             self._tape = replay(replay_from, strict=strict)
         elif record_to is not None:
             self._tape = record(record_to)
-        tier = box.tier
-        shared: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
-        lists = {method: Read(tag, ttl=_life_of, **shared) for method, tag in _HINTED.items()}
+        hinted: dict[str, Any] = {"ttl": lambda kept: kept["result"]["ttlMs"] / 1000}
+        hinted |= {} if box.tier is None else {"remote_cache": box.tier}
+        lists = {method: Read(tag, **hinted) for method, tag in _HINTED.items()}
         ends = {method: tuple(said.invalidate) for method, said in settings.on.items()}
         changes = {method: _CHANGES.get(method, ()) + ends.get(method, ()) for method in _CHANGES | ends}
         writes = {method: Write(tags) for method, tags in changes.items()}
@@ -275,7 +275,7 @@ class Relay:
         try:
             line = await self._line_for(request)
         except AgentLoopDetectedError as loop:
-            line = result_line(request.id, _refusal(loop))
+            line = result_line(request.id, notice(loop))
         except Exception as error:  # noqa: BLE001 - whatever it is, the host waits for a response
             if not isinstance(error, RpcError | CassetteError | ConnectionLost):
                 _LOG.exception("%s could not be answered", request.method)
@@ -338,7 +338,7 @@ class Relay:
             return await self.box.call(
                 name, arguments, partial(self._run, request), schema=tool.get("inputSchema"),
                 annotations=tool.get("annotations"), vary=request.vary, returns=Answer, failed=fails, store_if=is_kept,
-                refused=_refusal,
+                refused=notice,
             )  # fmt: skip
         except (RpcError, ConnectionLost, AgentLoopDetectedError, CassetteError):
             raise
@@ -447,23 +447,11 @@ async def _all_pages(request: HostRequest, envelope: dict[str, Any]) -> dict[str
     return {"tools": await listed(page)}
 
 
-def _life_of(kept: dict[str, Any]) -> float:
-    return float(kept["result"]["ttlMs"]) / 1000
-
-
 def _is_fresh_for_others(kept: dict[str, Any]) -> bool:
     result = kept["result"]
-    return (
-        type(result) is dict
-        and result.get("cacheScope") in ("public", "private")  # either way it is kept for its asker
-        and type(result.get("ttlMs")) in (int, float)
-        and result["ttlMs"] > 0
-    )
-
-
-def _refusal(loop: AgentLoopDetectedError) -> dict[str, Any]:
-    """The result of a call that was refused, for the model to read."""
-    return {**notice(loop), "resultType": "complete"}  # which hosts before revision 2026-07-28 leave alone
+    if type(result) is not dict or result.get("cacheScope") not in ("public", "private"):
+        return False  # either way it is kept for its asker
+    return type(result.get("ttlMs")) in (int, float) and result["ttlMs"] > 0
 
 
 def _task_of(result: Any) -> Mapping[str, Any] | None:

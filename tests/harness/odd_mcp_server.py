@@ -1,8 +1,8 @@
 """A server of MCP that takes what no parser takes, and answers what none reads: `python odd_mcp_server.py`.
 
 It finds tool, key and id in a message by their text alone, whatever is around them. `get` reads a value, `set` writes
-it, `odd` answers with the value of `key` in `ODD`, `form` in a form of `FORMS`, `hold` when `release` is called, `noisy`
-writes lines that are no message before, and `seen` tells the messages that came.
+it, `odd` answers with the value of `key` in `ODD`, `form` in a form of `FORMS`, `hold` when `release` is called,
+`noisy` writes lines that are no message before, and `seen` tells the messages that came.
 """
 
 from __future__ import annotations
