@@ -340,8 +340,7 @@ def _places_in(injected: Injected) -> Iterator[_Place]:
         yield _Place("its value", value)
     elif role != "none":
         firsts = sorted(_attributes_of_class(kind) | (getattr(value, "__dict__", {}).keys() & _BY_FIRST.keys()))
-        paths = [path for first in firsts for path in _BY_FIRST[first]]
-        found = {name: one for name in paths if (one := _at(value, name)) is not _ABSENT}
+        found = {path: one for at in firsts for path in _BY_FIRST[at] if (one := _at(value, path)) is not _ABSENT}
         is_of_mcp = context.__module__.partition(".")[0] in ("fastmcp", "mcp")
         if not found and not is_of_mcp:
             yield _Place("its value", value)
