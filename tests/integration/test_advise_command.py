@@ -461,7 +461,6 @@ def advised(capsys: pytest.CaptureFixture[str], log: Path, *options: str) -> tup
     return code, printed.out, " ".join(printed.err.split())
 
 
-@pytest.mark.slow
 def test_runs_that_begin_anew_are_worlds_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Four at any time."""
     runs = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple
@@ -41,6 +42,7 @@ class Card(NamedTuple):
 
 @AgentCache("otel_order:{order_id}")
 async def get_order(order_id: str, password: str = "") -> str:
+    await asyncio.sleep(0)
     return f"order {order_id}"
 
 
@@ -101,6 +103,7 @@ async def test_a_miss_a_write_and_an_uncached_call_have_spans_with_the_names_of_
     await cancel_order("1")
     with bypass():
         await get_order("1")
+    await asyncio.gather(get_order("2"), get_order("2"))
     get_stock("tea")
     sell("tea")
     kinds = [(span.name, span.attributes["agent_cache.source"]) for span in telemetry.spans()]
@@ -108,6 +111,8 @@ async def test_a_miss_a_write_and_an_uncached_call_have_spans_with_the_names_of_
         ("execute_tool get_order", "miss"),
         ("execute_tool cancel_order", "write"),
         ("execute_tool get_order", "uncached"),
+        ("execute_tool get_order", "miss"),
+        ("execute_tool get_order", "shared"),
         ("execute_tool get_stock", "miss"),
         ("execute_tool sell", "write"),
     ]
