@@ -6,9 +6,7 @@ Such a block is not run with the page. It stands below ``<!-- needs: PACKAGE -->
 
 from __future__ import annotations
 
-import ast
 import re
-import types
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +20,6 @@ def examples(page: str, package: str) -> list[tuple[str, str]]:
     return re.findall(_EXAMPLE.format(re.escape(package)), text, re.MULTILINE | re.DOTALL)
 
 
-async def run(code: str, names: dict[str, Any]) -> None:
-    """Run an example, as a module with these names, which may await."""
-    body = compile(code, "page", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    awaited = types.FunctionType(body, names)()
-    if awaited is not None:
-        await awaited
+def run(code: str, names: dict[str, Any]) -> None:
+    """Run an example, as a module with these names."""
+    exec(compile(code, "page", "exec", dont_inherit=True), names)

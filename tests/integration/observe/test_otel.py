@@ -304,8 +304,8 @@ async def test_it_is_taken_away(instrument, telemetry):
 
 
 @pytest.mark.parametrize(("code", "output"), page_examples.examples(PAGE, "opentelemetry.sdk"))
-async def test_the_example_of_the_page_prints_what_the_page_says(code, output, capsys):
-    await page_examples.run(code, {"__name__": __name__})
+def test_the_example_of_the_page_prints_what_the_page_says(code, output, capsys):
+    page_examples.run(code, {"__name__": __name__})
     assert capsys.readouterr().out == output
 
 

@@ -128,10 +128,10 @@ async def test_a_scrape_gives_what_get_metrics_counts(scrape):
 
 
 @pytest.mark.parametrize(("code", "output"), page_examples.examples(PAGE, "prometheus_client"))
-async def test_the_example_of_the_page_prints_what_the_page_says(code, output, capsys):
+def test_the_example_of_the_page_prints_what_the_page_says(code, output, capsys):
     names: dict[str, Any] = {"__name__": __name__}
     try:
-        await asyncio.wait_for(page_examples.run(code, names), 100)
+        page_examples.run(code, names)
     finally:
         REGISTRY.unregister(names["counters"])
         names["server"].shutdown()
