@@ -135,12 +135,12 @@ async def run(
         work = setup.uncached
         call = Call(operation, local, None if key is UNKEYED else key, args, kwargs, "uncached")
     else:
-        if hooked is not None and not is_fresh:  # no hit is audited: what the tool does then would be recorded
+        if hooked is not None and not hooked.is_fresh:  # no hit is audited: what the tool does then would be recorded
             value = hit(operation, PLACE.get(), key, hooked.arguments, at=scope)
             if value is not MISSING:
                 hooked.answered_by = "hit"
                 return value
-        elif setup.audited and not is_fresh:
+        elif setup.audited and not is_fresh and hooked is None:
             named = operation.parameters.named(args, kwargs)
             value = hit(operation, PLACE.get(), key, named, is_audited=True)
             if value is not MISSING:
@@ -157,7 +157,7 @@ async def run(
         if operation.is_new and operation.stats.hits + operation.stats.misses >= _MANY_CALLS:
             operation.look_at_roots()
         call = Call(operation, local, key, args, kwargs, "miss")
-        call.is_fresh = is_fresh
+        call.is_fresh = is_fresh if hooked is None else hooked.is_fresh
         if value is BECOME_LEADER:
             call.tags = flight.tags[len(store.static) :]
             work = partial(load, flight=flight)

@@ -42,7 +42,7 @@ class HookedCall:
 
     Attributes:
         scope, outside: the scope it is made in, and the same one without hooks.
-        key, args, kwargs, is_fresh: as a `Call` has them.
+        key, args, kwargs, is_fresh: as a `Call` has them. A hook may ask for a fresh value of a read.
         arguments: parameter names and values, injected contexts included.
         call: the `Call` that was made for it; None for a local hit, and for what a session refuses or a hook answers.
         answered_by: how it was answered if there is no `Call`: a value of `Call.source`, or ``"blocked"`` by a session.

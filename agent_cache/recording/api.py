@@ -26,7 +26,7 @@ from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationErr
 from agent_cache.recording.call_log import CallListener, CassetteLog, ObservedCalls
 from agent_cache.recording.cassette import Cassette, apply_rules, recorded_rules, redacted_name
 from agent_cache.recording.file import CALLS_OF_LITELLM
-from agent_cache.recording.functions import FunctionCall, RecordedFunction, wrapped
+from agent_cache.recording.functions import FunctionCall, RecordedFunction, check_names, wrapped
 from agent_cache.recording.http.identity import Http
 from agent_cache.recording.http.seams import Seams, install_guard
 from agent_cache.recording.match import Matcher
@@ -179,7 +179,7 @@ class record(Block[Tape]):  # noqa: N801 - used as a function, as in vcrpy and a
         self._redaction = redaction_of(redact)
         self._mode = checked_choice(mode, MODES, f"{caller}: mode")
         self._strict = checked_flag(strict, f"{caller}: strict")
-        if policy is not None and not isinstance(policy, Mapping):
+        if policy is not None and not (isinstance(policy, Mapping) and all(isinstance(name, str) for name in policy)):
             names = ", ".join(map(repr, POLICIES))
             raise ConfigurationError(f"{caller}: policy must map names of tools to {names}, got {policy!r}")
         self._policy = {
@@ -209,6 +209,7 @@ class record(Block[Tape]):  # noqa: N801 - used as a function, as in vcrpy and a
                 recorded = recorded_http(old)
                 if self._http is None or (self._http is True and recorded is not None):
                     http = recorded
+        check_names(self._policy, () if answers is None else answers.cassette, self._path)
         described = None if http is None else http.describe(redaction)
         file = None if mode == "none" else CassetteLog(self._path, model, redaction, described)
         return Tape(

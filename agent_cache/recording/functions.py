@@ -9,16 +9,21 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import threading
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, TypedDict, TypeVar, Unpack, is_typeddict, overload
+from weakref import WeakSet
 
 from agent_cache.core.options import checked_choice, checked_function
 from agent_cache.core.parameters import JsonArguments, Parameters
 from agent_cache.engine.hooks import CURRENT_CALL, HookedCall, answered, answered_plainly
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import HOOKS, PLACE, Scope, report_escape
+from agent_cache.engine.state import TOOLS
 from agent_cache.errors import ConfigurationError, UncacheableArgumentsError
 from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.file import RecordedCall, is_unsafe
@@ -51,8 +56,7 @@ class RecordedFunction:
         self.extract_tokens = extract_tokens
         self.parameters = _parameters_of(function, name, skip_args) if parameters is None else parameters
         self.form = _form_of(function)
-        path = getattr(function, "__qualname__", "")
-        self.names = frozenset({name, name.rpartition(":")[2], path, path.rpartition(".")[2]}) - {""}
+        self.names = names_of(name, function)
         self.has_extractors = extract_model is not None or extract_tokens is not None
         self.cache_key = cache_key
         self._key = key
@@ -154,6 +158,36 @@ class RecordedFunction:
         )
 
 
+def names_of(name: str, function: Any = None) -> frozenset[str]:
+    """What a policy may call a function, or a recorded call of this name; of a request, also its server."""
+    path = getattr(function, "__qualname__", name.rpartition(":")[2])
+    server = name.partition("://")[2].partition("/")[0]
+    found = {name, name.rpartition(":")[2], path, path.rpartition(".")[2], server, server.partition(":")[0]}
+    return frozenset(found - {""})
+
+
+def check_names(policy: Collection[str], recorded: Iterable[RecordedCall], path: Path) -> None:
+    """Refuse a name in a policy that no function or recorded call has, if it looks misspelt; warn of another one."""
+    if not policy:
+        return
+    with _lock:
+        known = set[str]().union(*(one.names for one in _functions))
+    known.update(*(names_of(tool.name, tool.function) for tool in TOOLS.all()))
+    known.update(*map(names_of, {call.name for call in recorded}))
+    spelt = {one.lower(): one for one in known}
+    for name in policy:
+        if name not in known:
+            near = get_close_matches(name.lower(), spelt, 1, 0.85)
+            if near:
+                text = f"the policy names {name!r}, and no function; is {spelt[near[0]]!r} meant?"
+                raise ConfigurationError(f"{path}: {text} If it is another one, decorate it before the block")
+            if "." not in name:  # else it may be a server
+                _LOG.warning("%s: the policy names %r, and no function of that name is decorated yet", path, name)
+
+
+_lock = threading.Lock()
+_functions: WeakSet[RecordedFunction] = WeakSet()
+"""The wrapped functions."""
 _UNCHANGING: Final = frozenset({str, int, float, bool, bytes})
 
 
@@ -485,6 +519,8 @@ def wrapped(recorded: RecordedFunction) -> Any:
 
     body = functools.wraps(function)(body)
     body.__agent_cache_recorded__ = recorded
+    with _lock:
+        _functions.add(recorded)
     return body
 
 

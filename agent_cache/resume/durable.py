@@ -280,10 +280,15 @@ class _JournalTape(Tape):
     def begin(self, call: HookedCall | FunctionCall) -> ActiveCall:
         """Find the answer of a call in the journal, or write that it begins."""
         active = super().begin(call)
-        if active.recorded is not None or not active.is_write:
+        if active.recorded is not None:
             return active
         with self._lock:
-            if self.file.journal_file.is_closed:
+            if not active.is_write:
+                begun = self.file.begun.get(active.place)
+                if begun is not None and active.tool_call is not None:  # the run must come to its writes: no hit
+                    parents = self._stored.parents
+                    active.tool_call.is_fresh |= any(is_inside(one, {begun.id}, parents) for one in self._left)
+            elif self.file.journal_file.is_closed:
                 if not self.file.is_sealed:
                     raise self.file.ended()
             elif self._left and self._doubt_of(active) is not None:

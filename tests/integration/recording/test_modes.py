@@ -104,7 +104,7 @@ def test_new_episodes_keeps_what_a_replayed_call_encloses(path):
         (record, "a.jsonl", {"model": 3}),
         *((record, "a.jsonl", {"redact": wrong}) for wrong in ("token", 3, [3])),
         (record, "a.jsonl", {"policy": {"ask": "maybe"}}),
-        (replay, "a.jsonl", {"policy": "stub"}),
+        *((replay, "a.jsonl", {"policy": wrong}) for wrong in ("stub", {ask: "stub"})),
         (replay, "a.jsonl", {"strict": "yes"}),
         *((record, wrong, {}) for wrong in ("", None, 3, "nul\0l.jsonl")),
     ],

@@ -8,8 +8,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, get_metrics
-from agent_cache.recording import Cassette, CassetteError, DivergenceError, record, replay
+from agent_cache import (
+    AgentCache,
+    AgentCacheInvalidator,
+    AgentCacheSession,
+    AgentLoopDetectedError,
+    ConfigurationError,
+    get_metrics,
+)
+from agent_cache.recording import Cassette, CassetteError, DivergenceError, intercept, record, replay
 
 
 @dataclass
@@ -148,6 +155,28 @@ async def test_a_policy_runs_a_tool_live_or_forbids_it(shop, path):
                 with contextlib.suppress(CassetteError):
                     await shop.buy_more("7")
         assert shop.runs == runs
+
+
+@pytest.mark.parametrize("name", ["buy_moer", "shop:get-order", "Get_Order", "shop.buy_more", "shop:helpr"])
+@pytest.mark.parametrize("block", [record, replay])
+async def test_a_misspelt_name_in_a_policy_is_refused_before_anything_runs(shop, path, block, name):
+    helper = intercept(lambda: None, name="shop:helper")
+    with record(path):
+        helper()
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match=f"policy names '{name}', and no function; is '.*' meant"):
+        block(path, policy={name: "forbid"}).__enter__()
+    assert path.read_bytes() == before
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+async def test_of_another_name_that_no_function_has_so_far_the_log_warns(path, caplog):
+    with record(path, policy={"settle_up": "stub", "deliver": "forbid", "api.example.com": "live"}):
+        intercept(lambda: None, name="shop:settle_up")()
+    unknown = "the policy names %r, and no function of that name is decorated yet"
+    assert [one.getMessage() for one in caplog.records] == [
+        f"{path}: {unknown % one}" for one in ("settle_up", "deliver")
+    ]
 
 
 async def test_a_recording_inside_of_another_is_part_of_both(shop, path):

@@ -5,6 +5,7 @@ each line of its journal, `test_journal_file` a real process.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections import Counter
 
@@ -383,6 +384,29 @@ def test_a_write_that_may_be_an_earlier_one_is_never_a_second_one_in_silence(
     if not made:
         journaled(Journal(directory, on_doubt="rerun"), lambda: first(" on monday"))
         assert world.calls == before + Counter({"ship 3": 1})
+
+
+@pytest.mark.parametrize(("dies_after", "paid"), [("ask in", 1), ("pay in", 2)])
+def test_a_read_that_had_made_a_write_runs_again_though_another_process_has_its_result(
+    world, directory, dies_after, paid
+):
+    @AgentCache("summary", name="resumed:summary")
+    async def summary() -> str:
+        return await pay("in") + await ask("in")
+
+    async def program():
+        return await summary(), await pay("2")
+
+    world.dies_after = {dies_after}
+    dies(Journal(directory), program)
+    before = Counter(world.calls)
+    asyncio.run(summary())  # as another process does, which shares its tier
+    world.calls = before
+    with pytest.raises(InDoubtError) if paid == 2 else contextlib.nullcontext():
+        journaled(Journal(directory), program)
+    assert world.calls["pay in"] == 1
+    assert paid == 1 or journaled(Journal(directory, on_doubt="rerun"), program)
+    assert (world.calls["pay in"], world.calls["pay 2"]) == (paid, 1)
 
 
 def test_what_a_task_does_that_the_run_has_left_behind_is_refused(world, directory):
