@@ -9,6 +9,7 @@ If no form gives it back, its fields are written for people, and the log says so
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import inspect
 import marshal
 import types
@@ -105,9 +106,13 @@ class PlainSchema(typed.Schema):
         """Write a value."""
         data, is_tagged = self.dump(value, JSON)
         plain = decode(data)
-        if not is_tagged and _is_tagged(plain):
+        if is_tagged:
+            return {_TAGGED: plain}
+        if _is_tagged(plain):
             raise Unencodable(f"a value of type {full_name(type(value))} looks like the data of another one")
-        return {_TAGGED: plain} if is_tagged else plain
+        with contextlib.suppress(TypeError):  # members of a set that cannot be sorted
+            plain = _with_sorted_sets(plain, decode(JSON.encode_sorted(value)))
+        return plain
 
     def from_plain(self, plain: Any) -> Any:
         """Read what `to_plain` wrote for the same annotation. Data that a person edited will do if its types do."""
@@ -124,6 +129,17 @@ class PlainSchema(typed.Schema):
         new = {name: one for name, one in declared if name not in fields and not one.is_required()}
         defaults = {name: one.get_default(call_default_factory=True) for name, one in new.items()}
         return typed.Schema.made(kind, {**defaults, **fields}, state)
+
+
+def _with_sorted_sets(plain: Any, ordered: Any) -> Any:
+    """The data of a value whose sets, and dicts, are sorted in other data of it. Their order depends on chance."""
+    if plain == ordered:
+        return plain
+    if type(plain) is list:
+        return [*map(_with_sorted_sets, plain, ordered)]
+    return (
+        {name: _with_sorted_sets(one, ordered[name]) for name, one in plain.items()} if type(plain) is dict else ordered
+    )
 
 
 def _is_tagged(plain: Any) -> bool:

@@ -146,8 +146,8 @@ def _clock(kind: Any) -> tuple[Callable[[Any], Iterable[Any]], Callable[..., Any
 
 _FORMS: Final[dict[Any, tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]]] = {
     tuple: (iter, lambda *members: members),
-    set: (iter, lambda *members: {*members}),
-    frozenset: (iter, lambda *members: frozenset(members)),
+    set: (partial(sorted, key=repr), lambda *members: {*members}),
+    frozenset: (partial(sorted, key=repr), lambda *members: frozenset(members)),
     str: (
         lambda value: (value.encode("utf-8", "surrogatepass").hex(),),
         lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
@@ -230,6 +230,7 @@ class Wire:
     def __init__(self, codec: Any, **hooks: Any) -> None:
         self.name: str = codec.__name__.rpartition(".")[2]
         self.encode: Callable[[Any], bytes] = codec.Encoder(enc_hook=_model_to_data).encode
+        self.encode_sorted: Callable[[Any], bytes] = codec.Encoder(enc_hook=_model_to_data, order="sorted").encode
         self.decode: Callable[[bytes], Any] = codec.Decoder(**hooks).decode
         self.decoder_of = partial(codec.Decoder, dec_hook=_from_data, **hooks)
 

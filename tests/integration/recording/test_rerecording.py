@@ -4,7 +4,9 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +108,36 @@ async def test_an_equal_run_leaves_the_file_untouched(mode, path):
     assert path.stat().st_mtime == 1
     assert [one.name for one in path.parent.iterdir()] == [path.name], "nothing is left beside it"
     assert len(recorder.cassette) == 11
+
+
+@dataclass
+class Found:
+    z: dict[str, set[int]]
+    a: frozenset[tuple[int, str]]
+
+
+@pytest.mark.parametrize("hint", [Found, Any])
+async def test_the_order_of_a_set_which_chance_decides_changes_no_line(hint, path):
+    def find() -> Any:
+        numbers = members.pop()
+        found = {"z": {"b": {*numbers}, "a": set()}, "a": frozenset((one, "x") for one in numbers)}
+        return Found(**found) if hint is Found else found
+
+    async def run() -> None:
+        seen.append(intercept(find, name="find")())
+
+    find.__annotations__["return"] = hint
+    members: list[tuple[int, ...]] = [(8, 0, 16), (0, 16, 8), (16, 8, 0)]  # which have one hash in a small set
+    seen: list[Any] = []
+    before = await lines_of(path, run)
+    for _ in range(2):
+        assert await lines_of(path, run) == before
+    assert len({*map(repr, seen)}) > 1
+    with replay(path):
+        await run()
+    assert seen[0] == seen[-1]
+    found = vars(seen[-1]) if hint is Found else seen[-1]
+    assert [*found, *found["z"]] == ["z", "a", "b", "a"], "a dict has an order"
 
 
 async def test_what_a_run_does_to_its_answers_is_neither_written_nor_answered_once_more(path):
