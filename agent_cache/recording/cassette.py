@@ -272,7 +272,7 @@ class _Document(msgspec.Struct):
 
 _CONFLICT = (b"<<<<<<< ", b"=======", b">>>>>>> ", b"||||||| ")
 _TRAILER = b'{"trailer":'
-_OTHERS = (_TRAILER, b'{"intent":', b'{"open":', b'{"checkpoint":', b'{"resumed":')
+_OTHERS = (_TRAILER, b'{"times":', b'{"intent":', b'{"open":', b'{"checkpoint":', b'{"resumed":')
 
 _header_decoder = msgspec.json.Decoder(Header)
 _call_decoder = msgspec.json.Decoder(RecordedCall)
@@ -302,6 +302,8 @@ def _read_header(path: Path, text: bytes) -> Header | None:
         check_version(path, data["agent_cache_cassette"], VERSION)
     elif not text or text[:1] == b"{":
         return None
+    elif text.startswith(b"version https://git-lfs"):
+        raise CassetteError("is a pointer of Git LFS in the place of a file; get that by `git lfs pull`", path, 1)
     elif not text.startswith(_CONFLICT):
         raise CassetteError('is no cassette; "agent-cache cassette convert" makes one of those of vcrpy', path, 1)
     header: Header = _decoded(path, 1, text, _header_decoder)

@@ -24,7 +24,7 @@ from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.http.bodies import ResponseShape, map_response
 from agent_cache.recording.redaction import Redaction, is_positional, redact_error, without_secret_fields
 from agent_cache.values import typed
-from agent_cache.values.canonical import full_name, is_model
+from agent_cache.values.canonical import declared_names, full_name, is_model
 from agent_cache.values.typed import JSON, Returns, Undecodable, Unencodable
 
 T = TypeVar("T")
@@ -124,11 +124,19 @@ class PlainSchema(typed.Schema):
 
     @staticmethod
     def made(kind: Any, fields: dict[str, Any], state: list[Any]) -> Any:
-        """An object of a class from what it had. A new field of a model has its default."""
-        declared = kind.__pydantic_fields__.items() if is_model(kind) else ()
-        new = {name: one for name, one in declared if name not in fields and not one.is_required()}
-        defaults = {name: one.get_default(call_default_factory=True) for name, one in new.items()}
-        return typed.Schema.made(kind, {**defaults, **fields}, state)
+        """An object of a class from what it had: without a field that is gone, a new one with its default."""
+        if is_model(kind):
+            declared = kind.__pydantic_fields__.items()
+            new = {name: one for name, one in declared if name not in fields and not one.is_required()}
+            defaults = {name: one.get_default(call_default_factory=True) for name, one in new.items()}
+            return typed.Schema.made(kind, {**defaults, **fields}, state)
+        names = declared_names(kind) or ()
+        found = {name: one for name, one in fields.items() if name in names}
+        if len(found) < len(names):
+            for one in msgspec.inspect.type_info(kind).fields:  # type: ignore[union-attr]  # of a class that has them
+                if one.name not in found and not one.required:
+                    found[one.name] = one.default_factory() if one.default is msgspec.NODEFAULT else one.default
+        return typed.Schema.made(kind, found, state)
 
 
 def _with_sorted_sets(plain: Any, ordered: Any) -> Any:

@@ -188,8 +188,8 @@ def recorded_stream(call: ActiveCall, stream: Any, tape: Any) -> _Stream:
 def replayed_stream(call: ActiveCall, tape: Any) -> _Stream:
     """A recorded stream, to be read again."""
     assert call.recorded is not None
-    stream = call.recorded.outcome["stream"]
-    if stream.get("plain"):
+    stream, form = call.recorded.outcome["stream"], call.function.form
+    if form == "stream" or (form != "async stream" and stream.get("plain")):
         return _PlainStream(_replay(call, stream, tape), call)
     return _AwaitedStream(_replay_awaited(call, stream, tape), call)
 

@@ -70,6 +70,7 @@ class Tape:
         is_guarded: bool = False, http: Any = None,
     ) -> None:  # fmt: skip
         self.path, self.mode, self.redaction = path, mode, redaction
+        self._absolute = None if path is None else path.absolute()  # the program may change its directory
         self.answers, self.file, self.http = answers, file, http
         self.is_strict = strict
         self.thread = threading.get_ident()  # the engine asks only other threads' tapes about an escaped call
@@ -97,10 +98,10 @@ class Tape:
         """The recorded calls: of a replay those that answer, as the run has left them, else those that have ended."""
         if self.file is None and self.answers is not None:
             return self.answers.cassette
-        if self.path is None:
+        if self._absolute is None:
             raise CassetteError("an observed run has no file")
         is_running = self.file is not None and not self.file.is_closed
-        return Cassette.load(partial_of(self.path) if is_running else self.path)
+        return Cassette.load(partial_of(self._absolute) if is_running else self._absolute)
 
     @property
     def steps(self) -> Sequence[RecordedCall]:

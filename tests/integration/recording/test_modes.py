@@ -117,6 +117,18 @@ def test_wrong_options_are_refused_at_once(function, given, options):
 # A run, a process or a disk that ends early
 
 
+def test_a_name_that_is_too_long_is_an_error_of_ours_and_a_program_may_change_its_directory(tmp_path, monkeypatch):
+    for mode in ("once", "rewrite"):
+        with pytest.raises(CassetteError, match="too long"), record(tmp_path / ("x" * 300), mode=mode):
+            pass
+    monkeypatch.chdir(tmp_path)
+    with record("run.jsonl") as recorder:
+        ask("a")
+        monkeypatch.chdir("/")
+        assert len(recorder.steps) == 1
+    assert len(recorder.steps) == len(Cassette.load(tmp_path / "run.jsonl")) == 1
+
+
 def test_the_old_file_stands_until_the_new_one_is_whole(path):
     before = b"".join(a_recording(path, "a"))
     with record(path):
@@ -262,6 +274,7 @@ CALL = b'{"id":1,"kind":"call","name":"ask","digest":"00","outcome":{"value":1}}
 BROKEN = {
     "empty": (b"", "is empty", 0),
     "yaml": (b"interactions:\n- request: {}\n", "no cassette.*cassette convert", 1),
+    "a pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "Git LFS.*git lfs pull", 1),
     "json that is something else": (b'{"a": 1}', "no cassette of agent-cache or agentcassette", 1),
     "a header that breaks off": (b'{"agent_cache_cassette":2,"rec', "truncated", 1),
     "a newer version": (b'{"agent_cache_cassette":3,"shiny":true}\n', "version 3.*; update agent-cache", 1),
@@ -305,6 +318,9 @@ def test_a_cassette_may_be_edited_by_hand_and_a_last_line_that_breaks_off_is_dro
     path.write_bytes(lines[0] + lines[1] + lines[3].replace(b"c v1", b"new") + b"\n" + lines[4])
     with replay(path, strict=True):
         assert [ask("a"), ask("c")] == ["a v1", "new"]
+    path.write_bytes(b"".join(json.dumps(json.loads(one), sort_keys=True).encode() + b"\r\n" for one in lines))
+    with replay(path, strict=True):
+        assert [ask(one) for one in "abc"] == ["a v1", "b v1", "c v1"]
     path.write_bytes(lines[0] + lines[1].replace(b'"a"', b'"b"', 1))
     with pytest.raises(DivergenceError, match="the line was edited"), replay(path):
         ask("b")

@@ -104,6 +104,25 @@ async def test_a_plain_generator_is_replayed_with_the_value_it_returns_and_is_se
     assert await stage.twice(run) == ["a", "b", "c", "x", "y", "z", 3]
 
 
+async def test_a_generator_that_has_become_asynchronous_is_replayed_and_one_that_is_none_any_more(path):
+    def plain(text: str):
+        yield from text
+
+    async def awaited(text: str):
+        for letter in text:
+            yield letter
+
+    async def run(function: Any) -> list[str]:
+        stream = intercept(function, name="letters")("abc")
+        return [one async for one in stream] if function is awaited else list(stream)
+
+    for before, now in ((plain, awaited), (awaited, plain)):
+        with record(path):
+            await run(before)
+        with replay(path, strict=True):
+            assert await run(now) == ["a", "b", "c"]
+
+
 async def test_a_stream_object_is_itself_while_it_is_recorded(source, stage):
     async def run() -> list[str]:
         async with await source.create("a b") as stream:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import tempfile
 import uuid
+from collections import namedtuple
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -268,3 +269,21 @@ def test_a_model_of_a_later_version_has_the_defaults_of_its_new_fields():
     back = again(old(x=1), old, new)
     assert type(back) is new
     assert (back, back.model_fields_set, back._state) == (new(x=1), {"x"}, 7)
+
+
+LATER_VERSIONS = {
+    "dataclass": lambda *fields: make_dataclass(
+        "Answer", [one if len(one) < 3 else (*one[:2], field(default_factory=one[2].copy)) for one in fields]
+    ),
+    "struct": lambda *fields: msgspec.defstruct("Answer", [*fields]),
+    "namedtuple": lambda *fields: namedtuple(
+        "Answer", [one[0] for one in fields], defaults=[one[2] for one in fields if len(one) > 2]
+    ),
+}
+
+
+@pytest.mark.parametrize("make", LATER_VERSIONS.values(), ids=LATER_VERSIONS.keys())
+def test_an_object_without_a_direct_form_is_read_by_a_later_version_of_its_class_too(make):
+    old, new = make(("x", Any), ("gone", Any)), make(("x", Any), ("tags", list[str], []))
+    back = again({1: old(x=(1, 2), gone=3)}, dict[int, old], dict[int, new])
+    assert (type(back[1]), back) == (new, {1: new(x=(1, 2), tags=[])})
