@@ -133,7 +133,7 @@ class PlainSchema(typed.Schema):
         names = declared_names(kind) or ()
         found = {name: one for name, one in fields.items() if name in names}
         if len(found) < len(names):
-            for one in msgspec.inspect.type_info(kind).fields:  # type: ignore[union-attr]  # of a class that has them
+            for one in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]  # of a class that has them
                 if one.name not in found and not one.required:
                     found[one.name] = one.default_factory() if one.default is msgspec.NODEFAULT else one.default
         return typed.Schema.made(kind, found, state)
