@@ -208,6 +208,11 @@ class _Prefix:
         self._parents, self._positions = outline.enclosing(), outline.positions()
         first = None if at is None else self._index(at, "at")
         self._cut = 2 * len(outline) if first is None else self._positions[first]
+        cut_off = set[int]()  # what is inside of a call in which the process was killed, and is made again with it
+        for index in outline.starts():
+            if self._parents[index] in {-2, *cut_off}:
+                cut_off.add(index)
+                self._positions[index] = self._cut
         self.edits = {self._index(number, "edits"): edit for number, edit in edits.items()}
         writes = [index for index in outline.starts() if cassette.steps[index].is_write]
         before = {index for index in writes if self._positions[index] < self._cut}

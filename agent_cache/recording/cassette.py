@@ -86,8 +86,9 @@ class Cassette:
     @classmethod
     def read(cls, path: Path, text: bytes) -> Self:
         """The cassette that a file of this text is. Checks every line, as `load` does."""
+        text = text.removeprefix(b"\xef\xbb\xbf")
         *lines, last = text.split(b"\n")
-        header = _read_header(path, (lines[0] if lines else last).strip().removeprefix(b"\xef\xbb\xbf"))
+        header = _read_header(path, (lines[0] if lines else last).strip())
         if header is None:
             return cls._converted(path, text)
         if not last or (last.startswith(_TRAILER) and header.log is not True):  # else it was killed while it wrote this

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from base64 import b64decode, b64encode
+from contextlib import suppress
 from pathlib import Path
 
 from agent_cache.errors import CassetteError, ConfigurationError
@@ -69,11 +70,11 @@ def key_of(path: Path, key: bytes | None) -> bytes:
     """The key of an encrypted journal, which is given or in the environment."""
     if key is not None:
         return key
-    try:
-        return bytes.fromhex(os.environ[KEY_VARIABLE])
-    except (KeyError, ValueError):
-        raise CassetteError(
-            "is an encrypted journal; give the key that its Journal had as key=, or in hexadecimal digits in the "
-            f"environment variable {KEY_VARIABLE}",
-            path,
-        ) from None
+    with suppress(ValueError):
+        if found := bytes.fromhex(os.environ.get(KEY_VARIABLE, "")):
+            return found
+    raise CassetteError(
+        "is an encrypted journal; give the key that its Journal had as key=, or in hexadecimal digits in the "
+        f"environment variable {KEY_VARIABLE}",
+        path,
+    )

@@ -36,7 +36,7 @@ def is_foreign(path: Path) -> bool:
         return True
     try:
         with path.open("rb") as file:
-            start = file.read(4096).lstrip()
+            start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     except (OSError, ValueError):
         return False
     return start[:1] == b"{" and any(b'"%b"' % name.encode() in start for name in _LISTS)
@@ -68,7 +68,7 @@ def read_foreign(path: Path) -> Cassette:
 
 
 def _document(path: Path) -> Any:
-    content = read_bytes(path)
+    content = read_bytes(path).removeprefix(b"\xef\xbb\xbf")
     try:
         if content.lstrip()[:1] == b"{":
             return json.loads(content)

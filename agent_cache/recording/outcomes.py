@@ -91,6 +91,7 @@ def name_of(kind: type) -> str:
 
 _TAGGED: Final = "$typed"
 """Marks data in the tagged form of `values.typed`."""
+_encode_sorted_sets = msgspec.json.Encoder(enc_hook=typed.model_to_data, order="sorted").encode
 
 
 class PlainSchema(typed.Schema):
@@ -111,7 +112,7 @@ class PlainSchema(typed.Schema):
         if _is_tagged(plain):
             raise Unencodable(f"a value of type {full_name(type(value))} looks like the data of another one")
         with contextlib.suppress(TypeError):  # members of a set that cannot be sorted
-            plain = _with_sorted_sets(plain, decode(JSON.encode_sorted(value)))
+            plain = _with_sorted_sets(plain, decode(_encode_sorted_sets(value)))
         return plain
 
     def from_plain(self, plain: Any) -> Any:

@@ -280,15 +280,12 @@ class _JournalTape(Tape):
     def begin(self, call: HookedCall | FunctionCall) -> ActiveCall:
         """Find the answer of a call in the journal, or write that it begins."""
         active = super().begin(call)
-        if active.recorded is not None:
+        if active.tool_call is not None:  # a read that had begun is no hit: it may have made writes
+            active.tool_call.is_fresh |= active.place in self.file.begun
+        if active.recorded is not None or not active.is_write:
             return active
         with self._lock:
-            if not active.is_write:
-                begun = self.file.begun.get(active.place)
-                if begun is not None and active.tool_call is not None:  # the run must come to its writes: no hit
-                    parents = self._stored.parents
-                    active.tool_call.is_fresh |= any(is_inside(one, {begun.id}, parents) for one in self._left)
-            elif self.file.journal_file.is_closed:
+            if self.file.journal_file.is_closed:
                 if not self.file.is_sealed:
                     raise self.file.ended()
             elif self._left and self._doubt_of(active) is not None:
@@ -559,8 +556,7 @@ class _JournalLog(CallLog):
         for tag, shown in zip(tags, redacted_tags(call, tags, self._redaction), strict=True):
             known.add(tag if tag == shown else utf8_text(root_of(tag)))
         intent = Intent(
-            id=call.id, parent=None if call.parent is None else call.parent.id, place=call.place.hex(),
-            after=call.after, lane=call.lane, forked=call.forked, kind=call.function.kind, name=call.function.name,
+            **msgspec.structs.asdict(_opened(call)), kind=call.function.kind, name=call.function.name,
             arguments=call.arguments, key=key, tags=sorted(known),
         )  # fmt: skip
         self.append(call, encode({"intent": intent}) + b"\n", is_urgent=True)

@@ -46,7 +46,7 @@ from agent_cache.values.canonical import (
 
 __all__ = [
     "JSON", "MESSAGE_PACK", "ReturnedChunks", "Returns", "Schema", "Undecodable", "Unencodable", "Wire", "hints_of",
-    "schema_of",
+    "model_to_data", "schema_of",
 ]  # fmt: skip
 
 
@@ -229,13 +229,12 @@ class Wire:
 
     def __init__(self, codec: Any, **hooks: Any) -> None:
         self.name: str = codec.__name__.rpartition(".")[2]
-        self.encode: Callable[[Any], bytes] = codec.Encoder(enc_hook=_model_to_data).encode
-        self.encode_sorted: Callable[[Any], bytes] = codec.Encoder(enc_hook=_model_to_data, order="sorted").encode
+        self.encode: Callable[[Any], bytes] = codec.Encoder(enc_hook=model_to_data).encode
         self.decode: Callable[[bytes], Any] = codec.Decoder(**hooks).decode
         self.decoder_of = partial(codec.Decoder, dec_hook=_from_data, **hooks)
 
 
-def _model_to_data(value: Any) -> Any:
+def model_to_data(value: Any) -> Any:
     """The fields of a model. One that was not set may have another default where it is read."""
     kind = type(value)
     if not is_model(kind) or len(value.model_fields_set) < len(kind.__pydantic_fields__):

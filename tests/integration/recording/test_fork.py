@@ -108,24 +108,6 @@ def to(tmp_path: Path) -> Path:
 # Worlds
 
 
-async def test_in_a_sandbox_the_writes_before_the_fork_are_made_again_and_nothing_else(shop, original, to):
-    with pytest.raises(WorldMovedError, match=r"call 6: cancel\(order_id='W2'\)") as caught:
-        fork(original, at=THINK_2, to=to)
-    assert caught.value.writes == [{"id": CANCEL_2, "name": "cancel", "arguments": {"order_id": "W2"}}]
-    assert not to.exists()
-    with fork(original, at=THINK_2, to=to, world="sandbox") as branch:
-        assert await shop.run() == ["cancelled W1", "cancelled W2"]
-    assert shop.made == ["cancel W1", "think W2 is pending", "cancel W2"]
-    assert diff_cassettes(original, to).identical
-    assert (branch.live_from, branch.saved.calls) == (THINK_2, 3)
-    steps = Cassette.load(original).steps
-    saved = sum(steps[number - 1].duration_ms for number in (GET_1, THINK_1, GET_2)) / 1000
-    assert branch.saved.seconds == pytest.approx(saved)
-    for at in ("5", True):
-        with pytest.raises(ConfigurationError, match="at must be the id of a call"):
-            fork(original, at=at, to=to)
-
-
 async def test_a_write_that_has_another_outcome_in_the_sandbox_ends_the_run(shop, original, to):
     shop.orders["W1"] = "delivered"
     with pytest.raises(DivergenceError, match=r"call 3, cancel.*another outcome than in the original"):
@@ -138,7 +120,7 @@ async def test_a_write_that_has_another_outcome_in_the_sandbox_ends_the_run(shop
 # What comes before the fork
 
 
-async def test_calls_that_enclose_the_fork_run_and_those_before_it_inside_of_them_do_not(shop, path, to):
+async def test_calls_that_enclose_the_fork_run_and_those_before_it_inside_of_them_do_not(shop, path, to, tmp_path):
     @intercept(name="step")
     async def step(order_id: str) -> str:
         return await shop.handle(order_id)
@@ -158,21 +140,10 @@ async def test_calls_that_enclose_the_fork_run_and_those_before_it_inside_of_the
     shop.reset()
     with fork(path, at=5, to=to, world="as_is", edits={1: "refused"}):
         assert await run() == ["refused", "cancelled W2"]
+    counts = fork(path, at=5, to=tmp_path / "2.jsonl", world="sandbox", edits={1: "refused"}).counts
+    assert counts == {"answered": 1, "edited": 1, "repeated": 0}
     names = [call.name for call in Cassette.load(to)]
     assert names == ["step", "step", "get_order", "think", "cancel"], "what an edited call has enclosed was not made"
-
-
-async def test_a_branch_is_complete_says_what_it_has_left_and_can_be_replayed(shop, original, to):
-    with fork(original, at=THINK_2, to=to, world="as_is", edits={GET_2: Order("W2", "lost")}) as branch:
-        live = await shop.run()
-    assert branch.cassette.header.forked_from == {
-        "path": "run.jsonl", "recorded_at": Cassette.load(original).recorded_at, "at": THINK_2, "edits": [GET_2],
-    }  # fmt: skip
-    shop.made.clear()
-    with replay(to, strict=True):
-        assert await shop.run() == live == ["cancelled W1", "left alone"]
-    assert shop.made == []
-    assert len(Cassette.load(to)) == 5, "nothing of the original after the fork"
 
 
 async def test_a_run_that_does_something_else_before_the_fork_or_ends_there_has_diverged(shop, original, to):
@@ -185,37 +156,35 @@ async def test_a_run_that_does_something_else_before_the_fork_or_ends_there_has_
     assert "The first is call 2, think(prompt='W1 is pending')" in str(caught.value)
     to.unlink()
     with (
-        pytest.raises(DivergenceError, match=r"ended before the fork: 2 calls.*the first is call 4, get_order"),
+        pytest.raises(
+            DivergenceError, match=r"ended before the fork: 2 calls.*the first is call 4, get_order"
+        ) as caught,
         fork(original, at=CANCEL_2, to=to, world="as_is"),
     ):
         await shop.handle("W1")
-    assert len(Cassette.load(to)) == 3
+    assert (caught.value.call_id, len(Cassette.load(to))) == (GET_2, 3)
+    to.unlink()
+    ended = pytest.raises(DivergenceError, match=r"before the end of the recording were not made, the first is call 2")
+    with ended as caught, fork(original, at=None, to=to):
+        await shop.get_order("W1")
+    assert caught.value.call_id == 2
     assert shop.made == []
 
 
 # Edits
 
 
-@pytest.mark.parametrize("edit", [Order("W2", "lost"), {"id": "W2", "status": "lost"}])
-async def test_a_dataclass_is_edited_by_an_object_or_by_its_data(shop, original, to, edit):
-    with fork(original, at=THINK_2, to=to, world="as_is", edits={GET_2: edit}):
-        await shop.handle("W1")
-        order = await shop.get_order("W2")
-    assert order == Order("W2", "lost")
-    assert order is not edit
+class Vanished(Exception):
+    """Is not found under its name."""
 
-
-@pytest.mark.parametrize("world", ["as_is", "sandbox"])
-async def test_a_call_can_be_made_to_raise_and_an_edited_write_does_not_run(shop, original, to, world):
-    with fork(original, at=GET_2, to=to, world=world, edits={CANCEL_1: Raised(ValueError("is delivered"))}):
-        assert await shop.run() == ["is delivered", "cancelled W2"]
-    assert "cancel W1" not in shop.made
+    __qualname__ = "Nowhere"
 
 
 @pytest.mark.parametrize(
     ("number", "edit", "text"),
     [
         (THINK_1, object(), "is a object, which cannot be written down"),
+        (THINK_1, Raised(Vanished()), "call 2, think, raises an exception that cannot be written down"),
         (THINK_2, "cancel", "the edit of call 5, think, can have no effect"),
         (CANCEL_2, "cancelled", "can have no effect"),
         (7, "x", "there is no call 7"),
@@ -241,6 +210,20 @@ async def test_a_branch_replaces_no_file_and_a_run_that_is_being_recorded_is_not
     with pytest.raises(CassetteError, match="exists: a branch replaces no file"), block:
         pass
     assert to.read_text() == "mine"
+    foreign = tmp_path / "foreign.json"
+    foreign.write_text('{"version": 1, "steps": [{"name": "ask", "arguments": {"args": [], "kwargs": {}}}]}')
+    for call, reason in (
+        (lambda: fork(foreign, at=None, to=tmp_path / "2.jsonl"), "recorded by agentcassette.* cannot be forked"),
+        (lambda: fork("", at=None, to=tmp_path / "2.jsonl"), "^fork: path must be"),
+        (lambda: fork(original, at="5", to=tmp_path / "2.jsonl"), "at must be the id of a call"),
+        (lambda: fork(original, at=True, to=tmp_path / "2.jsonl"), "at must be the id of a call"),
+        (
+            lambda: fork(original, at=THINK_2, to=tmp_path / "2.jsonl"),
+            r"has already:\n    call 6: cancel\(order_id='W2'\)",
+        ),
+    ):
+        with pytest.raises((CassetteError, ConfigurationError), match=reason):
+            call()
     with record(tmp_path / "other.jsonl"):
         await shop.handle("W1")
         with pytest.raises(CassetteError, match="is being recorded; fork it when that has ended"):
@@ -388,3 +371,28 @@ async def test_a_write_that_a_killed_process_had_begun_may_have_been_made(shop, 
     with fork(path, at=None, to=to, world="as_is"):
         await shop.handle("W1")
     assert shop.made == ["cancel W1"]
+
+
+async def test_what_is_inside_of_a_call_in_which_the_process_was_killed_is_made_again_with_it(shop, tmp_path, to):
+    is_killed = [True]
+
+    @intercept(name="step")
+    async def step(order_id: str) -> str:
+        done = await shop.handle(order_id)
+        if order_id == "W2" and is_killed.pop():
+            raise KeyboardInterrupt
+        return done
+
+    async def run() -> list[str]:
+        return [await step("W1"), await step("W2")]
+
+    with contextlib.suppress(KeyboardInterrupt):
+        async with AgentCacheSession("s1", journal=Journal(tmp_path)):
+            await run()
+    shop.reset()
+    is_killed.append(False)
+    with pytest.raises(WorldMovedError, match=r"made a write.*may have already:\n    call 8: cancel\(order_id='W2'\)"):
+        fork(tmp_path / "s1.jsonl", at=None, to=to)
+    with fork(tmp_path / "s1.jsonl", at=None, to=to, world="sandbox"):
+        assert await run() == ["cancelled W1", "cancelled W2"]
+    assert shop.made == ["cancel W1", "get W2", "think W2 is pending", "cancel W2"]

@@ -318,9 +318,13 @@ def test_a_cassette_may_be_edited_by_hand_and_a_last_line_that_breaks_off_is_dro
     path.write_bytes(lines[0] + lines[1] + lines[3].replace(b"c v1", b"new") + b"\n" + lines[4])
     with replay(path, strict=True):
         assert [ask("a"), ask("c")] == ["a v1", "new"]
-    path.write_bytes(b"".join(json.dumps(json.loads(one), sort_keys=True).encode() + b"\r\n" for one in lines))
+    path.write_bytes(
+        b"\xef\xbb\xbf" + b"\r\n".join(json.dumps(json.loads(one), sort_keys=True).encode() for one in lines)
+    )
     with replay(path, strict=True):
         assert [ask(one) for one in "abc"] == ["a v1", "b v1", "c v1"]
+    path.write_bytes(b'\xef\xbb\xbf{"version": 1, "steps": []}')
+    assert len(Cassette.load(path)) == 0, "of agentcassette"
     path.write_bytes(lines[0] + lines[1].replace(b'"a"', b'"b"', 1))
     with pytest.raises(DivergenceError, match="the line was edited"), replay(path):
         ask("b")
