@@ -84,7 +84,7 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
     what was recorded of it before is refused, and so is every further one.
 
     Args:
-        cassette: the original: a path, or a `Cassette`.
+        cassette: the path of the original.
         at: id of the first call that runs, as ``agent-cache cassette show`` prints it. None answers all of it, and goes
             on behind its end.
         to: where the branch is recorded. There must be no file yet.
@@ -109,7 +109,7 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
 
     def __init__(
         self,
-        cassette: str | os.PathLike[str] | Cassette,
+        cassette: str | os.PathLike[str],
         *,
         at: int | None,
         to: str | os.PathLike[str],
@@ -123,8 +123,8 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
             raise ConfigurationError(f"fork: at must be the id of a call, or None, got {at!r}")
         if edits is not None and not (isinstance(edits, Mapping) and all(type(number) is int for number in edits)):
             raise ConfigurationError(f"fork: edits must map ids of calls to what they answer, got {edits!r}")
-        source = cassette if isinstance(cassette, Cassette) else checked_path(cassette, "fork")
-        if not isinstance(source, Cassette) and is_being_recorded(source):
+        source = checked_path(cassette, "fork")
+        if is_being_recorded(source):
             raise CassetteError("is being recorded; fork it when that has ended", source)
         _check_is_free(path)
         original, self._redaction = loaded(source, redaction_of(redact))
@@ -296,6 +296,7 @@ class Branch(Tape):
     """
 
     answers: Matcher
+    _keeps_rest = False
 
     def __init__(self, path: Path, prefix: _Prefix, redaction: Redaction, *, is_guarded: bool, http: Any) -> None:
         cassette = prefix.cassette
@@ -306,7 +307,7 @@ class Branch(Tape):
             "edits": sorted(cassette.outline.ids[index] for index in prefix.edits),
         }
         described_http = None if http is None else http.describe(redaction)
-        file = _BranchLog(path, cassette.model, redaction, described_http, origin)
+        file = CassetteLog(path, cassette.model, redaction, described_http, origin)
         answers = Matcher(cassette, redaction)
         super().__init__(path, "fork", redaction, answers=answers, file=file, is_guarded=is_guarded, http=http)
         self.live_from = prefix.at
@@ -413,13 +414,6 @@ class Branch(Tape):
             text += f":\n{differences(first, call)}"
         text += "\nBefore the fork, the run must make the calls that were recorded. Fork it at an earlier call."
         raise self.diverged(due[0], call_data(call), text)
-
-
-class _BranchLog(CassetteLog):
-    """The file of a branch, which has nothing of the original but what was answered."""
-
-    def keep_rest(self, answers: Matcher) -> None:
-        """What the branch has not made is no part of it."""
 
 
 # Edits

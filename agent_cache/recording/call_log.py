@@ -140,10 +140,11 @@ class CassetteLog(CallLog):
         )  # fmt: skip
         self._file = PartialFile(path)
         try:
-            self._file.append(call_line(header))
-        except OSError as error:
+            with self._file.reported():
+                self._file.append(call_line(header))
+        except CassetteError:
             self._file.discard()
-            raise CassetteError(f"cannot be written: {error.strerror}", path) from error
+            raise
 
     def keep(self, call: RecordedCall) -> None:
         """Write a call."""

@@ -174,15 +174,12 @@ def check_names(policy: Collection[str], recorded: Iterable[RecordedCall], path:
         known = set[str]().union(*(one.names for one in _functions))
     known.update(*(names_of(tool.name, tool.function) for tool in TOOLS.all()))
     known.update(*map(names_of, {call.name for call in recorded}))
-    spelt = {one.lower(): one for one in known}
-    for name in policy:
-        if name not in known:
-            near = get_close_matches(name.lower(), spelt, 1, 0.85)
-            if near:
-                text = f"the policy names {name!r}, and no function; is {spelt[near[0]]!r} meant?"
-                raise ConfigurationError(f"{path}: {text} If it is another one, decorate it before the block")
-            if "." not in name:  # else it may be a server
-                _LOG.warning("%s: the policy names %r, and no function of that name is decorated yet", path, name)
+    for name in sorted({*policy} - known):
+        if near := get_close_matches(name, known, 1, 0.85):
+            text = f"the policy names {name!r}, and no function; is {near[0]!r} meant?"
+            raise ConfigurationError(f"{path}: {text} If it is another one, decorate it before the block")
+        if "." not in name:  # else it may be a server
+            _LOG.warning("%s: the policy names %r, and no function of that name is decorated yet", path, name)
 
 
 _lock = threading.Lock()
@@ -436,11 +433,7 @@ def cached_llm_call(
             log has a warning and the default is used.
         extract_tokens: likewise, input and output tokens. They stand for all: none of them counts as from a prompt
             cache.
-        cache_key: ``cache_key(*args, **kwargs)`` identifies a call instead of its arguments. If it raises or returns
-            None, the log has a warning and the arguments are used.
-        name: its name in recordings, instead of ``module:qualname``.
-        skip_args: number of leading positional parameters that do not identify a call, such as a client.
-        vary: as of `intercept`.
+        cache_key, name, skip_args, vary: as of `intercept`.
 
     Raises:
         ConfigurationError: if it cannot be recorded, or is recorded already.

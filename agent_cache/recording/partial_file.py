@@ -39,7 +39,7 @@ class PartialFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._process = os.getpid()
-        with _lock, self._reported():
+        with _lock, self.reported():
             self.partial = partial_of(path)
             self._target = Path(os.path.realpath(path))
             self._check_target()
@@ -56,9 +56,7 @@ class PartialFile:
     def append(self, line: bytes) -> None:
         """Write a line."""
         if os.getpid() == self._process:
-            done = os.write(self._descriptor, line)
-            if done < len(line):
-                write_whole(self._descriptor, line[done:])
+            write_whole(self._descriptor, line)
 
     def finish(self, sort: Callable[[], Iterable[bytes]] | None = None) -> None:
         """Replace the old file, by the lines that `sort` makes of the written ones.
@@ -96,14 +94,14 @@ class PartialFile:
     def _closing(self) -> Iterator[bool]:
         """Close the file behind what is done. False in a forked child, which leaves the files to its parent."""
         try:
-            with self._reported(f"; the recording is in {self.partial.name}"):
+            with self.reported(f"; the recording is in {self.partial.name}"):
                 yield os.getpid() == self._process
         finally:
             _open_paths.discard(str(self._target))
             os.close(self._descriptor)
 
     @contextmanager
-    def _reported(self, advice: str = "") -> Iterator[None]:
+    def reported(self, advice: str = "") -> Iterator[None]:
         """Report errors of the system as ours."""
         try:
             yield
@@ -192,11 +190,10 @@ def replace_file(path: Path, lines: Iterable[bytes]) -> None:
     """Write a file in one step: a reader sees the old one or the new one. The old one stays if that fails."""
     file = PartialFile(path)
     try:
-        for line in lines:
-            file.append(line)
-    except BaseException as error:
+        with file.reported():
+            for line in lines:
+                file.append(line)
+    except BaseException:
         file.discard()
-        if isinstance(error, OSError):
-            raise CassetteError(f"cannot be written: {error.strerror}", path) from error
         raise
     file.finish()

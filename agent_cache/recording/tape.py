@@ -64,6 +64,9 @@ class Tape:
         error: the first of these errors; it is raised again at the end, in case something has swallowed it.
     """
 
+    _keeps_rest = True
+    """Whether the file has what of the answers the run has not made."""
+
     def __init__(
         self, path: Path | None, mode: str, redaction: Redaction, *, answers: Matcher | None = None,
         file: CallLog | None = None, policy: Mapping[str, str] | None = None, strict: bool = False,
@@ -136,9 +139,6 @@ class Tape:
         calls = model_calls(answers.cassette.steps, chosen, answers.parents.__getitem__)
         return savings_of(calls, answers.cassette.recorded_at)
 
-    def __repr__(self) -> str:
-        return f"<Tape of {self.path}, mode={self.mode!r}>"
-
     # A call begins
 
     def begin(self, call: HookedCall | FunctionCall) -> ActiveCall:
@@ -152,11 +152,7 @@ class Tape:
         asker = self._asker(function, call) if function.has_askers or call.scope.tenant is not None else ""
         arguments = call.arguments if function.records_all else function.recorded_arguments(call.arguments)
         key = None if function.cache_key is None else function.key_of(call.args, call.kwargs)
-        exact = exact_json(arguments)
-        if exact is not None and b'"$' not in exact[0]:  # a dict that looks like a tag is written as one
-            raw, data = exact
-        else:
-            raw, data, key = self._written(function, call, arguments, key)
+        raw, data, key = self._written(function, call, arguments, key)
         given, given_key = data, key
         if self.redaction.may_change(raw):
             try:
@@ -193,7 +189,7 @@ class Tape:
     def _written(
         self, function: RecordedFunction, call: HookedCall | FunctionCall, arguments: Mapping[str, Any], key: str | None
     ) -> tuple[bytes, dict[str, Any], str | None]:
-        """Arguments that are no JSON as plain data, and the key without which they would identify nothing."""
+        """Arguments as plain data, and the key without which they would identify nothing."""
         try:
             data, raw = plain_arguments(arguments, is_identity=key is None)
         except UncacheableArgumentsError as error:
@@ -562,7 +558,7 @@ class Tape:
             if file is not None and answers is not None and not self._new_calls and not error and self._answers_calls:
                 file.discard()
             elif file is not None:
-                if answers is not None:
+                if answers is not None and self._keeps_rest:
                     file.keep_rest(answers)
                 try:
                     file.finish(error)

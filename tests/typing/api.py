@@ -552,7 +552,7 @@ async def record_and_replay() -> None:
         assert_type(branch.live_from, int | None)
         assert_type(branch.saved, Saved)
         assert_type(branch.cassette, Cassette)
-    async with fork(Cassette.load("a"), at=None, to="b"):
+    async with fork("a", at=None, to="b"):
         pass
     assert_type(fork.from_env(), fork | None)
     fork("a", at="2", to="b")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
