@@ -274,10 +274,11 @@ class _Spans:
         if self._redaction is None:
             span.set_status(Status(StatusCode.ERROR, kind))
             return
-        from agent_cache.recording.exceptions import error_text
+        from agent_cache.recording.exceptions import error_outcome
 
         try:
-            text = utf8_text(error_text(error, self._redaction))[:_MAX_CONTENT] if str(error) else ""
+            shown = error_outcome(error, self._redaction)["error"]["message"]  # also without secrets of its arguments
+            text = utf8_text(shown)[:_MAX_CONTENT] if str(error) else ""
         except Exception:  # noqa: BLE001 - a user's __str__, or a pattern of the user's that takes too long
             text = kind
         span.set_status(Status(StatusCode.ERROR, text))

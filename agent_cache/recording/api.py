@@ -169,7 +169,7 @@ class record(Block[Tape]):  # noqa: N801 - used as a function, as in vcrpy and a
         cache: bool = True,
     ) -> None:
         caller = type(self).__name__
-        self._path = checked_path(path, caller)
+        self._path = checked_path(path, f"{caller}: path")
         self._bypasses = not checked_flag(cache, f"{caller}: cache")
         if model is not None and not isinstance(model, str):
             raise ConfigurationError(f"{caller}: model must be a text, got {model!r}")
@@ -178,8 +178,7 @@ class record(Block[Tape]):  # noqa: N801 - used as a function, as in vcrpy and a
         self._mode = checked_choice(mode, MODES, f"{caller}: mode")
         self._strict = checked_flag(strict, f"{caller}: strict")
         if policy is not None and not (isinstance(policy, Mapping) and all(isinstance(name, str) for name in policy)):
-            names = ", ".join(map(repr, POLICIES))
-            raise ConfigurationError(f"{caller}: policy must map names of tools to {names}, got {policy!r}")
+            raise ConfigurationError(f"{caller}: policy must map names of tools to one of {POLICIES}, got {policy!r}")
         self._policy = {
             name: checked_choice(value, POLICIES, f"{caller}: policy of {name!r}")
             for name, value in (policy or {}).items()
@@ -313,10 +312,10 @@ def recorded_http(cassette: Cassette) -> Http | None:
         raise CassetteError(f"http: {error}", cassette.path, 1) from error
 
 
-def checked_path(path: Any, caller: str) -> Path:
-    """Check for the path of a cassette. The error names the caller."""
+def checked_path(path: Any, argument: str) -> Path:
+    """Check for a path. The error names the argument."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in str(path):
-        raise ConfigurationError(f"{caller}: path must be the path of a cassette, got {path!r}")
+        raise ConfigurationError(f"{argument} must be a path, got {path!r}")
     return Path(path)
 
 

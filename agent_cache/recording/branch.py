@@ -123,7 +123,7 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
             raise ConfigurationError(f"fork: at must be the id of a call, or None, got {at!r}")
         if edits is not None and not (isinstance(edits, Mapping) and all(type(number) is int for number in edits)):
             raise ConfigurationError(f"fork: edits must map ids of calls to what they answer, got {edits!r}")
-        source = checked_path(cassette, "fork")
+        source = checked_path(cassette, "fork: cassette")
         if is_being_recorded(source):
             raise CassetteError("is being recorded; fork it when that has ended", source)
         _check_is_free(path)
@@ -238,7 +238,9 @@ class _Prefix:
             edited_outcome(cassette[index], edit, redaction)
         if world == "refuse":
             runs = live.union(self.due) - self.answered
-            self._check_world([cassette[index] for index in writes if index in runs and self._may_be_made(index)])
+            # One that had begun before the fork and has no answer may have changed the world.
+            may_be_made = before | {index for index in writes if "result" in ending_of(cassette[index].outcome)}
+            self._check_world([cassette[index] for index in writes if index in runs & may_be_made])
 
     def _index(self, number: int, name: str) -> int:
         index = self.cassette.outline.index_of.get(number)
@@ -260,10 +262,6 @@ class _Prefix:
         ends = outcome.keys() | (inner.get("end") or {}).keys()
         # Without a fork, what else was left was left by the run itself.
         return not ends.isdisjoint(("unfinished",) if self.at is None else ("cancelled", "closed", "unfinished"))
-
-    def _may_be_made(self, index: int) -> bool:
-        """Whether a write has changed the world, or may have: one that had begun before the fork, and has no answer."""
-        return self._positions[index] < self._cut or "result" in ending_of(self.cassette[index].outcome)
 
     def _check_world(self, writes: Sequence[RecordedCall | Intent]) -> None:
         """Raise WorldMovedError if the original made a write that this run would make, or would not find made."""
@@ -348,7 +346,7 @@ class Branch(Tape):
         assert recorded is not None
         self._seconds += recorded.duration_ms / 1000
         if index in self._prefix.edits:
-            answers.forget_inside(index)
+            answers.children.pop(index, None)  # another outcome is not theirs
             try:
                 outcome = edited_outcome(recorded, self._prefix.edits[index], self.redaction, call.schema)
             except ConfigurationError as error:

@@ -12,7 +12,7 @@ import msgspec
 
 from agent_cache.errors import CassetteError
 from agent_cache.recording.cassette import Cassette
-from agent_cache.recording.file import Header, RecordedCall, Trailer, call_line, now_text, trailer_line
+from agent_cache.recording.file import Header, RecordedCall, Trailer, line_of, now_text
 from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.match import Matcher
 from agent_cache.recording.outcomes import decode, encode
@@ -141,7 +141,7 @@ class CassetteLog(CallLog):
         self._file = PartialFile(path)
         try:
             with self._file.reported():
-                self._file.append(call_line(header))
+                self._file.append(line_of(header))
         except CassetteError:
             self._file.discard()
             raise
@@ -192,7 +192,7 @@ class CassetteLog(CallLog):
         trailer = Trailer(calls=self._written, duration_ms=self.now() / 1000, ended=ended)
         try:
             if self._failure is None:
-                self._file.append(trailer_line(trailer))
+                self._file.append(line_of({"trailer": trailer}))
         except OSError as error:
             self._failure = error
         if self._failure is not None:

@@ -26,9 +26,9 @@ from agent_cache.recording.file import (
     OtherLine,
     RecordedCall,
     Trailer,
-    call_line,
     check_version,
     digest_of,
+    line_of,
     read_bytes,
     with_asker,
 )
@@ -213,21 +213,21 @@ class Cassette:
     def lines(self) -> Iterator[bytes]:
         """The lines of its file, one by one; of a recording that was killed, those of its log."""
         if self.trailer is None:
-            yield call_line(msgspec.structs.replace(self.header, agent_cache_cassette=VERSION))
-            yield from map(call_line, self.steps)
+            yield line_of(msgspec.structs.replace(self.header, agent_cache_cassette=VERSION))
+            yield from map(line_of, self.steps)
             return
         outline = self.outline
         indices: Sequence[int] = outline.order_of_lines() if self.header.log is True else range(len(self))
         numbers = {index: number for number, index in enumerate(indices, 1)}
         lanes = {lane: number for number, lane in enumerate(dict.fromkeys([0, *(outline.lanes[at] for at in indices)]))}
         enclosing, times = outline.enclosing(), []
-        yield call_line(msgspec.structs.replace(self.header, agent_cache_cassette=VERSION, log=msgspec.UNSET))
+        yield line_of(msgspec.structs.replace(self.header, agent_cache_cassette=VERSION, log=msgspec.UNSET))
         for index in indices:
             call = self.steps[index]
             times.append((round(call.started_ms * 1000), round(call.duration_ms * 1000)))
             parent = None if call.parent is None else numbers.get(enclosing[index], 0)
             forked = lanes.get(call.forked, 0) if call.lane else call.forked
-            yield call_line(
+            yield line_of(
                 msgspec.structs.replace(
                     call, id=numbers[index], parent=parent, lane=lanes[call.lane], forked=forked, after=0,
                     started_ms=NO_TIME, duration_ms=NO_TIME, place="", hidden=False,

@@ -35,11 +35,6 @@ def error_outcome(error: BaseException, redaction: Redaction) -> dict[str, Any]:
     return {"error": redact_error(data, redaction) if redaction.may_change(encode(data)) else data}
 
 
-def error_text(error: BaseException, redaction: Redaction) -> str:
-    """The text of an exception without secrets, also those that only its arguments give away."""
-    return str(error_outcome(error, redaction)["error"]["message"])
-
-
 def error_data(error: BaseException, depth: int = 0) -> dict[str, Any]:
     """An exception as plain data; see `outcomes.Failure`. Never fails: parts that cannot be written are left out."""
     kind = type(error)

@@ -5,10 +5,7 @@
     {"trailer": {"calls": 1, "duration_ms": 12.5, "ended": "returned"}, "times": [[120, 11950]]}
 
 What depends on how long calls took is in the header and the trailer alone, so that a run that does the same again has
-the same lines. The forms of an outcome are in `outcomes`.
-
-A recording writes a *log* to ``PATH.partial``: each call as it ends, with its times. At the end its calls are put in
-their order (`Cassette.lines`) and take the place of ``PATH`` in one step.
+the same lines. The forms of an outcome are in `outcomes`; what a *log* is says `cassette`.
 """
 
 from __future__ import annotations
@@ -64,16 +61,8 @@ class Trailer(msgspec.Struct, frozen=True, kw_only=True):
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One call and its outcome. The reference of the cassette format says what each field means.
 
-    Attributes:
-        id: its number, from 1: of its line, or in a log of its start.
-        asker: hexadecimal digest of who asks: of all that keeps the answers of callers apart in the cache. Empty if
-            nothing does, and `UNKNOWN_ASKER` if that cannot be told. Calls of two askers are two calls.
-        lane: number of what made it: one task, or one context that a thread runs in; 0 is the task that entered the
-            recording, the others are in the order of their first lines. A strict replay demands the order of each.
-        forked: the lane that this lane was forked from: the one that started the task or copied the context.
-        started_ms, duration_ms: its start, from the beginning of the recording, and its duration; of a stream, until
-            it was closed. In a finished file the trailer has them. No two calls of a run start or end at one time.
-        place, hidden: in a journal, the place of the call, and whether redaction has changed its outcome.
+    In a finished file the trailer has `started_ms` and `duration_ms`; of a stream, until it was closed. No two calls of
+    a run start or end at one time. A journal has `place`, and `hidden`: whether redaction has changed the outcome.
     """
 
     id: _Number
@@ -149,14 +138,9 @@ class OtherLine(msgspec.Struct, frozen=True, kw_only=True):
     resumed: dict[str, Any] | None = None
 
 
-def call_line(line: RecordedCall | Header) -> bytes:
-    """Encode a call, or a header."""
-    return encode(line) + b"\n"
-
-
-def trailer_line(trailer: Trailer) -> bytes:
-    """Encode the trailer."""
-    return encode({"trailer": trailer}) + b"\n"
+def line_of(content: RecordedCall | Header | dict[str, Any]) -> bytes:
+    """The line of a call, of a header, or of something else by its name."""
+    return encode(content) + b"\n"
 
 
 # Identity

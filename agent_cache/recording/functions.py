@@ -183,8 +183,7 @@ def check_names(policy: Collection[str], recorded: Iterable[RecordedCall], path:
 
 
 _lock = threading.Lock()
-_functions: WeakSet[RecordedFunction] = WeakSet()
-"""The wrapped functions."""
+_functions: WeakSet[RecordedFunction] = WeakSet()  # those that are wrapped
 _UNCHANGING: Final = frozenset({str, int, float, bool, bytes})
 
 

@@ -45,7 +45,7 @@ class Matcher:
         self._rules = redaction.without_hook()
         self.index_of: dict[bytes, int] = {}
         self.parents = self.outline.enclosing()
-        self._children: dict[int, list[int]] = {}
+        self.children: dict[int, list[int]] = {}
         self._adopted: set[str] = set()
         self.is_covered = bytearray(len(cassette))
         self._first_unmade = 0  # in the order of ends
@@ -56,7 +56,7 @@ class Matcher:
         counts: dict[tuple[bytes, bytes], int] = {}
         for index in self.outline.starts():  # a call starts after the one that encloses it
             parent, digest = self.parents[index], self.outline.digests[index]
-            self._children.setdefault(parent, []).append(index)
+            self.children.setdefault(parent, []).append(index)
             if (enclosing := places.get(parent)) is not None:
                 number = counts.get((enclosing, digest), 0)
                 counts[enclosing, digest] = number + 1
@@ -65,7 +65,7 @@ class Matcher:
 
     def cover(self, index: int, *, is_played: bool) -> None:
         """Mark a call as played, with those that it encloses, or as made again."""
-        for each in (index, *self.inside(index)) if is_played and index in self._children else (index,):
+        for each in (index, *self.inside(index)) if is_played and index in self.children else (index,):
             if not self.is_covered[each]:
                 self.is_covered[each] = 1
                 self.remaining -= 1
@@ -83,14 +83,10 @@ class Matcher:
 
     def inside(self, index: int) -> list[int]:
         """Indices of the calls that a call encloses, and of those that these enclose."""
-        found = list(self._children.get(index, ()))
+        found = list(self.children.get(index, ()))
         for each in found:
-            found += self._children.get(each, ())
+            found += self.children.get(each, ())
         return found
-
-    def forget_inside(self, index: int) -> None:
-        """Forget the calls that a call encloses: it has another outcome now, which is not theirs."""
-        self._children.pop(index, None)
 
     @cached_property
     def positions(self) -> list[int]:
@@ -103,16 +99,12 @@ class Matcher:
         return [~event for event in self.outline.events() if event < 0]
 
     @cached_property
-    def _tasks_of(self) -> dict[tuple[int, bytes], set[int]]:
+    def tasks_of(self) -> dict[tuple[int, bytes], set[int]]:
         """The tasks that made calls of a digest in one enclosing call."""
         found: dict[tuple[int, bytes], set[int]] = {}
         for index, lane in enumerate(self.outline.lanes):
             found.setdefault((self.parents[index], self.outline.digests[index]), set()).add(lane)
         return found
-
-    def is_of_one_task(self, index: int) -> bool:
-        """Whether no other task made a call like this one: another task may be given the answer otherwise."""
-        return len(self._tasks_of[self.parents[index], self.outline.digests[index]]) == 1
 
     def shown(self, index: int) -> RecordedCall:
         """A call as an error may show it: without what is a secret now, and was none when it was recorded."""

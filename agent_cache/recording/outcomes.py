@@ -25,6 +25,7 @@ from agent_cache.recording.http.bodies import ResponseShape, map_response
 from agent_cache.recording.redaction import Redaction, is_positional, redact_error, without_secret_fields
 from agent_cache.values import typed
 from agent_cache.values.canonical import declared_names, full_name, is_model
+from agent_cache.values.compare import utf8_text
 from agent_cache.values.typed import JSON, Returns, Undecodable, Unencodable
 
 T = TypeVar("T")
@@ -40,11 +41,7 @@ decode = msgspec.json.Decoder().decode
 
 def is_utf8(text: str) -> bool:
     """Whether a text has no half of a surrogate pair, as one that was cut in the middle of a character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text.isascii() or utf8_text(text) == text
 
 
 def exact_json(value: Any) -> tuple[bytes, Any] | None:

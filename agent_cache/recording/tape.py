@@ -23,6 +23,7 @@ from agent_cache.core.tags import root_of
 from agent_cache.engine.hooks import HookedCall, replay_into_sessions
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import PLACE
+from agent_cache.engine.state import warn_once
 from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted, UncacheableArgumentsError
 from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.call_log import CallLog
@@ -41,8 +42,7 @@ _LOG = logging.getLogger("agent_cache")
 
 _PATIENCE = 5.0
 """Seconds that a call which should be cancelled waits for that longer than it took when it was recorded."""
-_OPEN_ENDED = frozenset({"stream", "cancelled", "unfinished"})
-"""Outcomes of calls that end by what their caller does."""
+_OPEN_ENDED = frozenset({"stream", "cancelled", "unfinished"})  # of calls that end by what their caller does
 
 NO_CONTEXT = (
     "run_in_executor and Thread do not take the context along; use asyncio.to_thread, or contextvars.copy_context().run"
@@ -64,8 +64,7 @@ class Tape:
         error: the first of these errors; it is raised again at the end, in case something has swallowed it.
     """
 
-    _keeps_rest = True
-    """Whether the file has what of the answers the run has not made."""
+    _keeps_rest = True  # what of the answers the run has not made is in the file, too
 
     def __init__(
         self, path: Path | None, mode: str, redaction: Redaction, *, answers: Matcher | None = None,
@@ -122,11 +121,6 @@ class Tape:
         return 0 if self.answers is None else self.answers.remaining
 
     @property
-    def is_strict_replay(self) -> bool:
-        """Whether nothing may be made that is not recorded, or named by the user."""
-        return self.file is None and self.answers is not None and self.is_strict
-
-    @property
     def savings(self) -> Savings:
         """Model calls that were not made, because they, or the calls that enclose them, were answered so far.
 
@@ -152,7 +146,11 @@ class Tape:
         asker = self._asker(function, call) if function.has_askers or call.scope.tenant is not None else ""
         arguments = call.arguments if function.records_all else function.recorded_arguments(call.arguments)
         key = None if function.cache_key is None else function.key_of(call.args, call.kwargs)
-        raw, data, key = self._written(function, call, arguments, key)
+        exact = exact_json(arguments)
+        if exact is not None and b'"$' not in exact[0]:  # a dict that looks like a tag is written as one
+            raw, data = exact
+        else:
+            raw, data, key = self._written(function, call, arguments, key)
         given, given_key = data, key
         if self.redaction.may_change(raw):
             try:
@@ -189,7 +187,7 @@ class Tape:
     def _written(
         self, function: RecordedFunction, call: HookedCall | FunctionCall, arguments: Mapping[str, Any], key: str | None
     ) -> tuple[bytes, dict[str, Any], str | None]:
-        """Arguments as plain data, and the key without which they would identify nothing."""
+        """Arguments that are no JSON as plain data, and the key without which they would identify nothing."""
         try:
             data, raw = plain_arguments(arguments, is_identity=key is None)
         except UncacheableArgumentsError as error:
@@ -232,10 +230,10 @@ class Tape:
         if first is function:
             _ = function.parts  # as they are before its first call
         elif not first.is_same(function):
-            text = f"two functions of the name {function.name} would be one; give them names of their own by name="
+            text = "two functions have this name, and a recording takes them for one; give each its own by name="
             if self.is_strict or (first.binds_others(function) and not self._needs_no_identity(function)):
-                raise self.latch(CassetteError(text, self.path or ""))
-            _warn_once("shared", function.name, f"recording: {text}")
+                raise self.latch(CassetteError(f"{function.name}: {text}", self.path or ""))
+            warn_once(text, function.name)
 
     def _needs_no_identity(self, function: RecordedFunction) -> bool:
         """Whether a call of this function just runs, or is only observed."""
@@ -306,8 +304,8 @@ class Tape:
         The order between tasks does not count, nor which of them takes which work of a queue, nor calls that several
         tasks made alike.
         """
-        if not answers.is_of_one_task(index):
-            return
+        if len(answers.tasks_of[answers.parents[index], answers.outline.digests[index]]) > 1:
+            return  # another task may be given the answer otherwise
         key = answers.parents[index], call.lane, answers.outline.lanes[index]
         last = self._last.setdefault(key, index)
         if answers.positions[last] <= answers.positions[index]:
@@ -490,15 +488,14 @@ class Tape:
     def escaped(self, called: Operation[Any] | RecordedFunction) -> None:
         """Warn, once a function, of a call in a thread without a context: it may belong to this run."""
         function = called if isinstance(called, RecordedFunction) else function_of(called)
-        thread = threading.current_thread().name
         if self.answers is not None:
             policy = self._policy_of(function)
             is_refused = self.is_strict or (self._is_guarded and self.file is None)
             if policy == "forbid" or (policy == "stub" and is_refused):
-                text = f"{function.name} was called in thread {thread}, and would have run: {NO_CONTEXT}"
+                where = threading.current_thread().name
+                text = f"{function.name} was called in thread {where}, and would have run: {NO_CONTEXT}"
                 raise self.latch(CassetteError(text, self.answers.cassette.path))
-        text = f"{function.name} ran in thread {thread}, outside of the recording or replay that goes on: {NO_CONTEXT}"
-        _warn_once("escaped", function.name, text)
+        warn_once(f"ran in a thread outside of the recording or replay that goes on: {NO_CONTEXT}", function.name)
 
     def refuse_connection(self, address: str) -> None:
         """Refuse a connection that is no request of a known client."""
@@ -586,15 +583,6 @@ class Tape:
                 f"{described(call.name, call.arguments)}"
             )
             raise self.diverged(index, None, text)
-
-
-_warned: set[tuple[str, str]] = set()
-
-
-def _warn_once(what: str, name: str, text: str) -> None:
-    if (what, name) not in _warned:
-        _warned.add((what, name))
-        _LOG.warning("%s", text)
 
 
 # Cached tools on a tape

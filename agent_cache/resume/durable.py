@@ -38,7 +38,7 @@ from agent_cache.errors import (
     JournalEnded,
     JournalError,
 )
-from agent_cache.recording.api import Block
+from agent_cache.recording.api import Block, checked_path
 from agent_cache.recording.call_log import CallLog, redacted_tags
 from agent_cache.recording.call_text import function_in
 from agent_cache.recording.encryption import LineCipher
@@ -50,8 +50,8 @@ from agent_cache.recording.file import (
     Trailer,
     digest_of,
     is_inside,
+    line_of,
     now_text,
-    trailer_line,
     with_asker,
 )
 from agent_cache.recording.functions import ActiveCall, FunctionCall, RecordedFunction, recorded_function
@@ -140,9 +140,7 @@ class Journal:
         redact: Any = None,
         http: bool | Http | None = None,
     ) -> None:
-        if not isinstance(directory, str | os.PathLike) or not os.fspath(directory) or "\0" in str(directory):
-            raise ConfigurationError(f"Journal: directory must be the path of a directory, got {directory!r}")
-        self.directory = Path(directory)
+        self.directory = checked_path(directory, "Journal: directory")
         self._default, self._choices = _choices(on_doubt)
         self.is_durable = checked_choice(durability, ("process", "machine"), "Journal: durability") == "machine"
         if key is not None:
@@ -556,7 +554,8 @@ class _JournalLog(CallLog):
         for tag, shown in zip(tags, redacted_tags(call, tags, self._redaction), strict=True):
             known.add(tag if tag == shown else utf8_text(root_of(tag)))
         intent = Intent(
-            **msgspec.structs.asdict(_opened(call)), kind=call.function.kind, name=call.function.name,
+            id=call.id, parent=None if call.parent is None else call.parent.id, place=call.place.hex(),
+            after=call.after, lane=call.lane, forked=call.forked, kind=call.function.kind, name=call.function.name,
             arguments=call.arguments, key=key, tags=sorted(known),
         )  # fmt: skip
         self.append(call, encode({"intent": intent}) + b"\n", is_urgent=True)
@@ -607,7 +606,7 @@ class _JournalLog(CallLog):
         try:
             self.end_open_calls()
             trailer = Trailer(calls=self._written + len(self._cut), duration_ms=self.now() / 1000)
-            self.append(None, *self._cut.values(), trailer_line(trailer), is_urgent=True)
+            self.append(None, *self._cut.values(), line_of({"trailer": trailer}), is_urgent=True)
             self.is_sealed = True
         finally:
             self.discard()

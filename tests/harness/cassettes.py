@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from agent_cache.recording import Cassette, RecordedCall
-from agent_cache.recording.file import Trailer, call_line, digest_of, trailer_line
+from agent_cache.recording.file import Trailer, digest_of, line_of
 from agent_cache.recording.foreign import is_foreign, read_foreign
 from agent_cache.recording.http.bodies import pieces_of
 from agent_cache.recording.http.identity import identity
@@ -21,9 +21,9 @@ from agent_cache.report.timeline import Comparison, Timeline, compared, read_tim
 from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of, typed_state
 
 __all__ = [
-    "Comparison", "TimedRun", "Timeline", "Tokens", "Trailer", "Usage", "annotation_of_chunks", "call_line",
+    "Comparison", "TimedRun", "Timeline", "Tokens", "Trailer", "Usage", "annotation_of_chunks", "line_of",
     "checkpoint_line", "checkpoint_of", "compared", "digest_of", "identity", "is_foreign", "model_calls", "pieces_of",
-    "read_foreign", "read_timeline", "savings_of", "shop_run", "text_limit", "trace_lines", "trailer_line",
+    "read_foreign", "read_timeline", "savings_of", "shop_run", "text_limit", "trace_lines",
     "typed_state",
 ]  # fmt: skip
 

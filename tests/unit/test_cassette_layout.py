@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent_cache.recording import Cassette, RecordedCall
-from tests.harness.cassettes import Trailer, call_line, trailer_line
+from tests.harness.cassettes import Trailer, line_of
 from tests.harness.searches import searched
 
 
@@ -78,8 +78,8 @@ def test_a_log_becomes_a_file_that_says_the_same(choices):
     log, events = log_of(choices)
     with TemporaryDirectory() as folder:
         old, new, again = (Path(folder, name) for name in ("old.jsonl", "new.jsonl", "again.jsonl"))
-        trailer = trailer_line(Trailer(calls=len(log)))
-        old.write_bytes(b'{"agent_cache_cassette":2,"log":true}\n' + b"".join(map(call_line, log)) + trailer)
+        trailer = line_of({"trailer": Trailer(calls=len(log))})
+        old.write_bytes(b'{"agent_cache_cassette":2,"log":true}\n' + b"".join(map(line_of, log)) + trailer)
         before = Cassette.load(old)
         assert facts(before)[0] == events
         before.save(new)

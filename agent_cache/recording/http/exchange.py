@@ -130,7 +130,7 @@ def open_exchange(method: str, url: str, headers: Mapping[str, str]) -> Exchange
             continue
         is_guarded = is_guarded or settings.guard
         if not settings.takes(parts):
-            if isinstance(hook, Tape) and hook.is_strict_replay and settings.refuses(parts):
+            if isinstance(hook, Tape) and hook.answers and not hook.file and hook.is_strict and settings.refuses(parts):
                 shown = f"{method} {parts.scheme}://{host_and_server(parts)[1]}{parts.path}"
                 text = f"{shown} is not recorded, and a strict replay makes no request; Http(live=[...]) names it"
                 _LOG.warning("%s", text)

@@ -25,7 +25,7 @@ DECORATORS = {
     "intercept": intercept,
     "cached_llm_call": cached_llm_call(),
 }
-REFUSED = pytest.raises(CassetteError, match=r"two functions of the name .*name=")
+REFUSED = pytest.raises(CassetteError, match=r"two functions have this name.*name=")
 
 
 def of_text(deco, host):
@@ -104,7 +104,7 @@ def test_two_that_bind_other_objects_are_refused_by_a_strict_recording_and_warne
         both(one, other)
     with record(path):
         both(one, other)
-    assert [text for text in warned.messages if "two functions of the name" in text and "name=" in text]
+    assert [text for text in warned.messages if "two functions have this name" in text and "name=" in text]
 
 
 @pytest.mark.parametrize("factory", OF_TEXT)

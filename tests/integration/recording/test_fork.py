@@ -214,7 +214,7 @@ async def test_a_branch_replaces_no_file_and_a_run_that_is_being_recorded_is_not
     foreign.write_text('{"version": 1, "steps": [{"name": "ask", "arguments": {"args": [], "kwargs": {}}}]}')
     for call, reason in (
         (lambda: fork(foreign, at=None, to=tmp_path / "2.jsonl"), "recorded by agentcassette.* cannot be forked"),
-        (lambda: fork("", at=None, to=tmp_path / "2.jsonl"), "^fork: path must be"),
+        (lambda: fork("", at=None, to=tmp_path / "2.jsonl"), "^fork: cassette must be a path"),
         (lambda: fork(original, at="5", to=tmp_path / "2.jsonl"), "at must be the id of a call"),
         (lambda: fork(original, at=True, to=tmp_path / "2.jsonl"), "at must be the id of a call"),
         (

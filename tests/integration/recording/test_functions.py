@@ -186,7 +186,7 @@ def test_a_thread_without_the_context_is_outside_and_that_is_said_once(path, cap
             thread.join()
     assert len(recorder.steps) == 0
     [message] = caplog.messages
-    assert "alone ran" in message
+    assert "alone: ran in a thread" in message
     assert "copy_context" in message
 
 

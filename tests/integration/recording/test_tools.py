@@ -175,7 +175,7 @@ async def test_of_another_name_that_no_function_has_so_far_the_log_warns(path, c
         intercept(lambda: None, name="shop:settle_up")()
     unknown = "the policy names %r, and no function of that name is decorated yet"
     assert [one.getMessage() for one in caplog.records] == [
-        f"{path}: {unknown % one}" for one in ("settle_up", "deliver")
+        f"{path}: {unknown % one}" for one in ("deliver", "settle_up")
     ]
 
 

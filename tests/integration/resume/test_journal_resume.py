@@ -602,9 +602,9 @@ def test_restart_resumes_a_run_that_has_not_ended(world, directory):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"directory": ""}, "directory must be the path of a directory"),
-        ({"directory": "a\0"}, "directory must be the path of a directory"),
-        ({"directory": None}, "directory must be the path of a directory"),
+        ({"directory": ""}, "directory must be a path"),
+        ({"directory": "a\0"}, "directory must be a path"),
+        ({"directory": None}, "directory must be a path"),
         ({"on_doubt": "retry"}, "on_doubt"),
         ({"on_doubt": {"pay": "retry"}}, "on_doubt of pay"),
         ({"on_doubt": {len: "rerun"}}, "maps tools, or their names"),

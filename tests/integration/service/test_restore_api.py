@@ -37,7 +37,7 @@ from agent_cache.recording import RecordedCall
 from agent_cache.resume import Journal
 from agent_cache.resume.journal import journal_path, read_journal
 from agent_cache.service import restore_app
-from tests.harness.cassettes import Trailer, call_line, digest_of, trailer_line
+from tests.harness.cassettes import Trailer, digest_of, line_of
 
 _minutes = itertools.count(10)
 
@@ -69,7 +69,7 @@ class WrittenJournal:
             id=self.last_id, name=name, arguments=arguments, digest=digest_of(name, arguments).hex(), kind="tool",
             after=self.last_ended, outcome={"value": value}, source=source, place=os.urandom(16).hex(),
         )  # fmt: skip
-        self.append(call_line(call))
+        self.append(line_of(call))
         self.last_ended = self.last_id
 
     def begin_write(self, name: str, **arguments: Any) -> str:
@@ -93,7 +93,7 @@ class WrittenJournal:
         return about["id"]
 
     def seal(self) -> None:
-        self.append(trailer_line(Trailer(calls=self.last_ended)))
+        self.append(line_of({"trailer": Trailer(calls=self.last_ended)}))
 
 
 def by_name(request: Request, action: str, session_id: str | None) -> bool:
