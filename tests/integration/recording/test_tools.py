@@ -171,11 +171,11 @@ async def test_a_misspelt_name_in_a_policy_is_refused_before_anything_runs(shop,
 
 
 async def test_of_another_name_that_no_function_has_so_far_the_log_warns(path, caplog):
-    with record(path, policy={"settle_up": "stub", "deliver": "forbid", "api.example.com": "live"}):
-        intercept(lambda: None, name="shop:settle_up")()
+    with record(path, policy={"renegotiate": "stub", "unmoor": "forbid", "api.example.com": "live"}):
+        intercept(lambda: None, name="shop:renegotiate")()
     unknown = "the policy names %r, and no function of that name is decorated yet"
     assert [one.getMessage() for one in caplog.records] == [
-        f"{path}: {unknown % one}" for one in ("deliver", "settle_up")
+        f"{path}: {unknown % one}" for one in ("renegotiate", "unmoor")
     ]
 
 
