@@ -215,6 +215,7 @@ class SqliteBackend:
         page: None while the files are not open; `followed`: that of the last answer of `feed`.
         look_by: the clock reading by which the files are to be looked at again.
         is_missing: whether an invalidation of this process is missing in them.
+        is_over: whether it was closed, by the end of the program perhaps.
     """
 
     def __init__(self, path: Path, *, timeout: float, lease: float, max_bytes: int, namespace: str) -> None:
@@ -226,7 +227,7 @@ class SqliteBackend:
         self._lease = lease
         self._max_bytes = max_bytes
         self._namespace = namespace
-        self._is_slow = self.is_missing = self._is_over = False
+        self._is_slow = self.is_missing = self.is_over = False
         self._opened: _Opened | None = None
         self.followed: _Page | None = None
         self._identity: tuple[int, int] | None = None
@@ -246,7 +247,7 @@ class SqliteBackend:
             for _ in range(3):
                 if self._opened is not None:
                     return
-                if self._is_over:
+                if self.is_over:
                     raise Refused("the tier was closed")
                 try:
                     self._opened = self._open()
@@ -587,7 +588,7 @@ class SqliteBackend:
     def close(self) -> None:
         """Close what is open. May be repeated."""
         with self._lock:
-            self._is_over = True
+            self.is_over = True
             self._disconnect()
             self.page = self.followed = None
 

@@ -69,8 +69,8 @@ class Deployment:
             ConfigurationError: if it is no such URL, or redis-py does not know a setting, or the tier has its own.
         """
         parsed: dict[str, Any] = {}
-        with suppress(ValueError, TypeError):
-            parsed = dict(parse_url(url)) if _URL.fullmatch(url) else {}
+        with suppress(ValueError, TypeError, AttributeError):
+            parsed = dict(parse_url(url)) if _URL.fullmatch(url.strip()) else {}
         if not parsed:  # the URL, and redis-py's text, may hold the password
             raise ConfigurationError(
                 "RedisTier.from_url: the URL cannot be read: it is redis://user:password@host:6379/0 with the number "

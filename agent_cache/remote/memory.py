@@ -27,7 +27,7 @@ class MemoryServer:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._clients: weakref.WeakSet[MemoryTier] = weakref.WeakSet()
+        self.clients: weakref.WeakSet[MemoryTier] = weakref.WeakSet()
         self.is_up = True
         self._number = 0
         self._empty()
@@ -148,14 +148,8 @@ class MemoryServer:
 
     def _tell(self) -> None:
         """Called without the lock, which clients take under that of the versions."""
-        for client in list(self._clients):
+        for client in list(self.clients):
             client.receive()
-
-    # For tests
-
-    def connect(self, client: MemoryTier) -> None:
-        """Tell a client of every step at once."""
-        self._clients.add(client)
 
     def stop(self) -> None:
         """Answer no command until `start`. Nothing is lost."""
@@ -198,7 +192,7 @@ class MemoryTier(VersionedTier):
         self.keeper = None
         self._is_cut = False
         self.trust = Lease(self, term=Term(lambda: CLOCK.now()))  # noqa: PLW0108 - which a test may replace
-        self.server.connect(self)
+        self.server.clients.add(self)
 
     def receive(self) -> None:
         """See `VersionedTier`. Called by the server, too."""

@@ -283,7 +283,7 @@ class _RedisBackend:
         self._timeout = timeout
         self._cell_ttl = int(cell_ttl * 1000)
         self._keys = f"{self.prefix}none", f"{self.prefix}n"
-        self._is_over = False
+        self.is_over = False
         self._spare: tuple[asyncio.AbstractEventLoop, Any] | None = None  # its event loop, and the connection
         self._spare_ends = 0.0
         self._handed_over: set[str] = set()
@@ -296,7 +296,7 @@ class _RedisBackend:
         Raises:
             ConnectionError: if the tier was closed.
         """
-        if self._is_over:
+        if self.is_over:
             raise Refused("the tier was closed")
         loop = asyncio.get_running_loop()
         own = self.loops.get(loop)
@@ -331,7 +331,8 @@ class _RedisBackend:
             # In an empty context: a connection that is opened meanwhile keeps that, and not its caller's.
             return await loop.create_task(self._in_time(command, self._timeout + patience), context=Context())
         except ResponseError as error:  # it has answered
-            raise _Rejected(str(error)) from error
+            is_node = hasattr(error, "node_addr")  # ASK, or MOVED
+            raise _Rejected("it is a node of a cluster: say cluster=True" if is_node else str(error)) from error
         except (RedisError, RedisClusterException, OSError, TimeoutError, RuntimeError) as error:
             reason = str(error) or f"no answer within {self._timeout:g} s"
             if time.monotonic() < begun + patience + 1.5 * self._timeout:  # else its event loop was blocked
@@ -519,7 +520,7 @@ class _RedisBackend:
 
     async def aclose(self) -> None:
         """See `Backend`. Other event loops close their own connections when they end."""
-        self._is_over = True
+        self.is_over = True
         own = self.loops.pop(asyncio.get_running_loop(), None)
         if own is not None:
             await own.ending.aclose()

@@ -589,7 +589,8 @@ class VersionedTier:
 
     def _note_failure(self, error: Exception) -> None:
         self.counts["failures"] += 1
-        self.log.once(_UNUSABLE, error if isinstance(error, ConnectionError) else repr(error))
+        if not getattr(self.backend, "is_over", False):
+            self.log.once(_UNUSABLE, error if isinstance(error, ConnectionError) else repr(error))
         if self.pending:
             self._note_pending()
 

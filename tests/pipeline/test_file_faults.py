@@ -18,7 +18,7 @@ import pytest
 from agent_cache.remote.file import FileTier
 from tests.contract.workbench import load, read, value_of, writing
 from tests.harness.file_peers import Peer, Truth
-from tests.harness.processes import run_python, until
+from tests.harness.processes import python, run_python, until
 from tests.harness.slow import slow
 
 LEASE = 0.3
@@ -221,6 +221,25 @@ os.waitpid(child, 0)
     printed = run_python(program, arguments=[str(tmp_path)])
     assert printed.splitlines() == [f"{number} {number} 1 {number}" for number in range(1, writes + 1)]
     assert not (tmp_path / "cache.corrupt").exists()
+
+
+def test_a_tool_that_runs_when_the_program_has_ended_says_nothing_of_a_tier_that_was_closed_before():
+    """So does the tier's thread, which may still work."""
+    program = """
+import atexit, sys, tempfile
+atexit.register(lambda: print(get(8)))
+from agent_cache import AgentCache
+from agent_cache.remote import FileTier
+folder = tempfile.TemporaryDirectory()
+
+@AgentCache("order:{order}", remote_cache=FileTier(folder.name + "/cache"))
+def get(order):
+    return order
+
+print(get(7))
+"""
+    done = python("-c", program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n8\n", "")
 
 
 # The database cannot be written

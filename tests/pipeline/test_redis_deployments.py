@@ -115,7 +115,7 @@ def test_a_url_that_would_not_do_what_it_says_is_refused_without_its_password(ur
     assert "sec" not in str(raised.value)
 
 
-@pytest.mark.parametrize("path", ["", "/", "/3", "/3/", "//3"])
+@pytest.mark.parametrize("path", ["", "/", "/3", "/3/", "//3", "/3\n"])
 def test_a_database_is_named_by_its_number(path: str):
     client = Deployment.of_url(f"redis://host{path}").connect(1.0)
     assert client.connection_pool.connection_kwargs.get("db", 0) == (3 if "3" in path else 0)
@@ -191,6 +191,13 @@ async def test_a_cluster_is_reached_by_a_url_or_a_client(cluster: Cluster, make:
         client = redis.asyncio.RedisCluster(host=HOST, port=cluster.primaries[0].port)
         await works(make(client))
         await client.aclose()
+
+
+async def test_a_node_of_a_cluster_that_is_taken_for_a_server_says_what_to_do(cluster: Cluster, make: Make):
+    """It names another node for most namespaces."""
+    tier = make(cluster.another_than(cluster.primary_for("{agent_cache}")).url)
+    assert not await tier.caught_up()
+    assert "cluster=True" in str(tier.stats()["servers"])
 
 
 @pytest.mark.slow
