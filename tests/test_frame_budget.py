@@ -15,10 +15,9 @@ import pytest
 
 import agent_cache
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, ToolCall, configure, invalidate, testing
-from agent_cache.clock import CLOCK
-from agent_cache.core.lease import Term
 from agent_cache.recording import record, replay
 from agent_cache.resume import Journal
+from tests.harness import library
 from tests.pipeline.leasing import LeasingTier
 
 HIT = 1
@@ -55,10 +54,8 @@ def _isolated() -> Iterator[None]:
     """
     gc.collect()
     testing.reset()
-    former = CLOCK.now
-    CLOCK.set((1_000.0).__pos__)
-    yield
-    CLOCK.set(former)
+    with library.clock_in_c(1_000.0):
+        yield
     testing.reset()
 
 
@@ -160,7 +157,7 @@ def test_observers_that_are_not_used_cost_no_frame() -> None:
 def test_a_hit_with_a_tier_is_one_frame(ttl: int | None) -> None:
     """The body compares what the lease of the copy reads, a clock of the tier included, and calls nothing."""
     tier = LeasingTier()
-    tier.own.term = term = Term((1_000.0).__pos__)
+    term = tier.with_term((1_000.0).__pos__)
     term.until = 2_000.0
     tool = AgentCache(resource="card", ttl=ttl, remote_cache=tier)(get_card)
     entered = asyncio.run(warm_frames(tool, "u1"))

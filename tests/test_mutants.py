@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -146,17 +142,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_list_of_mutants_needs_no_tests(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["module.py", "--list", "--count", "3"]) == 0
-    listed = capsys.readouterr().out
-    assert listed.count("shop/module.py:") == 3
-    assert main(["module.py", "--list", "--count", "3"]) == 0
-    assert capsys.readouterr().out == listed
-    for nothing in ("module", "__init__.py"):
-        with pytest.raises(SystemExit, match=f"nothing can be mutated in {nothing}"):
-            main([nothing])
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_mutants_are_killed_survive_or_are_not_covered(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -192,34 +177,6 @@ def test_a_recording_that_did_not_run_all_tests_is_refused(project: Path) -> Non
     (project / "pyproject.toml").write_text(CONFIGURATION.replace("addopts = [", 'addopts = ["-x", '))
     with pytest.raises(SystemExit, match=r"not recorded: \d of 5 tests came to their end"):
         main(["module.py"])
-    assert not list((project / ".mutants").rglob("tests.json"))
-
-
-@pytest.mark.slow
-def test_an_interrupted_recording_is_not_used(project: Path) -> None:
-    (project / "tests" / "test_endless.py").write_text(
-        "import pathlib, threading\n"
-        "def test_it():\n"
-        f"    pathlib.Path({str(project / 'running')!r}).touch()\n"
-        "    threading.Event().wait()\n"
-    )
-    program = subprocess.Popen(
-        [sys.executable, "-m", "tests.mutants", "module.py"],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": f"{project}{os.pathsep}{ROOT}"},
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
-    )
-    try:
-        while not (project / "running").exists():
-            assert program.poll() is None
-        program.send_signal(signal.SIGINT)
-        printed, _ = program.communicate()
-    finally:
-        program.kill()
-    assert program.returncode == 130
-    assert "interrupted" in printed
     assert not list((project / ".mutants").rglob("tests.json"))
 
 

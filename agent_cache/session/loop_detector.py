@@ -217,7 +217,7 @@ running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_runn
 which takes 500 ns: as long as two hits of a synchronous tool."""
 
 # Before 3.12 asyncio.current_task is a Python function around this dict, and a hit in a session takes 16 % longer with
-# it. 3.11 does not change any more, and test_session.py pins the attribute.
+# it. 3.11 does not change any more, and test_loop_model.py pins the attribute.
 task_in: Callable[[Any], Any] = (
     asyncio.current_task if sys.version_info >= (3, 12) else asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
 )

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import pytest
 
 from agent_cache import testing
+from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT
 from agent_cache.core import versions
 from agent_cache.engine import state
@@ -90,6 +91,15 @@ def few_versions(count: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(versions, "GENERATION", count)
         yield
+
+
+@contextmanager
+def clock_in_c(reading: float) -> Iterator[None]:
+    """Let the clock stand still, without a frame of Python when it is read."""
+    former = CLOCK.now
+    CLOCK.set(reading.__pos__)
+    yield
+    CLOCK.set(former)
 
 
 def reads_known() -> int:

@@ -14,10 +14,15 @@ from typing import Any, NamedTuple
 import httpx2
 import uvicorn
 
-from agent_cache.relay.http_proxy import HttpListener, Upstream
+from agent_cache.relay.http_proxy import HttpListener, Upstream, end_to_end, event_data, listen, parts_of
 from agent_cache.relay.relay import Relay
 from agent_cache.relay.relay_settings import load
 from tests.harness.mcp_host import ENVELOPE, AnyHost, text_of
+
+__all__ = [
+    "ACCEPT", "Answer", "HttpHost", "end_to_end", "event_data", "hosted", "listen", "parts_of", "relaying", "running",
+    "serving",
+]  # fmt: skip
 
 HTTP_SERVER = (sys.executable, str(Path(__file__).with_name("mcp_http_server.py")))
 ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}

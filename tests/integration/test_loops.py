@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
-import logging
 import pickle
 import tracemalloc
 import weakref
@@ -86,16 +84,6 @@ STOPPED = AgentLoopDetectedError
 # -- what a session does about a loop --------------------------------------------------------------------------
 
 
-async def test_a_write_that_repeats_itself_is_answered_and_the_next_call_is_refused():
-    shop = Shop()
-    with pytest.raises(STOPPED) as caught:
-        async with AgentCacheSession():
-            assert await outcomes(shop.add, 12) == ["same"] * 10 + [STOPPED] * 2
-            assert await outcomes(shop.get, 1) == [STOPPED], "the run is stopped, not the tool"
-    assert shop.runs == [("add", 0)] * 10
-    assert (caught.value.kind, caught.value.tool, caught.value.count) == ("repeat", "add", 10)
-
-
 async def test_the_same_error_again_and_again_is_refused_with_the_error_behind_it():
     shop = Shop()
     shop.answers = LookupError("no such order")
@@ -109,22 +97,6 @@ async def test_the_same_error_again_and_again_is_refused_with_the_error_behind_i
     assert error.first == error.last == "LookupError('no such order')"
     assert error.__context__ is shop.answers
     assert sources(session) == [("miss", "LookupError")] * 4, "it has run each time"
-
-
-async def test_a_whole_cycle_is_reported_and_stopped():
-    shop = Shop(ttl=60)
-    shop.answers = lambda x: f"about {x}"
-    steps = [lambda: shop.get("a"), lambda: shop.list("b"), lambda: shop.get("c")] * 10
-    given: list[Any] = []
-    with pytest.raises(STOPPED) as caught:
-        async with AgentCacheSession():
-            for step in steps:
-                given += await outcomes(step, 1)
-    assert given.index(STOPPED) == 7
-    error = caught.value
-    assert (error.kind, error.period, error.level) == ("cycle", 3, "action")
-    assert (error.calls, error.first, error.last) == (("get", "get", "list"), "'about c'", "'about b'")
-    assert " -> ".join(error.calls) in str(error)
 
 
 async def test_an_interruption_is_no_outcome():
@@ -245,32 +217,6 @@ async def test_a_run_that_is_stopped_does_not_stop_those_that_wait_for_the_same(
     await until(lambda: len(gate.calls) == 2)
     gate.last.returns(None)
     assert await following == "same"
-
-
-async def test_a_notice_comes_first_then_a_warning_once_a_streak_and_nothing_is_changed(
-    caplog: pytest.LogCaptureFixture,
-):
-    shop = Shop()
-    told: list[AgentLoopDetectedError] = []
-    with caplog.at_level(logging.INFO):
-        async with AgentCacheSession(on_loop="warn", on_notice=told.append) as session:
-            assert await outcomes(shop.get, 20) == ["same"] * 20
-            assert await outcomes(shop.add, 20) == ["same"] * 20
-    lines = [
-        (one.agent_cache_event, one.levelname, one.agent_cache_tool)
-        for one in caplog.records
-        if one.agent_cache_event[:4] == "loop"
-    ]
-    per_tool = [("loop_notice", "INFO"), ("loop", "WARNING")]
-    assert lines == [(*line, tool) for tool in ("get", "add") for line in per_tool]
-    assert [(report.kind, report.count, report.level) for report in told] == [
-        ("repeat", 3, "notice"),
-        ("repeat", 5, "notice"),
-    ]
-    assert {source for source, _ in sources(session)} == {"miss", "hit", "write"}
-    assert session.get_metrics()["loops"] == get_metrics()["loops"] == {"repeat": 16 + 11}
-    assert session.get_metrics()["loop_notices"] == get_metrics()["loop_notices"] == {"repeat": 2}
-    assert session.loop_error is None
 
 
 async def test_a_hit_that_goes_round_is_answered_from_the_cache():
@@ -518,35 +464,6 @@ async def test_answers_are_the_same_if_they_are_equal_in_the_same_order_with_the
     assert bool(session.get_metrics()["loops"]) is are_same
 
 
-@pytest.mark.parametrize("at_once", [1, 3])
-async def test_workers_behind_a_semaphore_that_read_one_policy_are_not_stopped(at_once: int):
-    shop, slots = Shop(), asyncio.Semaphore(at_once)
-
-    async def work(number: int) -> None:
-        async with slots:
-            await shop.get("EUR")
-            for _ in range(number % 3):
-                await asyncio.sleep(0)
-            await shop.list(number)
-
-    shop.answers = lambda x: x
-    async with AgentCacheSession() as session:
-        await asyncio.gather(*map(work, range(40)))
-    assert session.get_metrics()["loops"] == {}
-
-
-@pytest.mark.parametrize("period", [8, 20, 40])
-async def test_a_cycle_of_any_period_is_found(period: int):
-    """At five calls without news, the last of them made three times."""
-    shop = Shop()
-    async with AgentCacheSession(on_loop="warn") as session:
-        for number in range(2 * period):
-            await shop.get(number % period)
-        assert session.get_metrics()["loops"] == {}
-        await shop.get(0)
-    assert session.get_metrics()["loops"] == {"cycle": 1}
-
-
 @pytest.mark.parametrize("which", ["run", "hit", "uncached"])
 async def test_what_a_session_remembers_is_bounded(which: str):
     """Of calls, of outcomes of one call, and of answers that the cache has dropped: more calls take no more memory."""
@@ -653,20 +570,6 @@ async def test_a_slow_tool_is_no_pause(clock: Any):
     with pytest.raises(STOPPED):
         async with AgentCacheSession(loop_policy=LoopPolicy(new_turn_after=60)):
             assert await outcomes(shop.get.fresh, 5) == [None] * 4 + [STOPPED]
-
-
-async def test_the_session_of_a_server_still_finds_a_loop_and_forgets_it_after_a_pause(clock: Any):
-    shop = Shop()
-    policy = LoopPolicy(max_execution_depth=None, new_turn_after=60)
-    async with AgentCacheSession(on_loop="short_circuit", loop_policy=policy) as session:
-        for _ in range(3):
-            for _ in range(12):
-                clock.advance(5)
-                await outcomes(shop.add, 1)
-                await asyncio.sleep(0)
-            clock.advance(61)
-    assert len(shop.runs) == 30
-    assert session.get_metrics()["loops"] == {"repeat": 9}, "the tenth write is reported, and two are refused"
 
 
 # -- What a model is told: the names that it knows -----------------------------------------------------------------

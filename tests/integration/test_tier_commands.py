@@ -20,7 +20,7 @@ pytest.importorskip("redis")
 
 import agent_cache
 from agent_cache import AgentCache, AgentCacheInvalidator, configure, testing
-from agent_cache.cli.main import main
+from agent_cache.__main__ import main
 from agent_cache.remote import from_url
 from tests.harness import rights
 from tests.harness.servers import Server, free_port

@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
-import agent_cache.session
+import agent_cache
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, LoopPolicy
-from agent_cache.engine.read import ReadOperation
-from agent_cache.session import loop_detector
 from tests.harness.preemption import stopped_everywhere
 from tests.harness.slow import slow
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-SESSION = (str(Path(agent_cache.session.__file__).parent),)
+SESSION = (str(Path(agent_cache.__file__).parent / "session"),)
+DETECTOR = "agent_cache.session.loop_detector"
 
 at_lines = pytest.mark.parametrize("every", [9, *slow(1)])
 
@@ -100,7 +99,7 @@ class Tools:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds that are reached after two calls: what is oldest is always being forgotten."""
     for name in ("_MAX_CALLS", "_MAX_OUTCOMES", "_MAX_BLOCKED"):
-        monkeypatch.setattr(loop_detector, name, 2)
+        monkeypatch.setattr(f"{DETECTOR}.{name}", 2)
 
 
 @pytest.mark.usefixtures("small")
@@ -157,12 +156,14 @@ def test_a_budget_of_one_tool_counts_every_call_of_every_thread(every: int):
 @at_lines
 def test_two_threads_that_call_a_tool_for_the_first_time_share_its_store(monkeypatch: pytest.MonkeyPatch, every: int):
     runs, made = count(1), []
-    make = ReadOperation.new_store
-    monkeypatch.setattr(ReadOperation, "new_store", lambda self, owner: made.append(make(self, owner)) or made[-1])
 
     @AgentCache("threads", scope="session")
     async def get() -> int:
         return next(runs)
+
+    operation = type(get.__agent_cache__)
+    make = operation.new_store
+    monkeypatch.setattr(operation, "new_store", lambda self, owner: made.append(make(self, owner)) or made[-1])
 
     def begin() -> None:
         nonlocal shared
@@ -190,7 +191,7 @@ async def test_a_loop_detector_that_breaks_costs_no_answer(
     def broken(*_: object, **__: object) -> None:
         raise KeyError("state")
 
-    monkeypatch.setattr(loop_detector.ToolHistory, "record", broken)
+    monkeypatch.setattr(f"{DETECTOR}.ToolHistory.record", broken)
     tools = Tools()
     with caplog.at_level(logging.WARNING, logger="agent_cache"):
         async with AgentCacheSession() as session:
@@ -204,16 +205,3 @@ async def test_a_loop_detector_that_breaks_costs_no_answer(
     assert messages
     assert len(messages) == len(set(messages))
     assert all("the loop detector failed, so the call was not checked (KeyError: 'state')" in one for one in messages)
-
-
-async def test_the_running_task_is_found_without_a_call_of_asyncio():
-    """On Python 3.11 by a private dict of asyncio's, which is to hold what the public function gives."""
-    loop = asyncio.get_running_loop()
-    assert loop_detector.task_in(loop) is asyncio.current_task()
-    found = await asyncio.create_task(_running_task(loop_detector.task_in))
-    assert found is not asyncio.current_task()
-
-
-async def _running_task(current_task):
-    assert current_task(asyncio.get_running_loop()) is asyncio.current_task()
-    return current_task(asyncio.get_running_loop())

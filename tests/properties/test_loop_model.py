@@ -314,6 +314,8 @@ class Guarded(Machine):
         session = AgentCacheSession(on_loop=on_loop, on_notice=on_notice, loop_policy=given)
         self.session = self.exits.enter_context(session)
         logger = logging.getLogger("agent_cache")
+        self.exits.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.INFO)  # so that notices are heard as well, which are no such lines
         logger.addFilter(hear)
         self.exits.callback(logger.removeFilter, hear)
 

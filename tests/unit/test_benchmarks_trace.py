@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.recorded_runs import data_directory
 from benchmarks.retail.store import RetailStore, load_store
-from benchmarks.trace import __main__ as command, runs
+from benchmarks.trace import runs
 from benchmarks.trace.contenders import BARE, OURS, PEERS, Contender
 from benchmarks.trace.runs import judge, time_contenders
 from benchmarks.trace.workload import READS, Tools, TraceRun, count_calls, load_trace
@@ -109,17 +109,3 @@ async def test_the_figure_is_the_time_over_the_bare_tools_of_the_same_round(
     assert costs["slow"].over.seconds == pytest.approx([0.003] * rounds)
     assert costs["slow"].per_thousand.median == pytest.approx(3_000.0)
     assert costs["bare"].over.seconds == (0.0,) * rounds
-
-
-@pytest.mark.slow
-def test_the_command_names_missing_caches_and_writes_every_figure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command, "PEERS", (NEVER_TOLD,))
-    assert command.main(["--limit", "12", "--rounds", "1"]) in (0, 1)
-    shown = capsys.readouterr()
-    assert "never told is not installed and is left out" in shown.err
-    assert "WRONG" not in shown.err
-    rows = [line for line in shown.out.splitlines() if line.startswith("| agent_cache")]
-    assert len(rows) == len(OURS)
-    assert all("| 0 of " in row for row in rows)

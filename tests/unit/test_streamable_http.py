@@ -12,7 +12,7 @@ pytest.importorskip("uvicorn", reason="the relay over HTTP needs it")
 import httpx2
 from hypothesis import strategies as st
 
-from agent_cache.relay.http_proxy import end_to_end, event_data, parts_of
+from tests.harness.mcp_http_host import end_to_end, event_data, parts_of
 from tests.harness.searches import searched
 
 LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])

@@ -13,7 +13,6 @@ import pytest
 
 from agent_cache import ConfigurationError
 from agent_cache.recording import Cassette, CassetteError, CassetteNotFound, DivergenceError, intercept, record, replay
-from agent_cache.recording.partial_file import PartialFile
 from tests.harness.processes import python
 
 
@@ -204,7 +203,7 @@ def full(*_: object) -> None:
 def test_a_full_disk_stops_the_recording_and_not_the_agent(path, monkeypatch):
     with pytest.raises(CassetteError, match="No space left") as caught, record(path):
         ask("a")
-        monkeypatch.setattr(PartialFile, "append", full)
+        monkeypatch.setattr("agent_cache.recording.partial_file.PartialFile.append", full)
         assert ask("b") == "b v1"
         assert ask("c") == "c v1"
     assert caught.value.path == str(path)
@@ -223,7 +222,7 @@ def test_a_system_that_takes_a_line_in_parts_gets_all_of_it(path, monkeypatch):
 def test_a_save_that_fails_leaves_the_old_file(path, monkeypatch):
     before = b"".join(a_recording(path, "a"))
     cassette = Cassette.load(path)
-    monkeypatch.setattr(PartialFile, "append", full)
+    monkeypatch.setattr("agent_cache.recording.partial_file.PartialFile.append", full)
     with pytest.raises(CassetteError, match="No space left"):
         cassette.save(path)
     assert path.read_bytes() == before
