@@ -27,7 +27,6 @@ from agent_cache import (
     Write,
 )
 from agent_cache.integrations import explain, wrap
-from agent_cache.integrations.shared import check_of
 from agent_cache.recording import record, replay
 from tests.harness import page_examples
 from tests.harness.library import calls_waiting
@@ -743,17 +742,6 @@ async def test_two_spellings_of_an_argument_are_one(kind: type[Adapter], call: C
     assert await adapter.turn(call) == first
     await adapter.turn(("set_number", {"number": 7}))
     assert await adapter.turn(call) != first
-
-
-def test_a_check_of_arguments_leaves_out_what_a_framework_fills_in() -> None:
-    pytest.importorskip("pydantic")
-
-    async def get_number(tool_context: ToolContext, number: int) -> str:
-        raise AssertionError
-
-    check = check_of(get_number)
-    assert check is not None
-    assert check({"number": "07"}) == {"number": 7}
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)

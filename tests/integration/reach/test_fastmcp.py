@@ -400,3 +400,19 @@ def _named(version: str) -> Callable[[], str]:
         return version
 
     return my_tickets
+
+
+async def test_arguments_are_compared_as_they_are_checked_also_beside_a_context() -> None:
+    runs: list[int] = []
+    box = Toolbox({"get_number": Read("number", shared=True)}, namespace="checked")
+    server: FastMCP[Any] = FastMCP("numbers", middleware=[AgentCacheMiddleware(box)])
+
+    @server.tool
+    async def get_number(ctx: Context, number: int) -> int:
+        runs.append(number)
+        return number
+
+    async with Client(server) as client:
+        for number in (7, "07", 7.0):
+            assert (await client.call_tool("get_number", {"number": number})).data == 7
+    assert runs == [7]

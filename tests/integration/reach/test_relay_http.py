@@ -20,10 +20,9 @@ pytest.importorskip("starlette", reason="as above")
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from agent_cache.relay.http_proxy import listen
 from agent_cache.testing import reset
 from tests.harness.mcp_host import RELAY, started, text_of
-from tests.harness.mcp_http_host import HttpHost, hosted, relaying, running, serving
+from tests.harness.mcp_http_host import HttpHost, hosted, listen, relaying, running, serving
 
 RULES = """
 namespace = "relay"
