@@ -89,8 +89,11 @@ def write_file(target: Path, texts: Iterable[str]) -> int:
         target = target.resolve()
         scratch = target.with_name(f".{target.name[:100]}.{os.getpid()}")
         try:
-            scratch.touch(target.stat().st_mode & 0o777 if target.exists() else 0o666)
-            scratch.write_bytes(data)
+            scratch.unlink(missing_ok=True)
+            mode = target.stat().st_mode & 0o777 if target.exists() else 0o666
+            # A link that another user has put there meanwhile is refused, and not followed.
+            with open(scratch, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
+                file.write(data)
             scratch.replace(target)
         finally:
             scratch.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -107,6 +108,16 @@ def test_a_path_without_a_name_is_said_in_one_line(path: str, command: Command):
     code, out, err = command("report", path)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "cannot be read: it is not a regular file" in err
+
+
+def test_a_link_that_another_user_has_put_beside_the_file_is_not_followed(run: Path, tmp_path: Path, command: Command):
+    """In a folder that all may write to; its name can be guessed."""
+    target, victim = tmp_path / "out.json", tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / f".out.json.{os.getpid()}").symlink_to(victim)
+    assert command("report", run, "--trace", target)[0] == 0
+    assert (victim.read_text(), target.is_symlink()) == ("mine", False)
+    assert json.loads(target.read_text())["traceEvents"]
 
 
 def test_what_cannot_be_written_is_said_in_one_line(run: Path, tmp_path: Path, command: Command):
