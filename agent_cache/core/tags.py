@@ -129,7 +129,7 @@ class Field(NamedTuple):
 def _followed(found: Any, steps: Steps) -> Any:
     for at, (is_attribute, step) in enumerate(steps):
         if not is_attribute and step == "":
-            if isinstance(found, str | bytes | Mapping):
+            if isinstance(found, str | bytes | Mapping) or hasattr(found, "__next__"):  # an iterator would be used up
                 raise TypeError(f"[] stands for each item of a list, and not for those of a {type(found).__name__}")
             rest = steps[at + 1 :]
             items = [_followed(item, rest) for item in found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import io
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -363,6 +364,25 @@ async def test_a_tag_is_no_address():
 
     await write(other)
     assert await kept.keeps(1) == [False], "the whole root was dropped"
+
+
+@pytest.mark.parametrize("used_up", [iter, io.StringIO], ids=["an iterator", "a file"])
+async def test_a_template_uses_up_no_argument_and_no_result(used_up: Any):
+    """The tool, or its caller, would find nothing in it."""
+    runs = Runs("r:{x}")
+    await runs.tool(1)
+
+    @AgentCache("r:{result[]}")
+    async def read(x: Any) -> Any:
+        return used_up(x)
+
+    @AgentCacheInvalidator(["r:{x[]}", "r:{result[]}"])
+    async def write(x: Any) -> Any:
+        return used_up("".join(x))
+
+    assert "".join(await write(used_up("23"))) == "23"
+    assert await runs.keeps(1) == [False], "the whole root was dropped"
+    assert "".join(await read("23")) == "23"
 
 
 async def test_a_fresh_answer_that_is_not_to_be_kept_does_not_leave_an_older_one_behind():
