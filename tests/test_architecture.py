@@ -133,7 +133,7 @@ LINES = {
     # prototype of the plan lacked: sessions around a call, tenants, what a load inherits, doubt, refused results. What
     # leads to the tiers is 510, `validate=` 110. Streams are 510 of 320: tasks share runs that go on when their first
     # caller leaves
-    "session": 1_704,  # of 1,200: `attach` (110), calls without a key (65), the trace's keys of writes (40) and reports
+    "session": 1_715,  # of 1,200: `attach` (110), calls without a key (65), the trace's keys of writes (40) and reports
     # on budgets were no row
     "toolbox": 1_130,  # of 1,000: meta-tools and names with a server in front (100) were no row
     "remote": 3_900,  # of 3,100: `database` (650), `file` (240), `redis` (735) and `keeper` (90) have what no

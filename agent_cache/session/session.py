@@ -146,6 +146,17 @@ class AgentCacheSession(BlockOnly, LoopGuard):
         self._used: dict[str, list[int]] = {}
         self._detector: LoopDetector | None = None
 
+    def __deepcopy__(self, _memo: object = None) -> Self:
+        """Itself: what is copied with it belongs to the same run."""
+        return self
+
+    __copy__ = __deepcopy__
+
+    def __getstate__(self) -> object:
+        if self._entered is not None:
+            raise TypeError(f"session {self.session_id!r} is entered here, and cannot be sent to another process")
+        return super().__getstate__()
+
     # Entering and leaving
 
     def __enter__(self) -> Self:

@@ -195,12 +195,16 @@ def test_a_decorated_tool_is_pickled_and_copied_as_a_function_is(monkeypatch: py
 
 
 async def test_what_settings_hold_is_copied_with_them_or_says_why_not():
-    """A copy of a toolbox or of a cache is itself, so its answers are shared; a toolbox is sent as its rules."""
+    """A copy of a toolbox, a cache or a session is itself, so answers are shared; a toolbox is sent as its rules."""
     box, cache = Toolbox({"get_*": Read("order:{id}", ttl=60), "put": Write("order")}, namespace="copied"), AsyncCache()
     key = box.tool(get_order).cache_key("7")  # type: ignore[attr-defined]  # the box knows of no attributes
-    for one in (box, cache, key):
-        assert copy.deepcopy({"held": [one]})["held"][0] is one
-    assert (copy.copy(box), copy.copy(cache), copy.copy(key)) == (box, cache, key)
+    held = [box, cache, key, session := AgentCacheSession("held")]
+    async with session:
+        assert all(one is other for one, other in zip(held, copy.deepcopy({"held": held})["held"], strict=True))
+        assert list(map(copy.copy, held)) == held
+        with pytest.raises(TypeError, match="'held' is entered here"):
+            pickle.dumps(session)
+    assert pickle.loads(pickle.dumps(session)).session_id == "held"
     await box.call("get_order", {"id": "7"}, lambda: get_order("7"))
     sent = pickle.loads(pickle.dumps(box))
     assert str(sent.explain()) == str(box.explain())
