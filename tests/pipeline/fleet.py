@@ -48,12 +48,12 @@ class WatchedTier(FaultyTier):
 
 
 class Process:
-    """Tools of one process. What `remote` is None for has no tier of its own.
+    """Tools of one process. What `tier` is None for has no tier of its own.
 
     Their names are no others in the suite: where a tier is configured for all tools, two of one name are refused.
     """
 
-    def __init__(self, truth: Truth, remote: Tier | None, backup: Tier | None = None, **options: Any) -> None:
+    def __init__(self, truth: Truth, tier: Tier | None, backup: Tier | None = None, **options: Any) -> None:
         async def get_order(id: str) -> str:
             return truth.load(id)
 
@@ -63,7 +63,7 @@ class Process:
         async def set_order(id: str) -> str:
             return truth.save(id)
 
-        tiers = {"remote_cache": remote, "backup": backup}
+        tiers = {"remote_cache": tier, "backup": backup}
         self.get_order = AgentCache("order:{id}", name="process:get_order", **tiers, **options)(get_order)
         self.find_order = AgentCache("order:{result[id]}", name="process:find_order", **tiers, **options)(find_order)
         self.set_order = AgentCacheInvalidator("order:{id}", name="process:set_order")(set_order)
