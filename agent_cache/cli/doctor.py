@@ -91,7 +91,7 @@ async def _of_server(options: argparse.Namespace, namespace: str) -> AsyncIterat
         yield _version(info, is_cluster=is_cluster)
         if info.get("role") != "master" or info.get("loading"):
             do = "give the URL of the primary, or wait until it has loaded"
-            kind = "a Sentinel" if info.get("redis_mode") == "sentinel" else "a replica, or still loading its data"
+            kind = "a Sentinel" if "sentinel_masters" in info else "a replica, or still loading its data"
             yield _Result("role", "finding", kind, do)
             return
         yield _memory(info)

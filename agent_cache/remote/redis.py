@@ -67,9 +67,7 @@ T = TypeVar("T")
 
 _DAY: Final = 86_400.0
 _MESSAGES: Final = 10_000
-_OPTIONS: Final = frozenset({
-    "namespace", "max_staleness", "timeout", "lease", "remote_ttl", "codec", "max_value_size"
-})  # fmt: skip
+_OPTIONS: Final = frozenset({"namespace", "max_staleness", "timeout", "lease", "remote_ttl", "codec", "max_value_size"})
 _LONGEST_HEAD: Final = 1 << 18
 _SPARE_LASTS: Final = 60.0
 """Seconds. Servers, and what lies before them, end connections that are idle for long."""

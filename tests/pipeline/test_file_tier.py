@@ -34,7 +34,7 @@ from tests.harness.processes import run_python
         ("files:/home {parent} nfs4", "nfs4"),
         ("files:/home {parent} nfs4\n/dev/sdb1 {folder} xfs", ""),
         ("/dev/sdb1 {folder} xfs\nfiles:/home {parent} nfs4", ""),
-        ("me@host: {folder} fuse.sshfs", "fuse.sshfs"),
+        ("bucket {folder} fuse.gcsfuse", "fuse.gcsfuse"),
         ("systemd-1 {folder} autofs\nfiles:/auto {folder} nfs", "nfs"),
         ("files:/home {folder}er nfs4", ""),
     ],
