@@ -85,6 +85,8 @@ def _files_of(paths: Iterable[str | os.PathLike[str]]) -> list[tuple[str, Path |
         if not os.fspath(given):  # as a variable of a shell that is not set, and not the working directory
             raise FileNotFoundError("a path is empty")
         if os.fspath(given) == "-":
+            if sys.stdin is None:
+                raise FileNotFoundError("standard input is closed")
             found["-"] = ("standard input", None)
             continue
         inside = [path] if path.exists() else []  # a pipe is one, too

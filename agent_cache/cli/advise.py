@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     targets = "rules.toml, package.module, module:toolbox, file.py"
     add("--check", metavar="TARGET", help=f"compare the rules in use: {targets}")
     add("--format", choices=("python", "toml"), default="python", help="decorators (default), or a file of rules")
-    add("-o", "--output", type=Path, metavar="FILE", help="write the rules into a file that is not there yet")
+    add("-o", "--output", type=Path, metavar="FILE", help="write the rules into a new file; - is stdout")
     what = "of --check: what exit code 1 is for (default: any)"
     add("--fail-on", choices=("any", "stale"), default="any", help=what)
     for kind in ("read", "write"):
@@ -112,7 +112,7 @@ def _given(tool: str, kinds: Sequence[tuple[str, Literal["read", "write"]]]) -> 
 
 
 def _advise(options: argparse.Namespace, redaction: Redaction) -> int:
-    output = options.output
+    output = None if options.output == Path("-") else options.output
     if output is not None and output.exists():
         raise ConfigurationError(f"{output} is there already: remove it, or choose another name")
     study = _studied(options, redaction)

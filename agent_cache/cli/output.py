@@ -86,7 +86,7 @@ def write_file(target: Path, texts: Iterable[str]) -> int:
     try:
         if target.exists() and not target.is_file():  # a device or a pipe, which nothing can take the place of
             return target.write_bytes(data)
-        target = target.resolve()
+        target = Path(os.path.realpath(target))  # which takes links that lead to each other
         scratch = target.with_name(f".{target.name[:100]}.{os.getpid()}")
         try:
             scratch.unlink(missing_ok=True)

@@ -181,7 +181,8 @@ def test_a_module_has_decorated_functions_of_these_names_and_parameters(folder: 
 
 
 def test_a_pipe_gets_the_rules_with_their_evidence_and_nothing_else(folder: Path) -> None:
-    ran = agent_cache(folder, "advise", "day.jsonl", "--format", "toml")
+    ran = agent_cache(folder, "advise", "day.jsonl", "--format", "toml", "-o", "-")
+    assert not (folder / "-").exists()
     assert tomllib.loads(ran.out)["tools"]["get_order"]["kind"] == "read"
     text = " ".join(ran.out.replace("#", " ").split())
     assert re.search(r"user:\{user_id\}: .*changed by cancel_order \(result\[user_id\]\), \d+ of \d+ times", text)

@@ -93,6 +93,10 @@ def test_folders_files_the_standard_input_and_what_is_not_there(write, tmp_path,
     assert (len(log.calls), len(log.problems)) == (1, 1)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LINE.encode())))
     assert len(read_log("-").calls) == 1
+    monkeypatch.setattr("sys.stdin", None)
+    for missing in ("-", ""):
+        with pytest.raises(FileNotFoundError, match=r"^(standard input is closed|a path is empty)$"):
+            read_log(missing)
     (tmp_path / "empty").mkdir()
     for missing in (tmp_path / "nothing", tmp_path / "empty"):
         with pytest.raises(FileNotFoundError, match=r"^there is no file [^\n]*$"):

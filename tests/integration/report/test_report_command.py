@@ -117,7 +117,9 @@ def test_a_link_that_another_user_has_put_beside_the_file_is_not_followed(run: P
     (tmp_path / f".out.json.{os.getpid()}").symlink_to(victim)
     assert command("report", run, "--trace", target)[0] == 0
     assert (victim.read_text(), target.is_symlink()) == ("mine", False)
-    assert json.loads(target.read_text())["traceEvents"]
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert command("report", run, "--trace", tmp_path / "loop")[0] == 0
+    assert (tmp_path / "loop").read_text() == target.read_text()
 
 
 def test_what_cannot_be_written_is_said_in_one_line(run: Path, tmp_path: Path, command: Command):
