@@ -1,1 +1,1 @@
-"""Drift of retail runs, repeated and changed: `python -m benchmarks.drift`."""
+"""Drift of retail runs, repeated and changed: for tests."""

@@ -6,17 +6,14 @@ import random
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from agent_cache.recording import Baseline, Cassette
 from benchmarks.drift.runs import LEAST_CALLS, Call, Injector, RunRecorder, Scene, calls_of
 from benchmarks.recorded_runs import Run
 from benchmarks.retail.store import RetailStore
-
-REPEATS: Final = 3
 
 
 @dataclass(slots=True)
@@ -64,7 +61,7 @@ class Measurement:
         """Delete the recordings."""
         self._folder.cleanup()
 
-    async def shape(self, shape: str, *, repeats: int = REPEATS, advance: Callable[[], None] = lambda: None) -> Counts:
+    async def shape(self, shape: str, *, repeats: int) -> Counts:
         """Repeat each run in one shape, and change it in each way that it has a place for."""
         counts = Counts()
         for place, (name, calls) in enumerate(self._calls):
@@ -81,7 +78,6 @@ class Measurement:
                     counts.examples.append(f"{shape}, {name}: {drifts[0]}")
             for kind in Injector.KINDS:
                 await self._inject(kind, scene, baseline, counts)
-            advance()
         return counts
 
     def _about_others(self, place: int) -> list[Call]:
@@ -104,7 +100,7 @@ class Measurement:
         else:
             counts.examples.append(f"{scene.shape}: {kind} not found: {scene.calls} and {injection.scene.calls}")
 
-    async def volatile(self, runs: int, *, advance: Callable[[], None] = lambda: None) -> tuple[Counts, Counts]:
+    async def volatile(self, runs: int) -> tuple[Counts, Counts]:
         """Runs whose answers have request ids: with one recording as the baseline, and with two."""
         one, two = Counts(), Counts()
         for name, calls in self._calls[:runs]:
@@ -118,7 +114,6 @@ class Measurement:
             chance = random.Random(seed)
             kind = chance.choice(Injector.KINDS)
             await self._inject(kind, scenes[2], both, two)
-            advance()
         return one, two
 
     async def _made(self, scene: Scene) -> Cassette:

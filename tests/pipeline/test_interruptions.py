@@ -141,6 +141,6 @@ def test_a_write_that_is_interrupted_anywhere_ends_in_its_tier():
             break
         elsewhere(stop)
         try:
-            until(lambda item=stop: elsewhere(item) and elsewhere.contains(item), 2)
+            until(lambda item=stop: elsewhere(item) and elsewhere.contains(item))
         except AssertionError:
             pytest.fail(f"it is still announced: {where}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -275,18 +274,16 @@ def test_deep_nesting_is_undecodable(maker, form, depth, returns):
 
 
 @pytest.mark.parametrize("maker", PLAIN)
-def test_a_bomb_is_undecodable_in_bounded_memory_and_time(maker):
+def test_a_bomb_is_undecodable_in_bounded_memory(maker):
     codec = maker(max_size=100_000)
     bomb = zlib.compress(b"\0" * 50_000_000, 9)
     assert len(bomb) < codec.max_size
     hostile = forged(codec, 2, bomb, Any)
     tracemalloc.start()
-    started = time.process_time()
     try:
         with pytest.raises(Undecodable, match="more than"):
             codec.decode(hostile, Any)
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
-        assert time.process_time() - started < 1
     finally:
         tracemalloc.stop()
 
