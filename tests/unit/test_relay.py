@@ -108,7 +108,8 @@ async def test_a_write_whose_server_has_gone_is_in_doubt(clock):
         assert text(await answer(relay, serve, "get", id="a")) == "5"
 
 
-async def test_a_task_of_a_server_that_has_gone_leaves_its_write_in_doubt(clock):
+@pytest.mark.parametrize("end", ["completed", "failed", "cancelled", "the server goes"])
+async def test_a_task_ends_by_its_status_and_is_in_doubt_if_its_server_goes(clock, end):
     async def begin(request):
         return result([], task={"taskId": "t", "status": "working", "ttl": None})
 
@@ -118,31 +119,17 @@ async def test_a_task_of_a_server_that_has_gone_leaves_its_write_in_doubt(clock)
         task = relay.start(request)
         while not request.replies:
             await asyncio.sleep(0)
-        assert not task.done()
-        relay.lose_server()
-        await task
-        assert len(request.replies) == 1
-        for number in (1, 2):
-            assert text(await answer(relay, serve, "get", id="a")) == str(number)
-
-
-@pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
-async def test_a_status_notification_ends_a_task(clock, status):
-    async def begin(request):
-        return result([], task={"taskId": "t", "status": "working", "ttl": None})
-
-    serve = Server()
-    async with Relay(Toolbox(RULES, namespace="status")) as relay:
-        request = MemoryRequest(begin, "tools/call", {"name": "put", "arguments": {"id": "a"}, "task": {}})
-        task = relay.start(request)
-        while not request.replies:
-            await asyncio.sleep(0)
         await relay.observe("notifications/tasks/status", {"taskId": "t", "status": "working"})
         assert text(await answer(relay, serve, "get", id="a")) == "1"
-        await relay.observe("notifications/tasks/status", {"taskId": "t", "status": status})
+        assert not task.done()
+        if end == "the server goes":
+            relay.lose_server()
+        else:
+            await relay.observe("notifications/tasks/status", {"taskId": "t", "status": end})
         await task
-        for _ in range(2):
-            assert text(await answer(relay, serve, "get", id="a")) == "2"
+        assert len(request.replies) == 1
+        found = [text(await answer(relay, serve, "get", id="a")) for _ in range(2)]
+        assert found == (["2", "3"] if end == "the server goes" else ["2", "2"])
 
 
 async def test_callers_that_vary_and_versions_of_a_tool_share_no_answers(clock):

@@ -80,23 +80,3 @@ async def test_the_clock_of_the_time_server_does_not_stand_still():
         for _ in range(2):
             await host.call("get_current_time", timezone="Europe/Paris")
     assert "calls 2, hits 0, misses 2" in host.errors
-
-
-async def test_the_sqlite_server_reads_a_row_once_until_something_writes(tmp_path):
-    pytest.importorskip("mcp_server_sqlite")
-    path = tmp_path / "rules.toml"
-    path.write_text(
-        'namespace = "db"\n[tools.read_query]\nkind = "read"\ntags = ["rows"]\n'
-        '[tools.list_tables]\nkind = "read"\ntags = ["tables"]\n[tools.create_table]\nkind = "write"\n'
-        'tags = ["tables", "rows"]\n[tools.write_query]\nkind = "write"\ntags = ["rows"]\n'
-    )
-    server = (Path(sys.executable).with_name("mcp-server-sqlite"), "--db-path", tmp_path / "db")
-    async with relayed("--config", path, "--stats", server=server) as host:
-        await host.call("create_table", query="create table t (a int)")
-        for number in range(2):
-            await host.call("write_query", query=f"insert into t values ({number})")
-            for _ in range(2):
-                rows = await host.call("read_query", query="select a from t")
-                assert rows.count("'a'") == number + 1
-                assert "t" in await host.call("list_tables")
-    assert "calls 11, hits 5" in host.errors
