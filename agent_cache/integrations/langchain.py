@@ -4,7 +4,8 @@ What the toolbox sees of an answer is plain data: the text of the tool's message
 more than a text. The message is built around it for the call that asks, with the id of that call. So the model reads
 what it would read without the toolbox, and neither recordings nor shared tiers need a class of LangChain.
 
-Checked with langchain 1.4.0 and 1.4.7, langgraph 1.2.22.
+Checked with langchain 1.4.0 to 1.5.2, langgraph 1.2.22 and 1.2.24. One private attribute is read, and pinned by a test:
+the scratchpad of a task, whose ``resume`` has what `interrupt` returned. What comes of that is its caller's alone.
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
     retried call is one call. Any number of agents may share one, or have one each over the same toolbox. Its hooks also
     fit a `ToolNode`: ``ToolNode(tools, wrap_tool_call=one.wrap_tool_call, awrap_tool_call=one.awrap_tool_call)``.
 
-    A result is not stored if it is an error, a `Command`, or an interrupt. A tool that is decorated itself is left
-    alone. Of what a tool gets injected, the fields that say who asks belong to the key: plain fields of the runtime's
-    ``context`` and of ``configurable``, and a user or a tenant in the state or the metadata. Of all else, name what a
-    result depends on in `vary`.
+    A result is not stored if it is an error, a `Command`, an interrupt, or what a tool has made of the answer to one. A
+    tool that is decorated itself is left alone. Of what a tool gets injected, the fields that say who asks belong to
+    the key: plain fields of the runtime's ``context`` and of ``configurable``, and a user or a tenant in the state or
+    the metadata. Of all else, name what a result depends on in `vary`.
 
     Args:
         box: the toolbox with the rules.
@@ -90,7 +91,7 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
 
     async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
         """Answer a tool call of `agent.ainvoke` and `agent.astream`."""
-        tool, call = self._known(request.tool), _Call(request.tool_call)
+        tool, call = self._known(request.tool), _Call(request)
         if tool.is_decorated:
             return await handler(request)
 
@@ -106,7 +107,7 @@ class AgentCacheMiddleware(AgentMiddleware[Any, Any]):
 
     def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         """Answer a tool call of `agent.invoke` and `agent.stream`."""
-        tool, call = self._known(request.tool), _Call(request.tool_call)
+        tool, call = self._known(request.tool), _Call(request)
         if tool.is_decorated:
             return handler(request)
 
@@ -252,10 +253,12 @@ last is done for that call alone, and without the id of it, so that recordings g
 class _Call:
     """One tool call: keeps what the framework returned for it, so that the caller that ran the tool gets that."""
 
-    def __init__(self, tool_call: Mapping[str, Any]) -> None:
-        self.name: str = tool_call["name"]
-        self.given: dict[str, Any] = tool_call["args"]
-        self._ident: str | None = tool_call["id"]
+    def __init__(self, request: Any) -> None:
+        self.name: str = request.tool_call["name"]
+        self.given: dict[str, Any] = request.tool_call["args"]
+        self._ident: str | None = request.tool_call["id"]
+        config = getattr(request.runtime, "config", None) or {}
+        self._scratchpad = config.get("configurable", {}).get("__pregel_scratchpad")
         self._output: Any = None
         self._answer: Any = self  # no answer is this object
 
@@ -263,7 +266,7 @@ class _Call:
         """The answer for the toolbox to what the framework returned."""
         self._output = output
         answer: Answer
-        if type(output) is ToolMessage:
+        if type(output) is ToolMessage and (output.status == "error" or not getattr(self._scratchpad, "resume", None)):
             answer = _parts(output, self.name)
         elif isinstance(output, GraphInterrupt):
             answer = Private({"interrupt": [[one.value, one.id] for one in (output.args or [()])[0]]})

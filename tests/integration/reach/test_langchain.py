@@ -196,14 +196,18 @@ async def test_equal_reads_that_interrupt_ask_each_for_itself(run, shop):
         """Read a secret."""
         return f"secret for {interrupt('who asks?')}"
 
-    secret = get(name="get_secret")
-    agent = agent_of(model_of([secret, secret]), [get_secret], checkpointer=InMemorySaver())
+    secret, box = get(name="get_secret"), box_of()
+    agent = agent_of(model_of([secret, secret]), [get_secret], box, checkpointer=InMemorySaver())
     config = {"configurable": {"thread_id": "1"}}
     state = await run.state(agent, ASK, config)
     idents = [one.id for one in state["__interrupt__"]]
     assert len(set(idents)) == 2
     state = await run.state(agent, Command(resume=dict.fromkeys(idents, "anna")), config)
     assert texts(tool_messages(state)) == ["secret for anna"] * 2
+    agent = agent_of(model_of([secret]), [get_secret], box, checkpointer=InMemorySaver())
+    assert "__interrupt__" in await run.state(agent, ASK, config)
+    state = await run.state(agent, Command(resume="bob"), config)
+    assert texts(tool_messages(state)) == ["secret for bob"]
 
 
 def node_of(tools: Any, box: Toolbox | None = None, **options: Any) -> Any:
