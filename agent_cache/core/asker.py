@@ -12,7 +12,8 @@ Who asks is part of the key. One rule says what of a context counts:
 - What cannot be compared, such as a client, is passed over if a field is named for someone. If none is, or if what that
   one holds cannot be compared, nobody knows who asks: `UnknownAsker`.
 
-What the functions return counts, too, by which the body of a tool asks for its context (`_GETTERS`).
+What the functions return counts, too, by which the body of a tool asks for its context (`_GETTERS`), and the values of
+context variables that are named for someone.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
@@ -172,14 +174,15 @@ _MAX_BODIES: Final = 500
 _LIBRARY: Final = inspect.__file__.removesuffix("inspect.py")
 
 
-def getters_of(tool: Any) -> tuple[str, ...]:
-    """The functions of `_GETTERS` that the body of a tool names, or of a decorator below ours, or one that these name,
-    and so on. Of objects and classes that are named, all methods count. Installed packages are not looked into, but for
-    that of the tool: a program may be installed itself.
+def getters_of(tool: Any) -> tuple[Any, ...]:
+    """The functions of `_GETTERS`, by their names, and the context variables named for someone, that the body of a tool
+    names, or of a decorator below ours, or one that these name, and so on. Of objects and classes that are named, all
+    methods count. Installed packages are not looked into, but for that of the tool: a program may be installed itself.
     """
     found: set[str] = set()
     bodies: dict[types.FunctionType, None] = {}
     kinds: dict[type, None] = {}
+    variables: dict[ContextVar[Any], None] = {}
     named: list[Any] = [tool]
     owners = [one if type(one) is types.FunctionType else _kind_of(one) for one in _parts_of(tool)]
     own = {one.__module__.partition(".")[0] for one in owners if isinstance(one.__module__, str)}
@@ -199,15 +202,23 @@ def getters_of(tool: Any) -> tuple[str, ...]:
             cells = zip(code.co_freevars, body.__closure__ or (), strict=False)
             enclosed = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
             found |= names
-            named += [enclosed.get(name, body.__globals__.get(name)) for name in names]
-    return tuple(sorted(found & _GETTERS.keys()))
+            values = {name: enclosed.get(name, body.__globals__.get(name)) for name in sorted(names)}
+            for module in [one for one in values.values() if type(one) is types.ModuleType]:
+                values |= {name: one for name in names if type(one := vars(module).get(name)) is ContextVar}
+            named += values.values()
+            variables |= {
+                one: None
+                for name, one in values.items()
+                if type(one) is ContextVar and "someone" in (meaning_of(name), meaning_of(one.name))
+            }
+    return (*sorted(found & _GETTERS.keys()), *variables)
 
 
 _getters_of_class: Final = by_object(getters_of)
 
 
-def asks(receiver: Any) -> tuple[str, ...]:
-    """The functions of `_GETTERS` that the methods of an object, or of a class, name."""
+def asks(receiver: Any) -> tuple[Any, ...]:
+    """What `getters_of` finds in the methods of an object, or of a class."""
     return _getters_of_class(receiver if issubclass(type(receiver), type) else type(receiver))
 
 
@@ -248,8 +259,10 @@ def _names_in(code: types.CodeType) -> set[str]:
     return {*code.co_names, *code.co_freevars}.union(*inner)
 
 
-def got_by(getter: str) -> list[Injected]:
-    """What a tool gets that calls a function of `_GETTERS` now."""
+def got_by(getter: Any) -> list[Injected]:
+    """What a tool gets that calls a function of `_GETTERS`, or asks a context variable, now."""
+    if type(getter) is ContextVar:
+        return [Injected("context", value)] if (value := getter.get(None)) is not None else []
     name, found = "get_http_request" if getter == "get_http_headers" else getter, []
     for module in _GETTERS[getter]:
         try:

@@ -76,7 +76,7 @@ class Parameters:
         owner: the qualified name of the class that a method was defined in; empty for any other function.
         contexts: the parameters that a framework fills in with what may say who asks, and what that is; and the
             ``self`` or ``cls`` of a method, whose other methods may ask for it.
-        getters: the functions by which the tool asks for such a context, names in `core.asker`.
+        getters: the functions and variables by which the tool asks for such a context, as of `getters_of`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Parameters:
         signature: inspect.Signature,
         owner: str = "",
         contexts: Mapping[str, Role] | None = None,
-        getters: tuple[str, ...] = (),
+        getters: tuple[Any, ...] = (),
     ) -> None:
         self.all, self.signature, self.owner, self.getters = all, signature, owner, getters
         self.contexts: Mapping[str, Role] = contexts or {}

@@ -19,6 +19,7 @@ import json
 import secrets
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -30,7 +31,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
 
 from agent_cache import AgentLoopDetectedError, ConfigurationError, Toolbox
-from agent_cache.core.asker import Apart, injected_role, meaning_of
+from agent_cache.core.asker import Apart, UnknownAsker, asker_in, getters_of, got_by, injected_role, meaning_of
 from agent_cache.core.parameters import name_of
 from agent_cache.recording import register
 from agent_cache.values.canonical import by_object, declared_names, is_model
@@ -92,18 +93,29 @@ def made_around(function: Any, *, is_shared: bool = False) -> Callable[[], list[
     """A function that says at each call what keeps the answers of a function apart from those of others of its name:
     where it is defined, and what it was made around, such as a user, in its closure, a `functools.partial` or the
     object of a method. Values are known by what they are, any other object by itself, unless a variable beside it is
-    named for someone. Modules, classes and functions do not count.
+    named for someone. Modules, classes and functions do not count; context variables that are named for someone do.
 
     Args:
         is_shared: whether somebody has said what tells users apart, or that nothing does.
     """
     named = [] if function is None else [name_of(function)]
-    is_plain = function is None or (type(function) is FunctionType and function.__closure__ is None)
-    return (lambda: named) if is_plain or is_shared else functools.partial(_around, function, named)
+    if function is None or is_shared:
+        return lambda: named
+    variables = [one for one in getters_of(function) if type(one) is ContextVar]
+    if not variables and type(function) is FunctionType and function.__closure__ is None:
+        return lambda: named
+    return lambda: [*named, *map(_asked, variables), *_around(function)]
 
 
-def _around(function: Any, named: list[Any]) -> list[Any]:
-    found = [*named]
+def _asked(variable: ContextVar[Any]) -> str | None:
+    try:
+        return asker_in(got_by(variable))
+    except UnknownAsker:
+        return secrets.token_hex(8)  # nobody else has it
+
+
+def _around(function: Any) -> list[Any]:
+    found: list[Any] = []
     pending: list[tuple[Any, Any]] = [(function, function)]
     seen: set[int] = set()
     while pending:

@@ -592,12 +592,13 @@ async def test_two_wrapped_functions_of_one_name_share_nothing():
     assert get_metrics()["hits"] == 1
 
 
-TOKEN = ContextVar("TOKEN", default="token")
+SAID = ContextVar("SAID", default="token")
+CURRENT_USER = ContextVar("CURRENT_USER", default="nobody")
 
 
 def get_access_token() -> str:
     """Stands for that of a server."""
-    return TOKEN.get()
+    return SAID.get()
 
 
 token_of_the_server = get_access_token
@@ -692,7 +693,7 @@ def hits_of_users(read: Any) -> int:
     """How many of the calls of Ada, Bob and Ada are hits."""
     before = get_metrics()["hits"]
     for user in ("ada", "bob", "ada"):
-        TOKEN.set(user)
+        SAID.set(user)
         read()
     return get_metrics()["hits"] - before
 
@@ -701,6 +702,42 @@ def hits_of_users(read: Any) -> int:
 def test_users_are_kept_apart_by_a_tool_that_asks_for_its_context_by(name: str, server: None):
     assert hits_of_users(AgentCache("r")(TOOLS[name])) == 1
     assert hits_of_users(AgentCache("r")(lambda: f"{current}{layer}")) == 2
+
+
+def current_user() -> str:
+    return CURRENT_USER.get()
+
+
+class Profile:
+    def name(self) -> str:
+        return self._read()
+
+    def _read(self) -> str:
+        return current_user()
+
+
+this = sys.modules[__name__]
+VARIABLES: dict[str, Any] = {
+    "its name": lambda: CURRENT_USER.get(),
+    "a helper": lambda: current_user(),
+    "a name in its module": lambda: this.CURRENT_USER.get(),
+    "another name": (lambda variable: lambda: variable.get())(CURRENT_USER),
+    "a method": functools.partial(Profile().name),
+}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_users_are_kept_apart_by_a_tool_that_reads_a_variable_named_for_someone_by(name: str, is_wrapped: bool):
+    box = Toolbox({"*": Read("r")}, namespace="variables")
+    read = wrap(VARIABLES[name], box=box, name="mine") if is_wrapped else AgentCache("r")(VARIABLES[name])
+    values: list[Any] = []
+    for user in ("ada", DeclaredAccount("bob"), "ada", DeclaredAccount("bob"), Client()):
+        CURRENT_USER.set(user)
+        values.append(read())
+    assert values[:4] == ["ada", DeclaredAccount("bob")] * 2
+    assert type(values[4]) is Client
+    assert get_metrics()["hits"] == 2
 
 
 class Mailbox(Inbox):
@@ -723,7 +760,7 @@ class Mailbox(Inbox):
 async def test_a_method_that_asks_by_another_method_of_its_class_keeps_users_apart(method: str, server: None):
     read, answers = getattr(Mailbox(), method), []
     for user in ("ada", "bob", "ada"):
-        TOKEN.set(user)
+        SAID.set(user)
         answers.append(await read())
     assert answers == ["ada", "bob", "ada"]
     assert get_metrics()["hits"] == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from decimal import Decimal
 from importlib.util import find_spec
@@ -36,6 +37,8 @@ pytestmark = [
     pytest.mark.usefixtures("clock"),
     pytest.mark.filterwarnings("default"),  # those of the frameworks
 ]
+
+LOGGED_IN_USER: ContextVar[str] = ContextVar("LOGGED_IN_USER", default="nobody")
 
 GET: Call = ("get_order", {"order_id": "1"})
 CANCEL: Call = ("cancel_order", {"order_id": "1"})
@@ -168,10 +171,14 @@ class Adapter(ABC):
             """Get the orders of the user, by a decorated function."""
             return await shop.run("get_own", user_of(tool_context))
 
+        async def get_account() -> str:
+            """Get the account of who is logged in."""
+            return await shop.run("get_account", LOGGED_IN_USER.get())
+
         for each in (get_mine, get_own, get_my_number):
             each.__annotations__["tool_context"] = kind
         get_own = AgentCache("mine", name="own")(get_own)
-        numbers = [get_number, get_my_number, get_many, set_number]
+        numbers = [get_number, get_my_number, get_many, set_number, get_account]
         return [get_order, cancel_order, get_total, get_mine, *numbers, get_decorated, get_own], get_secret
 
     @abstractmethod
@@ -460,6 +467,7 @@ RULES = {
     "get_secret": Read("order:{order_id}"),
     "get_mine": Read("mine"),
     "get_own": Read("mine"),
+    "get_account": Read("mine"),
     "cancel_order": Write("order:{order_id}"),
     "get_number": Read("number:{number}"),
     "get_my_number": Read("number:{number}"),
@@ -691,6 +699,7 @@ def test_explain_says_what_is_done_with_the_tools_of_an_agent(kind: type[Adapter
     assert {name for name, row in rows.items() if "context" in row.why} - {"get_secret"} == {
         "get_mine",
         "get_my_number",
+        "get_account",
     }
     assert capsys.readouterr().out == f"{table}\n"
 
@@ -702,6 +711,15 @@ async def test_tools_that_are_made_for_each_user_share_nothing(kind: type[Adapte
     for shop in (*shops, *shops):
         await kind(shop, box).turn(GET)
     assert [shop.runs for shop in shops] == [["get_order 1"]] * 2
+
+
+@IN_PROCESS
+async def test_users_are_told_apart_by_a_context_variable_that_is_named_for_them(kind: type[Adapter]) -> None:
+    adapter, found = kind(Shop(), toolbox()), []
+    for user in ("ada", "bob", "ada", "bob"):
+        LOGGED_IN_USER.set(user)
+        found += await adapter.turn(("get_account", {}))
+    assert found == ["get_account ada (1)", "get_account bob (2)"] * 2
 
 
 BY_CONTEXT = pytest.mark.parametrize(
