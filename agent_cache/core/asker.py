@@ -25,7 +25,6 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
@@ -182,7 +181,7 @@ def getters_of(tool: Any) -> tuple[Any, ...]:
     found: set[str] = set()
     bodies: dict[types.FunctionType, None] = {}
     kinds: dict[type, None] = {}
-    variables: dict[ContextVar[Any], None] = {}
+    variables: dict[Any, None] = {}
     named: list[Any] = [tool]
     owners = [one if type(one) is types.FunctionType else _kind_of(one) for one in _parts_of(tool)]
     own = {one.__module__.partition(".")[0] for one in owners if isinstance(one.__module__, str)}
@@ -202,15 +201,10 @@ def getters_of(tool: Any) -> tuple[Any, ...]:
             cells = zip(code.co_freevars, body.__closure__ or (), strict=False)
             enclosed = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
             found |= names
-            values = {name: enclosed.get(name, body.__globals__.get(name)) for name in sorted(names)}
-            for module in [one for one in values.values() if type(one) is types.ModuleType]:
-                values |= {name: one for name in names if type(one := vars(module).get(name)) is ContextVar}
-            named += values.values()
-            variables |= {
-                one: None
-                for name, one in values.items()
-                if type(one) is ContextVar and "someone" in (meaning_of(name), meaning_of(one.name))
-            }
+            named += [enclosed.get(name, body.__globals__.get(name)) for name in sorted(names)]
+            modules = [vars(one) for one in named if type(one) is types.ModuleType]
+            reached = [*named, *(one.get(name) for one in modules for name in sorted(names))]
+            variables |= {one: None for one in reached if _is_variable(one) and meaning_of(one.name) == "someone"}
     return (*sorted(found & _GETTERS.keys()), *variables)
 
 
@@ -248,6 +242,11 @@ def _kind_of(value: Any) -> Any:
     return value if issubclass(type(value), type) else type(value)
 
 
+def _is_variable(value: Any) -> bool:
+    """Whether it is a context variable, which is known by its class, as contexts are."""
+    return type(value).__name__ == "ContextVar" and type(value).__module__ in ("_contextvars", "contextvars")
+
+
 def _is_installed(function: types.FunctionType, own: set[str]) -> bool:
     path = function.__code__.co_filename
     is_own = str(function.__module__).partition(".")[0] in own
@@ -261,7 +260,7 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 def got_by(getter: Any) -> list[Injected]:
     """What a tool gets that calls a function of `_GETTERS`, or asks a context variable, now."""
-    if type(getter) is ContextVar:
+    if _is_variable(getter):
         return [Injected("context", value)] if (value := getter.get(None)) is not None else []
     name, found = "get_http_request" if getter == "get_http_headers" else getter, []
     for module in _GETTERS[getter]:
