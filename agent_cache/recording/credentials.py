@@ -309,7 +309,7 @@ class TextRules:
         # In lower case, each character has its place, and those that are not ASCII do not count.
         low = text.encode("ascii", "replace").lower()
         if RE.assigning.search(text):
-            columns = list(self._of_sql(text, low))
+            columns = [*self._of_sql(text, low), *(self._of_html(text) if b"</t" in low else ())]
             found = list(self._assigned(text, low, columns))
             text = self._cut(text, sorted(found + columns) if columns else found)
         if self.defaults and (len(text) >= _SHORTEST_FORM or "@" in text):
@@ -343,7 +343,9 @@ class TextRules:
             if span is not None and span[0] >= done:
                 parts += (text[done : span[0]], self.replacement)
                 done = span[1]
-                while (rest := RE.wrapped.match(text, done)) and done - text.rfind("\n", 0, done) > _NARROWEST:
+                while (rest := RE.joined.match(text, done)) or (
+                    (rest := RE.wrapped.match(text, done)) and done - text.rfind("\n", 0, done) > _NARROWEST
+                ):
                     done = rest.end()
         return "".join((*parts, text[done:])) if parts else text
 
@@ -438,6 +440,16 @@ class TextRules:
                 at = row.end()
                 cells = [(one.start(), one[0]) for one in RE.sql_value.finditer(text, *row.span("cells"))]
                 yield from self._of_columns(names, cells, 0, is_sure=True)
+
+    def _of_html(self, text: str) -> Iterator[Span]:
+        """The values below a head that is the name of a secret, in tables of HTML."""
+        names: list[str] = []
+        for row in RE.html_row.finditer(text):
+            cells = [(one.start("text"), one["text"].strip()) for one in RE.html_cell.finditer(text, *row.span())]
+            if row["begin"] or not names:
+                names = [one for _, one in cells]
+            elif len(cells) == len(names) and any(map(self.kind_of, names)):
+                yield from self._of_columns(names, [(text.index(one, at), one) for at, one in cells], 0)
 
     def _names(self, text: str, low: bytes) -> Iterator[Span]:
         """Where names stand that may be names of secrets, from left to right. ``API key`` is one of two words.

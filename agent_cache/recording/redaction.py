@@ -34,7 +34,8 @@ _PART_KEYS = _CONTENT_KEYS | {"name", "filename", "type"}
 _BESIDE = {name: frozenset(words) for name, words in credentials.NAMES_BESIDE.items()}
 _NETLOC = "netloc"
 """The name that the standard library has for the part of a URL in which the password is."""
-_WITH_OTHERS = _BYTES.union(_BESIDE, _COOKIE_KEYS, _HIDDEN, {_NETLOC, "kty", "sensitive"})
+_WITH_OTHERS = _BYTES.union(_BESIDE, _COOKIE_KEYS, _HIDDEN, {_NETLOC, "destruction_time", "kty", "sensitive"})
+_DATA_OF_STORES = frozenset({"data", "stringData"})
 _TYPES_IN_SCHEMAS, _VALUES_IN_SCHEMAS = frozenset(WORDS["schema_types"]), frozenset(WORDS["schema_values"])
 
 # Strings of JSON that has escapes in it. Where it has none, splitting at the quotes is four times as fast.
@@ -119,7 +120,7 @@ class Redaction(TextRules):
                 if b'"-' in raw:  # else it is a word such as any other: no option is beside it
                     return True
                 continue
-            says_more = text in _WITH_OTHERS or self.kind_of(text) or _names_field(text)
+            says_more = text in _WITH_OTHERS or self.kind_of(text) or _names_field(text) or RE.stored.search(text)
             if says_more or self._for_secrets(text) or self.text(text) != text:
                 return True
             if len(clean) >= _MAX_REMEMBERED:
@@ -169,6 +170,7 @@ class Redaction(TextRules):
         if kind is dict:
             return self._clean_dict(data)
         if kind is list:
+            data = self._without_values(data)
             if len(data) > 1 and all(type(one) is str for one in data):
                 data = self._without_arguments(data)
             elif any(type(one) is str and self._for_secrets(one) for one in data):
@@ -177,6 +179,16 @@ class Redaction(TextRules):
                 data = [data[0], *self._clean_rows(names, data[1:])]
             return [self._clean_pair(one) if _is_pair(one) else self.clean(one) for one in data]
         return data
+
+    def _without_values(self, data: list[Any]) -> list[Any]:
+        """A list of names and values in turn, as Redis and WSGI have them, without the values that are secrets."""
+        cleaned = list(data) if data and len(data) % 2 == 0 and _spellings(data[0]) else []
+        for at, (name, value) in enumerate(zip(cleaned[::2], cleaned[1::2], strict=True)):
+            kind = max(map(self.kind_of, filter(RE.name.fullmatch, _spellings(name))), default=NameKind.NONE)
+            texts = [one for one in _spellings(value) if not credentials.stands_for_another(one)]
+            if kind >= NameKind.ENDING and any(map(RE.in_turn.match, texts)):
+                cleaned[2 * at + 1] = self._hide(value)
+        return cleaned or data
 
     def _hide(self, data: Any) -> Any:
         """Data under the name of a secret: its texts and numbers are secrets."""
@@ -207,6 +219,9 @@ class Redaction(TextRules):
                 return {tag: self._hexadecimal(inner)}
         data = self._without_parameters(data)
         named, at = self._named_in(data) if len(data) > 1 and self.defaults else ("", _VALUE_KEYS)
+        about = data.get("metadata")
+        if self.defaults and (data.get("kind") == "Secret" or (type(about) is dict and "destruction_time" in about)):
+            named, at = "secret", _DATA_OF_STORES  # of Kubernetes, and of Vault
         is_token_of_text = "logprob" in data or "logprobs" in data
         cleaned: dict[str, Any] = {}
         for key, value in data.items():
@@ -248,13 +263,15 @@ class Redaction(TextRules):
         """
         for key in WORDS["name_keys"]:
             name = data.get(key)
+            if type(name) is str and RE.stored.search(name):
+                return "secret", _VALUE_KEYS | {"payload"}
             if type(name) is str and self.kind_of(name):
                 return name, (_VALUE_KEYS | _CONTENT_KEYS if data.keys() <= _PART_KEYS else _VALUE_KEYS)
-        is_hidden = any(data.get(key) == kind for key in ("type", "Type") for kind in _HIDDEN)
+        is_hidden = any(data.get(key) == kind for key in WORDS["type_keys"] for kind in _HIDDEN)
         if is_hidden or data.get("sensitive") is True or not _COOKIE_KEYS.isdisjoint(data):
             return "cookie", _VALUE_KEYS
         if any(type(name := data.get(key)) is str and _names_field(name) for key in WORDS["field_keys"]):
-            return "password", frozenset({"text", "value"})
+            return "password", frozenset({"keys", "text", "value"})
         place = data.get("loc") if "input" in data else None
         place = place.get("$tuple") if type(place) is dict else place
         names = [one for one in place if type(one) is str] if type(place) is list else []
