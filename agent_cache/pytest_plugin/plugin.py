@@ -190,6 +190,8 @@ def _sharing(item: pytest.Item, path: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _agent_runs_of_marked(request: pytest.FixtureRequest) -> None:
+    if getattr(request.function, "__unittest_skip__", False):  # it is skipped when it is called
+        return
     has_baseline = baseline_markers(request.node) is not None
     if cassette_markers(request.node) is not None or (has_baseline and "agent_cassette" in request.fixturenames):
         request.getfixturevalue("agent_cassette")
@@ -293,7 +295,9 @@ def _own_errors() -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """Put what is told at the end into the report, which workers of pytest-xdist send."""
     report = yield
-    report.agent_cache = item.stash.get(_FACTS, []) if call.when == "teardown" else []
+    report.agent_cache = []
+    if call.when == "teardown":
+        report.agent_cache, item.stash[_FACTS] = item.stash.get(_FACTS, []), []  # the test may be run again
     return report
 
 

@@ -147,6 +147,27 @@ def test_a_skipped_test_leaves_its_recording_alone(recorded):
     assert list(recorded.path.rglob("*.partial")) == []
 
 
+SKIPPED = """
+    import pytest, unittest
+
+    @pytest.mark.agent_cassette
+    class TestOrder(unittest.TestCase):
+        @unittest.skip("not today")
+        def test_it(self):
+            pass
+
+    @pytest.mark.agent_cassette
+    @pytest.mark.skip
+    def test_it():
+        pass
+"""
+
+
+def test_a_test_that_is_always_skipped_needs_no_recording(suite):
+    suite.write("test_order.py", SKIPPED)
+    suite.run(skipped=2)
+
+
 def test_fixtures_of_the_test_are_part_of_its_recording_and_their_teardown_never_runs_live(suite):
     suite.write(
         "test_order.py",
@@ -201,3 +222,21 @@ def test_the_end_of_a_run_says_which_model_calls_were_not_made(suite, workers):
     suite.run(*workers, apart=bool(workers), passed=3).stdout.fnmatch_lines(
         [f"agent-cache: saved *.? s and 3 model calls, 3000+150 tokens, {money}"]
     )
+
+
+AGAIN = """
+    from _pytest.runner import runtestprotocol
+
+    def pytest_runtest_protocol(item, nextitem):
+        for _ in range(2):
+            for report in runtestprotocol(item, nextitem=nextitem, log=False):
+                item.ihook.pytest_runtest_logreport(report=report)
+        return True
+"""
+
+
+def test_a_test_that_is_run_again_is_counted_once_for_each_run(suite):
+    suite.write("test_models.py", MODELS)
+    suite.run("--agent-record-mode=once", passed=3)
+    suite.write("conftest.py", AGAIN)
+    suite.run(passed=6).stdout.fnmatch_lines(["agent-cache: saved *.? s and 6 model calls, 6000+300 tokens, *"])
