@@ -411,6 +411,7 @@ REPEATED = [
     "password,a\n", "a|password\n", "\x1b[1mpassword\n", "user[password]=", "<input name=password ", 'form-data; name="password"\r\n',
     "password={", "password=$(", "token=${", "password=%(", "my_token=/", "my_token:/a,", "sessionid=", "/reset/", "INSERT INTO a (password) VALUES (", "CREATE TABLE a (password",
     "a  password\n", "map[password:", "{password, ", ":password ", "=3D=\n", "\\u0022password", "\\npassword: x", "1\tpassword: ", 'textbox "password" [a]', "<b>password</b> ", "AUTH ", "USER a\nPASS", "a:1:b:c:", "a" * 24 + "\n-----END PRIVATE KEY",
+    "<tr><td>", "</td><tr><td>token", "kind: Secret\n", "data:\n a: kind: Secret\n", "['password', ", "hset a b ", "eyJabcdefghi.abcdefghijkl\n",
 ]  # fmt: skip
 
 
