@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_cache.errors import RecordedError, recorded_error
 from agent_cache.recording.outcomes import REGISTERED, encode, exact_json, name_of, schema_of
@@ -19,9 +19,12 @@ from agent_cache.recording.redaction import Redaction, redact_error
 from agent_cache.values.compare import utf8_text
 from agent_cache.values.typed import Unencodable, hints_of
 
+_T = TypeVar("_T")
 _ANY = schema_of(Any)
 _MAX_DEPTH = 8
 """Exceptions that are written within each other: causes, members of groups, attributes."""
+_CONNECTIONS = frozenset({"urllib3.connection", "urllib3.connectionpool"})
+"""Modules of what errors have of the network. A replay has none, and None in its place."""
 _VALIDATION_ERROR = "pydantic_core._pydantic_core:ValidationError"
 """Only its own constructor makes one, of what is wrong."""
 
@@ -74,6 +77,8 @@ def _parts(error: Any, depth: int) -> dict[str, Any]:
     hints = hints_of(type(error))
     kept = {name: value for name, value in vars(error).items() if name != "__notes__"}
     state = {name: _written(value, depth, hints.get(name, Any)) for name, value in kept.items()}
+    if isinstance(error, OSError) and isinstance(error.errno, int) and error.errno not in arguments:
+        state |= {"errno": error.errno, "strerror": str(error.strerror)}  # as aiohttp's, which sets its `args` anew
     if found := {name: part for name, part in state.items() if part is not None}:
         data["state"] = found
     if len(found) < len(state):
@@ -107,7 +112,7 @@ def _builtin_base(kind: type) -> type[BaseException]:
 
 def read_error(data: dict[str, Any]) -> BaseException:
     """The exception of an ``error`` outcome, of its own class if that is known, else a `RecordedError`."""
-    kind = _exception_named(str(data.get("type", "")))
+    kind = _class_named(str(data.get("type", "")), BaseException)
     error: BaseException | None = None
     if kind is not None:
         with contextlib.suppress(Exception):  # a class that has changed since, or a file that was edited
@@ -124,8 +129,8 @@ def read_error(data: dict[str, Any]) -> BaseException:
     return error
 
 
-def _exception_named(name: str) -> type[BaseException] | None:
-    """The exception class of this name if it is known here."""
+def _class_named(name: str, base: type[_T]) -> type[_T] | None:
+    """The class of this name and below this base, if it is known here."""
     found: Any = REGISTERED.get(name)
     if found is None:
         where, _, path = name.partition(":")
@@ -134,7 +139,7 @@ def _exception_named(name: str) -> type[BaseException] | None:
             found = vars(found).get(part) if hasattr(found, "__dict__") else None
         if getattr(found, "__module__", None) != where:
             return None
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+    return found if isinstance(found, type) and issubclass(found, base) else None
 
 
 def _unknown_error(data: dict[str, Any], kind: type[BaseException] | None) -> RecordedError:
@@ -157,13 +162,15 @@ def _rebuilt(kind: Any, data: dict[str, Any]) -> BaseException:
     else:
         # No constructor of a user's runs: its parameters are unknown, and its effect is the state.
         base, arguments = _builtin_base(kind), tuple(_read(data.get("args", [data.get("message", "")])))
-        error = base.__new__(kind, *arguments)
-        base.__init__(error, *arguments)
-        if not isinstance(error, OSError):  # its constructor keeps two of its arguments
+        is_set = base is OSError and "strerror" in state
+        passed = (state["errno"], state["strerror"]) if is_set else arguments
+        error = base.__new__(kind, *passed)
+        base.__init__(error, *passed)
+        if is_set or not isinstance(error, OSError):  # its constructor keeps two of its arguments
             _set_args(error, arguments)
     hints = hints_of(kind)
     vars(error).update({name: _read(part, hints.get(name, Any)) for name, part in state.items()})
-    return error  # type: ignore[no-any-return]  # as above
+    return error
 
 
 def _line_error(detail: dict[str, Any]) -> dict[str, Any]:
@@ -191,6 +198,11 @@ def _written(value: Any, depth: int = 0, hint: Any = Any) -> Any:
         if type(value) is list and any(isinstance(each, BaseException) for each in value):
             parts = [_written(each, depth) for each in value]  # as the arguments of an error that wraps another one
             return None if None in parts else {"$list": parts}
+        if any(one.__module__ in _CONNECTIONS for one in type(value).__mro__):
+            return {"$any": None}
+        if hint is Any and isinstance(value, tuple) and hasattr(value, "_fields"):
+            parts = [_written(each, depth) for each in value]
+            return None if None in parts else {"$named": [name_of(type(value)), parts]}
         if (found := _http_data(value)) is not None:
             return found
         for tag, schema in (("$any", _ANY), ("$typed", schema_of(hint))):
@@ -209,6 +221,8 @@ def _read(data: Any, hint: Any = Any) -> Any:
             return read_error(content)
         case {"$list": list() as members}:
             return list(map(_read, members))
+        case {"$named": [str() as name, list() as members]}:
+            return tuple.__new__(_class_named(name, tuple) or tuple, map(_read, members))
         case {"$http": [str() as library, str() as kind, dict() as fields]}:
             return _read_http(library, kind, fields)
         case _:

@@ -138,6 +138,15 @@ async def test_an_answer_comes_back_with_the_server_gone(kind: str, fetch: Fetch
     assert len(server.requests) >= 2
 
 
+async def test_a_server_that_is_gone_when_it_is_recorded_is_gone_in_a_strict_replay(fetch: Fetch, path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    with record(path, http=True, strict=True):
+        recorded = await outcome(fetch, url)
+    with replay(path, strict=True):
+        assert str(await outcome(fetch, url)) == str(recorded)
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD"])
 async def test_methods_and_bodies_are_told_apart(method: str, fetch: Fetch, server: HttpServer, path: Path, gone: Any):
     bodies = [None] if method == "HEAD" else [b'{"refund": 40}', b'{"refund": 4000}']
