@@ -95,7 +95,7 @@ def test_the_wheel_is_typed_and_licensed(wheel: zipfile.ZipFile, metadata: Messa
 
 def test_the_forms_of_credentials_are_in_the_wheel_with_the_license_of_their_authors(wheel: zipfile.ZipFile):
     forms = json.loads(wheel.read("agent_cache/recording/credentials.json"))
-    assert len(forms["forms"]) > 100
+    assert len(forms["tokens"]) > 100
     assert "Betterleaks" in forms["source"]
     assert "Betterleaks" in document(wheel, "licenses/agent_cache/recording/credentials.license")
 

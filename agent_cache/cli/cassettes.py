@@ -98,8 +98,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a subcommand. Returns its exit code."""
-    code: int = options.run_cassette(options)
-    return code
+    return int(options.run_cassette(options))
 
 
 def _cassettes_in(paths: list[Path]) -> list[Path]:

@@ -2,8 +2,7 @@
 fixture and options.
 
 A cassette is at ``<folder of the test file>/cassettes/<module>/<Class.test>.jsonl`` unless a marker gives its name or
-path. A baseline is at ``<folder of the test file>/baselines/<module>/<Class.test>``, a
-folder of accepted runs, unless the marker gives its path.
+path. A baseline is a folder of accepted runs at ``<folder of the test file>/baselines/<module>/<Class.test>``, likewise.
 
 Every test run of every project with this package installed imports this module: it imports nothing of the library.
 """
@@ -83,7 +82,8 @@ def _combined(item: pytest.Item, *names: str) -> dict[str, Any] | None:
         if found.keys() & {"name", "path"}:
             given = {name: value for name, value in given.items() if name not in places}
         found = given | found
-    return found if markers else None
+    is_skipped = getattr(getattr(item, "obj", None), "__unittest_skip__", False)  # when it is called
+    return found if markers and not is_skipped else None
 
 
 def _is_path(value: Any) -> bool:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from agent_cache.recording.api import LiveCallBlocker
     from agent_cache.recording.litellm import LLMReplay
 
-
 __all__: list[str] = []
 
 _RUNS: pytest.StashKey[dict[str, CassetteRun | FixtureRun | BaselineRun]] = pytest.StashKey()
@@ -190,8 +189,6 @@ def _sharing(item: pytest.Item, path: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _agent_runs_of_marked(request: pytest.FixtureRequest) -> None:
-    if getattr(request.function, "__unittest_skip__", False):  # it is skipped when it is called
-        return
     has_baseline = baseline_markers(request.node) is not None
     if cassette_markers(request.node) is not None or (has_baseline and "agent_cassette" in request.fixturenames):
         request.getfixturevalue("agent_cassette")
@@ -292,12 +289,10 @@ def _own_errors() -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     """Put what is told at the end into the report, which workers of pytest-xdist send."""
     report = yield
-    report.agent_cache = []
-    if call.when == "teardown":
-        report.agent_cache, item.stash[_FACTS] = item.stash.get(_FACTS, []), []  # the test may be run again
+    report.agent_cache, item.stash[_FACTS] = item.stash.get(_FACTS, []), []  # the test may be run again
     return report
 
 

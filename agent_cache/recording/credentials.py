@@ -70,19 +70,8 @@ _NOT_FIRST = dict.fromkeys(map(ord, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef"))
 # Rules
 
 
-class TokenForm(msgspec.Struct):
-    """How tokens of a service look: how they begin, in lower case, and a regular expression for the whole token.
-
-    One that `is_mixed` has characters that need not stand in a run, such as base64.
-    """
-
-    starts: list[str]
-    pattern: str
-    is_mixed: bool = False
-
-
 class _Form(msgspec.Struct, frozen=True):
-    """A row of ``forms`` in `credentials.toml`."""
+    """A row of ``forms`` in `credentials.toml`, or of those in `credentials.json`."""
 
     marks: tuple[str, ...]
     pattern: str
@@ -103,6 +92,7 @@ class _Assigned(msgspec.Struct):
 
 _FILES = files("agent_cache.recording")
 _DATA: Final[dict[str, Any]] = tomllib.loads(_FILES.joinpath("credentials.toml").read_text("utf-8"))
+_SERVICES: Final[dict[str, Any]] = msgspec.json.decode(_FILES.joinpath("credentials.json").read_bytes())
 WORDS: Final = {name: tuple(words) for name, words in _DATA["words"].items()}
 NAMES_BESIDE: Final[dict[str, list[str]]] = _DATA["beside"]
 _ASSIGNED = msgspec.convert(_DATA["assigned"], list[_Assigned])
@@ -128,31 +118,20 @@ RE: Final = _Patterns()
 
 
 @functools.cache
-def token_forms() -> list[TokenForm]:
-    """All forms of tokens, the commonest families first."""
-    services = msgspec.json.decode(_FILES.joinpath("credentials.json").read_bytes())["forms"]
-    return msgspec.convert([*_DATA["families"], *services.values()], list[TokenForm])
-
-
-@functools.cache
 def _patterns_by_start() -> dict[str, list[str]]:
-    """Patterns of tokens by their first three characters, in lower case."""
+    """Patterns of tokens by their first three characters, in lower case; the commonest families first."""
     found: dict[str, list[str]] = {}
-    for form in token_forms():
-        for start in dict.fromkeys(start[:3] for start in form.starts if not form.is_mixed):
-            found.setdefault(start, []).append(form.pattern)
+    for form in (*_DATA["families"], *_SERVICES["tokens"].values()):
+        for start in dict.fromkeys(start[:3] for start in form["starts"]):
+            found.setdefault(start, []).append(form["pattern"])
     return found
 
 
 @functools.cache
 def _forms() -> list[tuple[bytes, _Form]]:
     """The other forms, each with each of its marks."""
-    mixed = [
-        _Form(tuple(one.starts), rf"(?a:(?<![\w-]){one.pattern})", any=True) for one in token_forms() if one.is_mixed
-    ]
-    return [
-        (mark.encode(), form) for form in msgspec.convert(_DATA["forms"], list[_Form]) + mixed for mark in form.marks
-    ]
+    forms = msgspec.convert([*_DATA["forms"], *_SERVICES["forms"].values()], list[_Form])
+    return [(mark.encode(), form) for form in forms for mark in form.marks]
 
 
 # Names, and values that may be secrets: what the name of a value says about it

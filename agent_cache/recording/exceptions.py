@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
-from typing import Any, TypeVar
+from typing import Any
 
 from agent_cache.errors import RecordedError, recorded_error
 from agent_cache.recording.outcomes import REGISTERED, encode, exact_json, name_of, schema_of
@@ -19,7 +19,6 @@ from agent_cache.recording.redaction import Redaction, redact_error
 from agent_cache.values.compare import utf8_text
 from agent_cache.values.typed import Unencodable, hints_of
 
-_T = TypeVar("_T")
 _ANY = schema_of(Any)
 _MAX_DEPTH = 8
 """Exceptions that are written within each other: causes, members of groups, attributes."""
@@ -77,8 +76,6 @@ def _parts(error: Any, depth: int) -> dict[str, Any]:
     hints = hints_of(type(error))
     kept = {name: value for name, value in vars(error).items() if name != "__notes__"}
     state = {name: _written(value, depth, hints.get(name, Any)) for name, value in kept.items()}
-    if isinstance(error, OSError) and isinstance(error.errno, int) and error.errno not in arguments:
-        state |= {"errno": error.errno, "strerror": str(error.strerror)}  # as aiohttp's, which sets its `args` anew
     if found := {name: part for name, part in state.items() if part is not None}:
         data["state"] = found
     if len(found) < len(state):
@@ -112,7 +109,7 @@ def _builtin_base(kind: type) -> type[BaseException]:
 
 def read_error(data: dict[str, Any]) -> BaseException:
     """The exception of an ``error`` outcome, of its own class if that is known, else a `RecordedError`."""
-    kind = _class_named(str(data.get("type", "")), BaseException)
+    kind = _exception_named(str(data.get("type", "")))
     error: BaseException | None = None
     if kind is not None:
         with contextlib.suppress(Exception):  # a class that has changed since, or a file that was edited
@@ -129,8 +126,8 @@ def read_error(data: dict[str, Any]) -> BaseException:
     return error
 
 
-def _class_named(name: str, base: type[_T]) -> type[_T] | None:
-    """The class of this name and below this base, if it is known here."""
+def _exception_named(name: str) -> type[BaseException] | None:
+    """The exception class of this name if it is known here."""
     found: Any = REGISTERED.get(name)
     if found is None:
         where, _, path = name.partition(":")
@@ -139,7 +136,7 @@ def _class_named(name: str, base: type[_T]) -> type[_T] | None:
             found = vars(found).get(part) if hasattr(found, "__dict__") else None
         if getattr(found, "__module__", None) != where:
             return None
-    return found if isinstance(found, type) and issubclass(found, base) else None
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
 def _unknown_error(data: dict[str, Any], kind: type[BaseException] | None) -> RecordedError:
@@ -162,15 +159,13 @@ def _rebuilt(kind: Any, data: dict[str, Any]) -> BaseException:
     else:
         # No constructor of a user's runs: its parameters are unknown, and its effect is the state.
         base, arguments = _builtin_base(kind), tuple(_read(data.get("args", [data.get("message", "")])))
-        is_set = base is OSError and "strerror" in state
-        passed = (state["errno"], state["strerror"]) if is_set else arguments
-        error = base.__new__(kind, *passed)
-        base.__init__(error, *passed)
-        if is_set or not isinstance(error, OSError):  # its constructor keeps two of its arguments
+        error = base.__new__(kind, *arguments)
+        base.__init__(error, *arguments)
+        if not isinstance(error, OSError):  # its constructor keeps two of its arguments
             _set_args(error, arguments)
     hints = hints_of(kind)
     vars(error).update({name: _read(part, hints.get(name, Any)) for name, part in state.items()})
-    return error
+    return error  # type: ignore[no-any-return]  # as above
 
 
 def _line_error(detail: dict[str, Any]) -> dict[str, Any]:
@@ -200,9 +195,6 @@ def _written(value: Any, depth: int = 0, hint: Any = Any) -> Any:
             return None if None in parts else {"$list": parts}
         if any(one.__module__ in _CONNECTIONS for one in type(value).__mro__):
             return {"$any": None}
-        if hint is Any and isinstance(value, tuple) and hasattr(value, "_fields"):
-            parts = [_written(each, depth) for each in value]
-            return None if None in parts else {"$named": [name_of(type(value)), parts]}
         if (found := _http_data(value)) is not None:
             return found
         for tag, schema in (("$any", _ANY), ("$typed", schema_of(hint))):
@@ -221,8 +213,6 @@ def _read(data: Any, hint: Any = Any) -> Any:
             return read_error(content)
         case {"$list": list() as members}:
             return list(map(_read, members))
-        case {"$named": [str() as name, list() as members]}:
-            return tuple.__new__(_class_named(name, tuple) or tuple, map(_read, members))
         case {"$http": [str() as library, str() as kind, dict() as fields]}:
             return _read_http(library, kind, fields)
         case _:

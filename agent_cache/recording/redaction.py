@@ -2,9 +2,8 @@
 
 This module walks over plain data. What is a name of a secret, and what is a secret in a text, decides `credentials`.
 
-`Redaction.may_change` spares most calls the walk over their data. It is no second set of rules: it applies the rules to
-each string by itself and remembers the strings that they left alone. Without it, recording a call with a result of 1 KB
-takes 56 us over the bare call instead of 21.
+`Redaction.may_change` spares most calls the walk over their data: without it, recording a result of 1 KB takes 56 us
+over the bare call instead of 21.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _MOST_STARTS = 8
 
 def main(source: Path, version: str) -> None:
     rules: list[dict[str, Any]] = tomllib.loads(source.read_text("utf-8"))["rules"]
-    kept = {}
+    kept, mixed = {}, {}
     for rule in rules:
         pattern = rule.get("regex", "")
         if not pattern or rule.get("skipReport") or rule["confidence"] != "high" or "path" in rule:
@@ -52,13 +52,17 @@ def main(source: Path, version: str) -> None:
         if starts and form.pattern and not regex.compile(f"(?i:{pattern})").match(""):
             # Whether the beginning of a token may have other characters in it than letters, digits, `_`, `-` and `.`.
             is_mixed = re.search(r"9\+/|[:~]|(?<!\\)/", pattern.replace("(?:", "").replace("(?i:", "")) is not None
-            kept[rule["id"]] = {"starts": starts, "pattern": pattern, **({"is_mixed": True} if is_mixed else {})}
+            if is_mixed:
+                mixed[rule["id"]] = {"marks": starts, "pattern": rf"(?a:(?<![\w-]){pattern})", "any": True}
+            else:
+                kept[rule["id"]] = {"starts": starts, "pattern": pattern}
     document = {
         "source": f"Betterleaks {version}, config/betterleaks.toml, MIT license (see credentials.license)",
-        "forms": kept,
+        "tokens": kept,
+        "forms": mixed,
     }
     TARGET.write_text(json.dumps(document, indent=0, ensure_ascii=False) + "\n", "utf-8")
-    sys.stdout.write(f"{len(kept)} of {len(rules)} rules\n")
+    sys.stdout.write(f"{len(kept) + len(mixed)} of {len(rules)} rules\n")
 
 
 def _in_python(pattern: str) -> str:

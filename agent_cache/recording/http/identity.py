@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from operator import itemgetter
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 import msgspec
@@ -51,8 +51,7 @@ class Http:
             request is one to a model by a known host or a known client, and the path of a call of a model.
         only: the only hosts that are recorded; None is all.
         headers: names of headers that identify a request, in addition to ``x-amz-target``, ``soapaction``, ``range``
-            and ``x-http-method-override``. Of one that is a secret, such as ``authorization``, only the
-            presence counts.
+            and ``x-http-method-override``. Of one that is a secret, such as ``authorization``, only the presence counts.
         ignore_fields: fields of the query and of the body, in JSON or a form, that do not identify a request: a name at
             any depth, or a path of names from the top, as ``metadata.run_id``.
         aliases: other names for hosts, by host or ``host:port``: what is recorded at one is replayed at another.
@@ -272,16 +271,11 @@ def _without(data: Any, path: list[str], *, is_deep: bool) -> Any:
     return found
 
 
-def _request(**arguments: Any) -> NoReturn:
-    """Stands for the function that a request would be a call of."""
-    raise NotImplementedError(arguments)
-
-
 class _Endpoint(RecordedFunction):
     """Method and URL of requests, in the place of the function that is called."""
 
     def __init__(self, kind: str, name: str) -> None:
-        super().__init__(_request, name, kind)
+        super().__init__(lambda **_: None, name, kind)
         self.parameters = None
         server = urlsplit(name.partition(" ")[2])
         self.names = frozenset({name, server.netloc, server.hostname or server.netloc})

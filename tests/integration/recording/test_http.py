@@ -138,6 +138,7 @@ async def test_an_answer_comes_back_with_the_server_gone(kind: str, fetch: Fetch
     assert len(server.requests) >= 2
 
 
+@pytest.mark.parametrize("fetch", [one for one in CLIENTS if one != "aiohttp"], indirect=True)
 async def test_a_server_that_is_gone_when_it_is_recorded_is_gone_in_a_strict_replay(fetch: Fetch, path: Path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
