@@ -2,7 +2,7 @@
 fixture and options.
 
 A cassette is at ``<folder of the test file>/cassettes/<module>/<Class.test>.jsonl`` unless a marker gives its name or
-path. A baseline is a folder of accepted runs at ``<folder of the test file>/baselines/<module>/<Class.test>``, likewise.
+path. A baseline is a folder of accepted runs at ``<folder of the test file>/baselines/<module>/<Class.test>``, too.
 
 Every test run of every project with this package installed imports this module: it imports nothing of the library.
 """

@@ -22,8 +22,6 @@ from agent_cache.values.typed import Unencodable, hints_of
 _ANY = schema_of(Any)
 _MAX_DEPTH = 8
 """Exceptions that are written within each other: causes, members of groups, attributes."""
-_CONNECTIONS = frozenset({"urllib3.connection", "urllib3.connectionpool"})
-"""Modules of what errors have of the network. A replay has none, and None in its place."""
 _VALIDATION_ERROR = "pydantic_core._pydantic_core:ValidationError"
 """Only its own constructor makes one, of what is wrong."""
 
@@ -193,8 +191,8 @@ def _written(value: Any, depth: int = 0, hint: Any = Any) -> Any:
         if type(value) is list and any(isinstance(each, BaseException) for each in value):
             parts = [_written(each, depth) for each in value]  # as the arguments of an error that wraps another one
             return None if None in parts else {"$list": parts}
-        if any(one.__module__ in _CONNECTIONS for one in type(value).__mro__):
-            return {"$any": None}
+        if any(one.__module__.startswith("urllib3.connection") for one in type(value).__mro__):
+            return {"$any": None}  # a replay has no connection
         if (found := _http_data(value)) is not None:
             return found
         for tag, schema in (("$any", _ANY), ("$typed", schema_of(hint))):

@@ -51,7 +51,7 @@ class Http:
             request is one to a model by a known host or a known client, and the path of a call of a model.
         only: the only hosts that are recorded; None is all.
         headers: names of headers that identify a request, in addition to ``x-amz-target``, ``soapaction``, ``range``
-            and ``x-http-method-override``. Of one that is a secret, such as ``authorization``, only the presence counts.
+            and ``x-http-method-override``. Of one that is a secret, such as ``authorization``, only presence counts.
         ignore_fields: fields of the query and of the body, in JSON or a form, that do not identify a request: a name at
             any depth, or a path of names from the top, as ``metadata.run_id``.
         aliases: other names for hosts, by host or ``host:port``: what is recorded at one is replayed at another.
