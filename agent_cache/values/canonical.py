@@ -71,7 +71,7 @@ def by_object(says: Callable[[Any], T]) -> Callable[[Any], T]:
     return of
 
 
-# Immutable types of the standard library: their modules are loaded wherever a value of them is
+# Immutable types by name, and the module of each, which is loaded wherever a value of them is
 
 STANDARD: Final[dict[str, str]] = {
     **dict.fromkeys(("IPv4Address", "IPv4Network", "IPv6Address", "IPv6Network"), "ipaddress"),
@@ -80,8 +80,8 @@ STANDARD: Final[dict[str, str]] = {
     "Fraction": "fractions",
     "UUID": "uuid",
     "ZoneInfo": "zoneinfo",
+    **dict.fromkeys(("AnyHttpUrl", "AnyUrl", "FileUrl", "FtpUrl", "HttpUrl", "WebsocketUrl"), "pydantic.networks"),
 }
-"""Name of each type, and the module that it is imported from."""
 
 
 @by_object

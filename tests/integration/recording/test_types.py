@@ -57,6 +57,11 @@ class Model(pydantic.BaseModel):
     inner: list[Model] = []
 
 
+class Linked(pydantic.BaseModel):
+    url: pydantic.HttpUrl
+    others: list[pydantic.AnyUrl]
+
+
 @dataclass
 class Kind:
     """A class with an attribute of its own beside a tuple, which has no direct form."""
@@ -80,6 +85,7 @@ EDGES = [
     (Any, -0.0), (Any, {"$tuple": [1]}), (Any, {"value": {"error": 1}}), (Any, {1: "a", "1": "b"}),
     (Any, [1, True, 1.0, (1,)]), (Any, {"deep": [{"er": (None,)}]}), (Kind, Kind((1, 2))),
     (list[Model], [Model(name="a", when=NOW, inner=[Model(name="b", when=NOW)])]),
+    (Linked, Linked(url="https://a.example/?q=1", others=["ftp://b.example/"])),
 ]  # fmt: skip
 
 
