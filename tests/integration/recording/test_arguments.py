@@ -138,14 +138,6 @@ def test_another_argument_is_another_call_or_none_and_an_equal_one_the_same(case
     assert len(found) == 2 or case not in SAME
 
 
-def test_a_call_with_a_dict_that_looks_like_a_tag_is_not_answered_for_what_has_the_tag(path):
-    ask = intercept(lambda value: repr(value), name="ask")
-    with record(path):
-        assert [ask({"$tuple": [1]}), ask((1,))] == ["{'$tuple': [1]}", "(1,)"]
-    with replay(path):
-        assert [ask((1,)), ask({"$tuple": [1]})] == ["(1,)", "{'$tuple': [1]}"]
-
-
 @pytest.mark.parametrize("case", UNKNOWN)
 @pytest.mark.parametrize("is_inside", [False, True], ids=["alone", "in a list"])
 def test_a_call_with_an_argument_of_unknown_content_is_not_recorded(case, is_inside, path):
