@@ -132,8 +132,9 @@ def _object(value: Any, plain: Plain) -> Any:
     if isinstance(getattr(value, "__qualname__", None), str) or typing.get_origin(value) is not None:
         return _named(value, plain)
     if (declared := declared_fields(value, kind)) is not None:
-        # Which fields of a model were given does not count: a run that is parsed anew may give more or fewer.
-        return {"$object": [name, {field: plain(one) for field, one in declared if field != PYDANTIC_FIELDS_SET}]}
+        # Which fields of a model were given does not count, nor one that is None: later versions have more of them.
+        given = [(field, one) for field, one in declared if one is not None and field != PYDANTIC_FIELDS_SET]
+        return {"$object": [name, {field: plain(one) for field, one in given}]}
     is_bare = kind is not object and kind.__eq__ is object.__eq__ and is_sentinel(value)
     if is_bare and not attributes_of(value):
         return {"$opaque": full_name(kind)}  # such as a sentinel: its class says all

@@ -492,8 +492,7 @@ class Tape:
             policy = self._policy_of(function)
             is_refused = self.is_strict or (self._is_guarded and self.file is None)
             if policy == "forbid" or (policy == "stub" and is_refused):
-                where = threading.current_thread().name
-                text = f"{function.name} was called in thread {where}, and would have run: {NO_CONTEXT}"
+                text = f"{function.name} was called in a thread, and would have run: {NO_CONTEXT}"
                 raise self.latch(CassetteError(text, self.answers.cassette.path))
         warn_once(f"ran in a thread outside of the recording or replay that goes on: {NO_CONTEXT}", function.name)
 

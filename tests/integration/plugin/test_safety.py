@@ -83,5 +83,5 @@ def test_a_replay_refuses_what_a_thread_without_its_context_calls(suite, call):
     suite.write("test_live.py", ESCAPING.format(call=call))
     suite.run("--agent-record-mode=once", passed=1)
     assert len(suite.live) == 2
-    suite.run(failed=1).stdout.fnmatch_lines(["*was called in thread*would have run*copy_context*"])
+    suite.run(failed=1).stdout.fnmatch_lines(["*was called in a thread*would have run*copy_context*"])
     assert suite.live == []

@@ -5,7 +5,7 @@ import decimal
 import pathlib
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from datetime import date, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -215,11 +215,18 @@ def test_a_key_that_is_none_leaves_the_arguments_as_they_identify_a_call(key, pa
     assert "cache_key of ask" in caplog.text
 
 
-def test_a_parameter_of_a_later_version_that_is_not_given_changes_no_call(path):
+def test_a_parameter_or_a_field_of_a_later_version_that_is_not_given_changes_no_call(path):
+    """As classes of a client get more fields, whose objects are sent back to a model."""
+    now, later = (
+        make_dataclass("Block", [("text", str)]),
+        make_dataclass("Block", [("text", str), ("notes", Any, None)]),
+    )
     with record(path):
-        intercept(lambda text: 1, name="ask")("a")
+        intercept(lambda block: 1, name="ask")(now("a"))
     with replay(path, strict=True):
-        assert intercept(lambda text, seed=None: 2, name="ask")("a") == 1
+        assert intercept(lambda block, seed=None: 2, name="ask")(later("a")) == 1
+    with pytest.raises(DivergenceError), replay(path):
+        intercept(lambda block: 2, name="ask")(later("a", []))
 
 
 @pytest.mark.parametrize("name", ["NotGiven", "Omit"])

@@ -432,7 +432,7 @@ def test_a_request_in_a_thread_without_a_context_is_refused_under_strict(server:
         except BaseException as error:
             found.append(error)
 
-    with pytest.raises(CassetteError, match="in thread"), replay(path, strict=True):
+    with pytest.raises(CassetteError, match="in a thread"), replay(path, strict=True):
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
