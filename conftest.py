@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 pytest_plugins = [
     "tests.harness.collecting",
-    "tests.harness.empty_library",
     "tests.harness.fixtures",
     "tests.harness.time_limit",
 ]

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.harness.binaries import Kind
-from tests.harness.deployments import Deployment
-from tests.harness.servers import HOST, Server, free_port, wait_until
+from tests.harness.servers import HOST, Deployment, Server, free_port, wait_until
 
 SLOTS = 16384
 TOGETHER = 10

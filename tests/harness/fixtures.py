@@ -1,4 +1,5 @@
-"""Fixtures of real servers. A test that asks for one is skipped, with the reason, where there is none.
+"""Fixtures of all tests: an empty library, and real servers. A test that asks for one of these is skipped, with the
+reason, where there is none.
 
 `valkey`, `any_server` and `cluster` are started once a module and emptied before each test, for tests that leave them
 whole. Those called `own_...` belong to one test, which may break them.
@@ -14,6 +15,7 @@ from typing import TypeVar
 
 import pytest
 
+from tests.harness import library
 from tests.harness.binaries import KINDS, Kind, ServerUnavailableError
 from tests.harness.clusters import Cluster
 from tests.harness.proxies import Proxy
@@ -143,6 +145,13 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
             tail = "\n".join(server.log.splitlines()[-LOG_LINES:])
             report.sections.append((f"log of {server.kind} on {server.port}: {server.folder / 'log'}", tail))
     return report
+
+
+@pytest.fixture
+def clock() -> Iterator[library.Clock]:
+    """An empty library on a clock that stands still."""
+    with library.fresh_library() as clock:
+        yield clock
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.harness.binaries import Kind
-from tests.harness.deployments import Deployment
-from tests.harness.servers import HOST, Server, wait_until
+from tests.harness.servers import HOST, Deployment, Server, wait_until
 
 NAME = "primary"
 """What the sentinel calls what it watches: the service name that a client asks for."""

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -260,6 +260,25 @@ class Server:
             self._watchdog = None
         if self._process is not None:
             self._process.wait()
+
+
+class Deployment:
+    """As a context manager it is stopped at the end."""
+
+    def __init__(self, servers: Iterable[Server]) -> None:
+        self.servers = tuple(servers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End them all, whatever one of them does."""
+        with ExitStack() as exits:
+            for server in self.servers:
+                exits.callback(server.stop)
 
 
 def free_port() -> int:

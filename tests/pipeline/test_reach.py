@@ -86,29 +86,6 @@ async def test_a_write_reaches_what_lies_below_it_and_above_it_and_no_sibling(co
     assert await counted.rerun(*tree) == [False] * 6
 
 
-async def test_ids_are_compared_by_their_text(counted):
-    """7 and "7" are one order; 07 is another."""
-    order = counted.tool("order", "order:{id}")
-    reads = [lambda: order(7), lambda: order("7"), lambda: order("07")]
-    await counted.rerun(*reads)
-    await writer("order:{id}")(7)
-    assert await counted.rerun(*reads) == [True, True, False]
-
-
-async def test_an_id_with_a_colon_in_it_is_one_segment(counted):
-    """Writing order "a" does not touch order "a:b", which lies beside it and not below."""
-    order = counted.tool("order", "order:{id}")
-    reads = [lambda: order("a"), lambda: order("a:b"), lambda: order("a%3Ab")]
-    write = writer("order:{id}")
-    await counted.rerun(*reads)
-    await write("a")
-    assert await counted.rerun(*reads) == [True, False, False]
-    await write("a:b")
-    assert await counted.rerun(*reads) == [False, True, False]
-    await invalidate(("order", "a%3Ab"))
-    assert await counted.rerun(*reads) == [False, False, True]
-
-
 async def test_a_read_without_an_id_depends_on_the_whole_root(counted):
     """None from a template, or no id from a function: any write below the root drops it."""
     template = counted.tool("template", "order:{id}")
@@ -130,15 +107,6 @@ async def test_a_write_without_an_id_has_touched_no_entity(counted, resource):
     await counted.rerun(*reads)
     await writer(resource)(None)
     assert await counted.rerun(*reads) == [True, False, True]
-
-
-async def test_entries_stay_within_reach_when_others_are_evicted(counted):
-    """An eviction takes an entry out of the index of tags, and no other with it."""
-    order = counted.tool("order", "order:{id}", maxsize=2)
-    await counted.rerun(*(lambda id=id: order(id) for id in ("1", "2", "3")))
-    assert await counted.rerun(lambda: order("2"), lambda: order("3")) == [False, False]
-    await invalidate("order:2")
-    assert await counted.rerun(lambda: order("3"), lambda: order("2")) == [False, True]
 
 
 async def test_a_call_or_a_tool_can_be_forgotten_by_hand(counted):
