@@ -143,7 +143,7 @@ LINES = {
     "resume": 2_142,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,190
     "pytest_plugin": 919,  # of 850
     "service": 634,  # of 520: the schemas are 90, the drift of restored sessions 75
-    "testing": 593,  # of 820: the contract of backends is 384, 15 for backends that end writers in `read` alone,
+    "testing": 589,  # of 820: the contract of backends is 379, 15 for backends that end writers in `read` alone,
     # make a step of a renewal, share a connection between event loops, or name no store
     "integrations": 2_443,  # of 2,070: `wrap`, `explain` (190) and tools made for each user (50) were no row; who asks
     # is a fifth of each adapter

@@ -69,6 +69,8 @@ _DAY: Final = 86_400.0
 _MESSAGES: Final = 10_000
 _OPTIONS: Final = frozenset({"namespace", "max_staleness", "timeout", "lease", "remote_ttl", "codec", "max_value_size"})
 _LONGEST_HEAD: Final = 1 << 18
+_MOST_HANDED_OVER: Final = 1_000
+"""Writes to a server that does not answer that are sent to it all the same."""
 _SPARE_LASTS: Final = 60.0
 """Seconds. Servers, and what lies before them, end connections that are idle for long."""
 _AT_ONCE: Final = 200
@@ -285,6 +287,7 @@ class _RedisBackend:
         self._spare: tuple[asyncio.AbstractEventLoop, Any] | None = None  # its event loop, and the connection
         self._spare_ends = 0.0
         self._handed_over: set[str] = set()
+        self._is_full = False  # that connection takes no more for now
 
     # Commands
 
@@ -360,7 +363,7 @@ class _RedisBackend:
             own = await self.own_loop()
             own.spare = await self._guarded(self._connected)
             former, self._spare = self._spare, (asyncio.get_running_loop(), own.spare)
-            self._spare_ends, self._handed_over = boottime() + _SPARE_LASTS, set()
+            self._spare_ends, self._handed_over, self._is_full = boottime() + _SPARE_LASTS, set(), False
             if former is not None:
                 await former[1].disconnect(nowait=True)
 
@@ -380,7 +383,7 @@ class _RedisBackend:
 
     async def _hand_over(self, writer: str, *values: Any) -> None:
         """Send the end of a write once over that connection, and return when it is on its way. It stays pending."""
-        if self._spare is None or writer in self._handed_over:
+        if self._spare is None or self._is_full or writer in self._handed_over:
             return
         loop, connection = self._spare
         if loop is asyncio.get_running_loop() or not connection.is_connected:
@@ -393,7 +396,8 @@ class _RedisBackend:
         except RuntimeError:  # that loop has ended
             sending.close()
         else:
-            await asyncio.wait([asyncio.gather(sent, return_exceptions=True)], timeout=self._timeout)
+            _, late = await asyncio.wait([asyncio.gather(sent, return_exceptions=True)], timeout=self._timeout)
+            self._is_full = bool(late) or len(self._handed_over) >= _MOST_HANDED_OVER
 
     # Backend
 

@@ -139,6 +139,27 @@ async def test_a_write_that_a_stopped_server_does_not_answer_is_on_its_way_when_
     assert [await value_of(other, each) for each in requests] == ["nothing"] * 3
 
 
+async def test_a_server_that_is_stopped_for_long_is_sent_a_bounded_number_of_writes(
+    make: Make, own_valkey: Server, monkeypatch: pytest.MonkeyPatch
+):
+    """Those after them neither wait until a connection has room for more, nor stay in memory."""
+    tier = make(own_valkey.url, **HASTY)
+    await until(tier.trust.is_valid)
+    own_valkey.pause()
+    sent, send = list[str](), Connection.send_command
+
+    def counted(self: Connection, command: str, *words: Any, **options: Any) -> Any:
+        sent.append(command)
+        return send(self, command, *words, **options)
+
+    monkeypatch.setattr(Connection, "send_command", counted)
+    for number in range(1_200):
+        await tier.begin(intent := write(f"order:{number}"))
+        await commit(tier, intent)
+    assert 0 < sent.count("EVAL") <= 1_000
+    own_valkey.resume()
+
+
 async def test_what_a_process_that_stood_still_has_read_before_is_not_believed(
     make: Make, valkey: Server, monkeypatch: pytest.MonkeyPatch
 ):
