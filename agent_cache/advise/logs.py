@@ -546,7 +546,18 @@ def _spans_of(record: Record) -> list[Any] | None:
 def _attributes_of(span: Any) -> dict[str, Any]:
     """The attributes of a span by name; those of OTLP have their type around each value."""
     given = span.get("attributes") or {}
-    return {one["key"]: next(iter(one["value"].values())) for one in given} if isinstance(given, list) else given
+    return {one["key"]: _of_otlp(one.get("value")) for one in given} if isinstance(given, list) else given
+
+
+def _of_otlp(value: Any) -> Any:
+    """A value of OTLP, without its type."""
+    inner: Any
+    kind, inner = next(iter((value or {}).items()), ("", None))
+    if kind == "arrayValue":
+        return [_of_otlp(one) for one in inner.get("values") or ()]
+    if kind == "kvlistValue":
+        return {str(one["key"]): _of_otlp(one.get("value")) for one in inner.get("values") or ()}
+    return int(inner) if kind == "intValue" else inner
 
 
 def _of_message(output: Any) -> Any:

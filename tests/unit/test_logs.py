@@ -317,6 +317,17 @@ def test_what_the_content_of_a_span_shows(read, content, result, is_whole):
     assert (call.arguments, call.is_keyed) == (({"id": 1}, True) if asked == '{"id": 1}' else ({}, False))
 
 
+def test_values_of_otlp_are_read_in_each_of_their_forms_also_without_one(read):
+    asked = {"kvlistValue": {"values": [
+        {"key": "id", "value": {"intValue": "1"}}, {"key": "names", "value": {"arrayValue": {"values": [{}]}}},
+    ]}}  # fmt: skip
+    forms = {"gen_ai.operation.name": {"stringValue": "execute_tool"}, "gen_ai.tool.call.arguments": asked, "x": {},
+             "gen_ai.tool.call.result": {"boolValue": True}}  # fmt: skip
+    attributes = [{"key": "y"}, *({"key": key, "value": value} for key, value in forms.items())]
+    [call] = read([span() | {"attributes": attributes}])[0]
+    assert (call.tool, call.arguments, call.result) == ("get", {"id": 1, "names": [None]}, True)
+
+
 def test_answers_that_came_from_a_cache_show_nothing(read):
     sources = [
         span(n, attributes={"agent_cache.source": one}) for n, one in enumerate(("miss", "hit", "write", "blocked"))
