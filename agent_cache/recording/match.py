@@ -149,6 +149,7 @@ _MAX_CANDIDATES = 200
 _MAX_TEXT = 400
 _REQUEST = re.compile(r"[A-Z]+ https?://(?P<server>[^/]*)(?P<rest>/.*)?")
 ADVICE = 'If the run has changed on purpose, record it again, or record what is new with mode="new_episodes".'
+_OF_REQUESTS = "\nWhat differs in each run, as times and ids, Http(ignore_fields=) or a pattern of redact= leaves out."
 
 
 def call_data(call: ActiveCall) -> dict[str, Any]:
@@ -216,6 +217,7 @@ def missing(
         found = matcher.shown(nearest)
         state = "played already" if matcher.is_covered[nearest] else "not played yet"
         text += f". Nearest is call {found.id}, {state}:\n{differences(found, call)}"
+        text += _OF_REQUESTS if _REQUEST.fullmatch(call.function.name) else ""
     return -1 if nearest is None else nearest, f"{text}\n{ADVICE}", DivergenceError
 
 

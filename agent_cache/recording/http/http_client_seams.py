@@ -87,8 +87,7 @@ def _read(response: Any, **options: Any) -> Iterator[bytes]:
     """The pieces of a live response, by `read1`, which says nothing of an end that has come too early."""
     while piece := response.read1(65536, **options):
         yield piece
-    missing = getattr(response, "length_remaining", getattr(response, "length", None))
-    if missing:
+    if missing := getattr(response, "length_remaining", getattr(response, "length", None)):
         raise http.client.IncompleteRead(b"", missing)
 
 
