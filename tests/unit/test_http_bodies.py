@@ -126,17 +126,7 @@ RAW_DEFLATE = zlib.compress(PACKED)[2:-4]
         ("Deflate,identity, X-GZIP", gzip.compress(zlib.compress(PACKED))),
         ("gzip, br", None),
     ],
-    ids=[
-        "gzip",
-        "gzip in members",
-        "padded gzip",
-        "deflate",
-        "raw deflate",
-        "br",
-        "gzip twice",
-        "deflate and gzip",
-        "gzip and br",
-    ],
+    ids=["gzip", "in members", "padded", "deflate", "raw", "br", "twice", "deflate and gzip", "gzip and br"],
 )
 def test_content_encodings_are_taken_off(encoding: str, sent: bytes | None):
     """Several in the reverse order, as each is of the body with those before it (RFC 9110, 8.4)."""

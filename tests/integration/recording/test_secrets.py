@@ -79,7 +79,13 @@ def recorded(path: Path, value: object, **more: object) -> str:
 # Texts and values with secrets
 
 
-@pytest.mark.parametrize("around", [str, lambda text: json.dumps({"output": text}), lambda text: {"out": text, "n": 0}])
+AROUND: list[Callable[[str], object]] = [
+    str, lambda text: json.dumps({"output": text}), lambda text: {"out": text, "n": 0}, lambda text: {text: 1},
+    lambda text: [1, [{"a": json.dumps({"arguments": json.dumps({"text": text})})}]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("around", AROUND)
 @in_batches("text", [*KNOWN["files"].values(), *KNOWN["texts"]])
 def test_no_secret_of_a_text_is_written_down(text: str, around: Callable[[str], object]) -> None:
     text, made = filled(text)
@@ -101,7 +107,19 @@ def test_a_recording_writes_what_these_rules_leave(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "around",
-    ["{}", "use {} now", "a={};b", '{{"k": "{}"}}', "x/{}", "({})", "\\n{}\\n", "a%20{}", "[{}]", "at {}\nthere"],
+    [
+        "{}",
+        "before\x01{}",
+        "use {} now",
+        "a={};b",
+        '{{"k": "{}"}}',
+        "x/{}",
+        "({})",
+        "\\n{}\\n",
+        "a%20{}",
+        "[{}]",
+        "at {}\nthere",
+    ],
 )
 @in_batches("token", KNOWN["tokens"], size=100)
 def test_a_token_is_known_by_its_form(token: str, around: str) -> None:
