@@ -80,8 +80,8 @@ def recorded(path: Path, value: object, **more: object) -> str:
 
 
 AROUND: list[Callable[[str], object]] = [
-    str, lambda text: json.dumps({"output": text}), lambda text: {"out": text, "n": 0}, lambda text: {text: 1},
-    lambda text: [1, [{"a": json.dumps({"arguments": json.dumps({"text": text})})}]],
+    str, lambda text: json.dumps({"output": text}), lambda text: {"out": text, "n": 0},
+    lambda text: [1, [{"a": json.dumps({"arguments": json.dumps({"text": text})})}]], lambda text: {text: 1},
 ]  # fmt: skip
 
 
