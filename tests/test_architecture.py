@@ -168,6 +168,15 @@ def test_the_package_keeps_its_budget_of_lines(package: Path):
     assert {path.parent.name for path in package.glob("*/__init__.py")} == LINES.keys()
 
 
+# The plan was 45,000 lines of tests with what they share, and 10,000 of benchmarks.
+@pytest.mark.parametrize(("folder", "lines"), [("tests", 60_200), ("benchmarks", 10_000)])
+def test_what_tests_and_measures_keeps_its_budget_of_lines(folder: str, lines: int):
+    root = Path(__file__).parents[1] / folder
+    if not root.exists():
+        pytest.skip("the benchmarks are not part of this tree")
+    assert 0 < lines_in(root) <= lines
+
+
 def lines_in(folder: Path) -> int:
     return sum(len(path.read_text("utf-8").splitlines()) for path in folder.rglob("*.py"))
 
