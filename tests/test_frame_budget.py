@@ -38,7 +38,7 @@ WRITE = 12
 tool, its end. Begin and end are one function of `Versions` each."""
 RECORDED_READ = 30
 REPLAYED_READ = 26
-JOURNALED_WRITE = 52
+JOURNALED_WRITE = 53
 """Of one whose texts redaction has seen before. A tape adds what identifies a call, its place and its line."""
 FILES_OF_A_MISS = 5
 FILES_OF_A_WRITE = 5

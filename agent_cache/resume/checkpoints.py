@@ -21,10 +21,7 @@ from agent_cache.values.canonical import declared_names, full_name, is_model
 from agent_cache.values.compare import fingerprint
 from agent_cache.values.typed import Undecodable, Unencodable
 
-__all__ = [
-    "Checkpoint", "CheckpointEntry", "CustomState", "LangChainState", "OpenAIAgentsState", "checkpoint_line",
-    "checkpoint_of", "fields_of", "register_state", "state_data", "typed_state",
-]  # fmt: skip
+__all__ = ["Checkpoint", "CustomState", "LangChainState", "OpenAIAgentsState", "register_state"]
 
 T = TypeVar("T")
 

@@ -40,7 +40,7 @@ from agent_cache.errors import (
 )
 from agent_cache.recording.api import Block, checked_path
 from agent_cache.recording.call_log import CallLog, redacted_tags
-from agent_cache.recording.call_text import function_in
+from agent_cache.recording.call_text import function_in, has_error
 from agent_cache.recording.encryption import LineCipher
 from agent_cache.recording.file import (
     UNKNOWN_ASKER,
@@ -94,9 +94,10 @@ class Journal:
 
     Use it as ``AgentCacheSession("order-7", journal=Journal("runs"))``. Each call gets a line when it has ended, and
     each write one before it begins. If the block raises, or its process dies, the next session of this id resumes the
-    run: calls that had ended get their outcomes from the journal and do not run, answered model calls included. A block
-    that returns seals its journal: the run has ended. A later session of the id raises `JournalEnded` when it is
-    entered, since a program that is started again after its end must not make its writes again unasked.
+    run: calls that had ended get their outcomes from the journal and do not run, answered model calls included. What
+    had failed last, and is no write, runs again. A block that returns seals its journal: the run has ended. A later
+    session of the id raises `JournalEnded` when it is entered, since a program that is started again after its end must
+    not make its writes again unasked.
 
     Writes are tools under `AgentCacheInvalidator`, functions under ``intercept(kind="write")``, and, with ``http=``,
     requests of unsafe methods other than those to models. One that had begun and not ended when the process died is *in
@@ -149,9 +150,6 @@ class Journal:
         self.restarts = checked_flag(restart, "Journal: restart")
         self.redaction = redaction_of(redact)
         self.http = Http.of(http, "Journal")
-
-    def __repr__(self) -> str:
-        return f"Journal({str(self.directory)!r})"
 
     def path(self, session_id: str) -> Path:
         """The file of a session's journal, whether it is there or not."""
@@ -431,12 +429,13 @@ class _JournalTape(Tape):
 
     # The end of a call, and of the run
 
-    def pause(self, call: ActiveCall, stored: StoredJournal) -> None:
+    def pause(self, call: ActiveCall) -> None:
         """An interrupt of LangGraph has left a call: it is made again when the graph goes on, in the same place.
 
         What it enclosed is answered then. If it is a write, it is in doubt.
         """
         enclosing = self._root if call.parent is None else call.parent.place
+        stored = self.file.journal_file.read() or self._stored
         self._paused.setdefault((enclosing, call.matched), []).append(call.occurrence)
         self.answers = self._load(stored, self.redaction)
         for one in stored.in_doubt:
@@ -530,6 +529,7 @@ class _JournalLog(CallLog):
         self.begun = {bytes.fromhex(one.place): one for number, one in begun.items() if number not in ended}
         self._void: set[int] = set()  # of calls in which the run was stopped: they will be made again
         self._cut: dict[int, bytes] = {}  # lines of calls that were cut off, by id
+        self._ended: list[tuple[ActiveCall, bytes]] = []  # calls whose lines are not written yet
         self._written = len(ended)
         self._next_id = 1 + max((*ended, *begun), default=0)
         self._last_id = stored.calls[-1].id if stored.calls else 0
@@ -569,9 +569,10 @@ class _JournalLog(CallLog):
         if call.id in self._void:
             self._void.discard(call.id)
             return
-        if "error" in outcome and outcome["error"].get("type") in _INTERRUPTS and (stored := self.journal_file.read()):
+        if "error" in outcome and outcome["error"].get("type") in _INTERRUPTS:
+            self._write_ended()
             self.begun.setdefault(call.place, _opened(call))
-            self._tape.pause(call, stored)
+            self._tape.pause(call)
             return
         if is_hidden:
             text = "redaction has changed an outcome in a journal, so this run can only be resumed with a key="
@@ -581,10 +582,19 @@ class _JournalLog(CallLog):
         is_read, is_ended = not call.is_write and recorded.kind != "llm", "value" in outcome or is_answer(outcome)
         if not is_ended or (is_read and ("unencodable" in outcome or "class" in outcome)):
             self._cut[call.id] = line
-        else:
+            return
+        self._last_id = call.id
+        self._ended.append((call, line))
+        response = outcome.get("response") or {}
+        if call.is_write or source == "blocked" or not (has_error(recorded) or response.get("status", 0) >= 400):
+            self._write_ended()
+
+    def _write_ended(self) -> None:
+        """Write the calls that have ended. What has failed waits for the next line: it may be what ends the run."""
+        ended, self._ended = self._ended, []
+        for call, line in ended:
             self.append(call, line, is_urgent=call.is_write)
             self._written += 1
-            self._last_id = call.id
             self.begun.pop(call.place, None)
             self._cut.pop(call.id, None)
 
@@ -605,7 +615,8 @@ class _JournalLog(CallLog):
             return
         try:
             self.end_open_calls()
-            trailer = Trailer(calls=self._written + len(self._cut), duration_ms=self.now() / 1000)
+            calls = self._written + len(self._ended) + len(self._cut)
+            trailer = Trailer(calls=calls, duration_ms=self.now() / 1000)
             self.append(None, *self._cut.values(), line_of({"trailer": trailer}), is_urgent=True)
             self.is_sealed = True
         finally:
@@ -618,6 +629,8 @@ class _JournalLog(CallLog):
 
     def append(self, call: ActiveCall | None, *lines: bytes, is_urgent: bool = False) -> None:
         """Write lines, behind the places of the calls that enclose this one."""
+        if self._ended:
+            self._write_ended()
         outer, announced = None if call is None else call.parent, list[ActiveCall]()
         while outer is not None and outer.place not in self.begun and outer.id in self._open:
             announced.append(outer)

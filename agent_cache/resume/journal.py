@@ -286,8 +286,7 @@ class JournalFile:
     def __init__(self, path: Path, *, is_durable: bool, key: bytes | None = None) -> None:
         self.path = path
         self.is_closed = False
-        self._is_durable = is_durable
-        self._key = key
+        self._is_durable, self._key = is_durable, key
         self._cipher = None if key is None else LineCipher(key)
         self._size = self._lines = 0
         with _reported(path, "opened and locked"):

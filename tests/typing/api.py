@@ -79,6 +79,7 @@ from agent_cache.resume import (
     register_state,
     restore,
 )
+from agent_cache.resume.journal import read_journal
 from agent_cache.service import restore_app
 from agent_cache.toolbox import ToolTable
 
@@ -600,7 +601,7 @@ async def go_back(made: Checkpoint, plan: Plan) -> None:
     assert_type(Plan(["look"]).steps, list[str])
     remove = register_restore_hook("planner", lambda state, target: None)
     assert_type(remove(), None)
-    report = await AutoReplayManager([], after=made, min_importance=0.5, on_event=print).run()
+    report = await AutoReplayManager(read_journal("a"), after=made, min_importance=0.5, on_event=print).run()
     assert_type(report, ReplayReport)
     assert_type(CustomState({"a": 1}).data, dict[str, Any])
     register_restore_hook("planner", 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

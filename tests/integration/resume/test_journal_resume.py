@@ -157,6 +157,32 @@ def test_a_stream_that_was_cut_is_read_again(world, directory):
     assert world.calls == {"stream whole": 1, "stream cut": 2}
 
 
+def test_a_failure_that_ended_the_run_is_tried_again_and_one_that_it_went_on_from_is_not(world, directory):
+    @cached_llm_call(name="resumed:fetch")
+    async def fetch(name: str) -> str:
+        WORLD.call(f"fetch {name}")
+        if WORLD.calls[f"fetch {name}"] == 1:
+            raise ConnectionError("the provider is down")
+        yield f"fetched {name}"
+
+    @intercept(name="resumed:step")
+    async def step(order: str) -> list[str]:
+        await pay(order)
+        return [one async for one in fetch("b")]
+
+    async def program():
+        with contextlib.suppress(ConnectionError):
+            [_ async for _ in fetch("a")]
+        return await step("1")
+
+    with pytest.raises(ConnectionError):
+        journaled(Journal(directory), program)
+    assert journaled(Journal(directory), program) == ["fetched b"]
+    assert world.calls == {"fetch a": 1, "pay 1": 1, "fetch b": 2}
+    with replay(directory / "run.jsonl", strict=True):
+        assert asyncio.run(program()) == ["fetched b"]
+
+
 def test_tasks_of_the_process_that_resumes_are_none_of_the_one_before(world, directory):
     async def program(*prompts):
         await asyncio.gather(*map(ask, prompts))
