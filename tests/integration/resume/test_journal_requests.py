@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import urllib.error
 import urllib.request
 
 import pytest
@@ -83,3 +84,16 @@ def test_requests_that_change_nothing_are_made_again_without_a_question(server, 
     run(tmp_path, server)
     assert server.requests == ALL[ALL.index(request_) :]
     assert Cassette.load(tmp_path / "run.jsonl").num_steps == 4
+
+
+@pytest.mark.parametrize("path", ["/busy", "/missing"])
+def test_a_request_that_was_refused_last_is_made_again(server, tmp_path, path):
+    async def session():
+        async with AgentCacheSession("run", journal=Journal(tmp_path, http=True)):
+            for one in ("/orders/1", path):
+                urllib.request.urlopen(f"{server.url}{one}").close()
+
+    for _ in range(2):
+        with pytest.raises(urllib.error.HTTPError):
+            asyncio.run(session())
+    assert server.requests == ["GET /orders/1", f"GET {path}", f"GET {path}"]

@@ -13,7 +13,7 @@ import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AgentLoopDetectedError, configure
 from agent_cache.errors import CheckpointError, ConfigurationError, DivergenceError, InDoubtError, JournalError
-from agent_cache.recording import Redaction, cached_llm_call, intercept, replay
+from agent_cache.recording import Cassette, Redaction, cached_llm_call, intercept, replay
 from agent_cache.resume import AutoReplayManager, Journal, JournalEnded, NotDone, idempotency_key
 from agent_cache.resume.journal import read_journal
 from agent_cache.testing import MemoryTier, reset
@@ -173,14 +173,39 @@ def test_a_failure_that_ended_the_run_is_tried_again_and_one_that_it_went_on_fro
     async def program():
         with contextlib.suppress(ConnectionError):
             [_ async for _ in fetch("a")]
-        return await step("1")
+        found = await step("1")
+        with contextlib.suppress(ConnectionError):
+            [_ async for _ in fetch("c")]
+        return found
 
+    dies(Journal(directory), program, "pay 1")
     with pytest.raises(ConnectionError):
-        journaled(Journal(directory), program)
+        journaled(Journal(directory, on_doubt="rerun"), program)
     assert journaled(Journal(directory), program) == ["fetched b"]
-    assert world.calls == {"fetch a": 1, "pay 1": 1, "fetch b": 2}
+    assert world.calls == {"fetch a": 1, "pay 1": 1, "fetch b": 2, "fetch c": 1}
+    cassette = Cassette.load(directory / "run.jsonl")
+    assert cassette.trailer.calls == len(cassette.steps) == 5
     with replay(directory / "run.jsonl", strict=True):
         assert asyncio.run(program()) == ["fetched b"]
+
+
+def test_a_write_that_raised_and_a_loop_end_each_resumed_run_at_the_same_call(world, directory):
+    @AgentCacheInvalidator("order:{order}", name="resumed:refuse")
+    async def refuse(order: str) -> str:
+        WORLD.call(f"refuse {order}")
+        raise LookupError(order)
+
+    async def repeats():
+        for _ in range(5):
+            await ask("again")
+            await get_order("1")
+
+    for _ in range(3):
+        with pytest.raises(LookupError):
+            journaled(Journal(directory), lambda: refuse("1"), "refused")
+        with pytest.raises(AgentLoopDetectedError):
+            journaled(Journal(directory), repeats, "repeats", max_tool_repeats=2)
+    assert world.calls == {"refuse 1": 1, "ask again": 2, "get 1": 1}
 
 
 def test_tasks_of_the_process_that_resumes_are_none_of_the_one_before(world, directory):
