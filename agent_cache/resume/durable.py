@@ -522,8 +522,7 @@ class _JournalLog(CallLog):
         self, tape: _JournalTape, file: JournalFile, redaction: NotingRedaction, stored: StoredJournal
     ) -> None:
         super().__init__(redaction.rules)
-        self.path = file.path
-        self._tape, self.journal_file, self._noted = tape, file, redaction.noted
+        self.path, self._tape, self.journal_file, self._noted = file.path, tape, file, redaction.noted
         ended, begun = {call.id for call in stored.calls}, stored.begun
         # Calls that have not ended, and whose place is in the journal.
         self.begun = {bytes.fromhex(one.place): one for number, one in begun.items() if number not in ended}
@@ -585,8 +584,9 @@ class _JournalLog(CallLog):
             return
         self._last_id = call.id
         self._ended.append((call, line))
-        response = outcome.get("response") or {}
-        if call.is_write or source == "blocked" or not (has_error(recorded) or response.get("status", 0) >= 400):
+        error, response = outcome.get("error") or {}, outcome.get("response") or {}
+        is_loop = str(error.get("type")).startswith("agent_cache.errors:")  # which stops the resumed run, too
+        if call.is_write or is_loop or not (has_error(recorded) or response.get("status", 0) >= 400):
             self._write_ended()
 
     def _write_ended(self) -> None:

@@ -14,7 +14,7 @@ from agent_cache.recording import RecordedCall
 from agent_cache.resume import AutoReplayManager, Checkpoint
 from agent_cache.resume.event_replay import importance_of
 from agent_cache.resume.journal import read_journal
-from tests.harness.cassettes import call_line, checkpoint_line
+from tests.harness.cassettes import checkpoint_line, line_of
 
 
 def call(number: int, after: int = 0, **fields: Any) -> RecordedCall:
@@ -39,7 +39,7 @@ def replay(tmp_path: Path) -> Callable[..., AutoReplayManager]:
 
     def made(*events: RecordedCall | Checkpoint, **options: Any) -> AutoReplayManager:
         header = {"agent_cache_journal": 1, "session_id": "s", "run": "00", "secret": "00"}
-        lines = [call_line(one) if isinstance(one, RecordedCall) else checkpoint_line(one) for one in events]
+        lines = [line_of(one) if isinstance(one, RecordedCall) else checkpoint_line(one) for one in events]
         (tmp_path / "s.jsonl").write_bytes(b"".join([json.dumps(header).encode() + b"\n", *lines]))
         stored = read_journal(tmp_path / "s.jsonl")
         return AutoReplayManager(stored, **{"after": stored.checkpoints[0], **options})

@@ -90,10 +90,14 @@ def test_requests_that_change_nothing_are_made_again_without_a_question(server, 
 def test_a_request_that_was_refused_last_is_made_again(server, tmp_path, path):
     async def session():
         async with AgentCacheSession("run", journal=Journal(tmp_path, http=True)):
-            for one in ("/orders/1", path):
-                urllib.request.urlopen(f"{server.url}{one}").close()
+            urllib.request.urlopen(f"{server.url}/orders/1").read()
+            try:
+                urllib.request.urlopen(f"{server.url}{path}")
+            except urllib.error.HTTPError as error:
+                with error:
+                    raise LookupError(error.read()) from None
 
     for _ in range(2):
-        with pytest.raises(urllib.error.HTTPError):
+        with pytest.raises(LookupError):
             asyncio.run(session())
     assert server.requests == ["GET /orders/1", f"GET {path}", f"GET {path}"]

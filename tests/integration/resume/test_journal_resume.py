@@ -195,17 +195,23 @@ def test_a_write_that_raised_and_a_loop_end_each_resumed_run_at_the_same_call(wo
         WORLD.call(f"refuse {order}")
         raise LookupError(order)
 
-    async def repeats():
-        for _ in range(5):
-            await ask("again")
-            await get_order("1")
+    @AgentCache("order:{order}", name="resumed:watch", cache_if=lambda _: False)
+    async def watch(order: str) -> str:
+        WORLD.call(f"watch {order}")
+        return "open"
+
+    async def repeats(tool):
+        for number in range(5):
+            await ask(f"{number}")
+            await tool("again")
 
     for _ in range(3):
         with pytest.raises(LookupError):
             journaled(Journal(directory), lambda: refuse("1"), "refused")
-        with pytest.raises(AgentLoopDetectedError):
-            journaled(Journal(directory), repeats, "repeats", max_tool_repeats=2)
-    assert world.calls == {"refuse 1": 1, "ask again": 2, "get 1": 1}
+        for tool in (get_order, watch):  # one is stopped before its call, the other after it
+            with pytest.raises(AgentLoopDetectedError):
+                journaled(Journal(directory), lambda tool=tool: repeats(tool), f"{tool}", max_tool_repeats=2)
+    assert world.calls == {"refuse 1": 1, "ask 0": 2, "ask 1": 2, "get again": 1, "watch again": 2}
 
 
 def test_tasks_of_the_process_that_resumes_are_none_of_the_one_before(world, directory):
