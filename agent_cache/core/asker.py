@@ -84,6 +84,7 @@ _CONTEXTS: Final[dict[str, tuple[Role, tuple[str, ...]]]] = {
     "InvocationContext": ("context", ("google.adk",)),
     "ReadonlyContext": ("context", ("google.adk",)),
     "CancellationToken": ("none", ("autogen_core",)),
+    "ConversationContext": ("context", ("ag2",)),
     "ToolRuntime": ("context", ("langchain", "langgraph")),
     "Runtime": ("context", ("langgraph",)),
     "RunnableConfig": ("config", ("langchain_core",)),
@@ -313,7 +314,7 @@ class _Place(NamedTuple):
 
 _PLACES: Final = {
     **dict.fromkeys(("deps", "context", "dependencies", "user_id", "tenant_id", "client_id", "server_info.user"), True),
-    **dict.fromkeys(("validation_context", "request_context.request"), True),
+    **dict.fromkeys(("validation_context", "variables", "request_context.request"), True),
     **dict.fromkeys(("state", "session.state", "session_state", "invocation_state", "tool_input"), False),
     **dict.fromkeys(("metadata", "custom_metadata", "request_context.meta", "run_config.trace_metadata"), False),
 }
