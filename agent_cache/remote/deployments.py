@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
-from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection, parse_url
+from redis.asyncio.connection import Connection, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
@@ -137,7 +137,8 @@ class Deployment:
 
 def _limits(timeout: float) -> dict[str, Any]:
     """The caller limits the time of each command. A connection that was used before may have been cut meanwhile."""
-    return {"socket_timeout": None, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 1)}
+    protocol = {"protocol": 2}  # by which a new connection asks two things less before its first command
+    return {"socket_timeout": None, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 1), **protocol}
 
 
 def _single(kind: Any, settings: Mapping[str, Any]) -> Deployment:
@@ -146,8 +147,7 @@ def _single(kind: Any, settings: Mapping[str, Any]) -> Deployment:
         return Redis.from_pool(BlockingConnectionPool(connection_class=kind, **settings, **limits))
 
     kind = _Tls if kind is SSLConnection else kind
-    path = settings.get("path") if kind is UnixDomainSocketConnection else None
-    return Deployment([str(path) if path else _name(settings)], connect)
+    return Deployment([_name(settings)], connect)
 
 
 def _cluster(nodes: list[tuple[str, int]], settings: Mapping[str, Any], *, is_tls: bool) -> Deployment:
@@ -160,7 +160,7 @@ def _cluster(nodes: list[tuple[str, int]], settings: Mapping[str, Any], *, is_tl
 
 
 def _name(settings: Mapping[str, Any]) -> str:
-    return f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
+    return str(settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}")
 
 
 def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,6 +76,9 @@ async def test_every_connection_logs_in_with_the_settings_of_its_url_or_client(
         # One that is being opened has its name before its database.
         await until(lambda: logged_in() == {("agent", "2")})
         assert not client.keys("{agent_cache}:v:*")
+        assert "cmdstat_hello" not in client.info("commandstats"), (
+            "a question before the first costs a far server's time"
+        )
 
 
 @pytest.mark.parametrize("kind", ["url", "client"])
