@@ -42,8 +42,7 @@ Policy = Literal["stub", "live", "forbid"]
 F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound=Tape)
 
-SEAMS = Seams()
-"""Those of the process."""
+SEAMS = Seams()  # those of the process
 
 
 class Block(BlockOnly, Generic[H]):

@@ -34,8 +34,7 @@ from agent_cache.values.canonical import (
     text_of_standard_value,
 )
 
-Plain: TypeAlias = Callable[[Any], Any]
-"""Makes the data of a part of a value."""
+Plain: TypeAlias = Callable[[Any], Any]  # makes the data of a part of a value
 
 _MAX_BITS = 10_000
 """Bits of a number that is written in decimal, which takes quadratic time; Python refuses it at 14,000."""

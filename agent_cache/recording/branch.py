@@ -336,6 +336,8 @@ class Branch(Tape):
             raise self.error.with_traceback(None)
         if index is not None and is_due:
             self.pass_by(call, index, answers)
+            if call.tool_call is not None:  # no hit: the run must come to what it encloses
+                call.tool_call.is_fresh = True
         elif call.lane not in self._live_lanes:
             self._check_live(call, index)
 

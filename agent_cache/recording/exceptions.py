@@ -20,10 +20,8 @@ from agent_cache.values.compare import utf8_text
 from agent_cache.values.typed import Unencodable, hints_of
 
 _ANY = schema_of(Any)
-_MAX_DEPTH = 8
-"""Exceptions that are written within each other: causes, members of groups, attributes."""
-_VALIDATION_ERROR = "pydantic_core._pydantic_core:ValidationError"
-"""Only its own constructor makes one, of what is wrong."""
+_MAX_DEPTH = 8  # exceptions that are written within each other: causes, members of groups, attributes
+_VALIDATION_ERROR = "pydantic_core._pydantic_core:ValidationError"  # only its own constructor makes one
 
 
 # Writing

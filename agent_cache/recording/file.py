@@ -24,13 +24,10 @@ from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.outcomes import encode, encode_sorted
 
 VERSION = 2
-JOURNAL_VERSION = 1
-"""Of a journal (`resume.journal`), whose lines are a log, and others that a cassette does not have."""
-CALLS_OF_LITELLM = ("litellm:acompletion", "litellm:aembedding")
-"""The names of calls that are from fixtures of Reyn."""
+JOURNAL_VERSION = 1  # of a journal (`resume.journal`), whose lines are a log, and others that a cassette has not
+CALLS_OF_LITELLM = ("litellm:acompletion", "litellm:aembedding")  # from fixtures of Reyn
 
-NO_TIME: Final = 0.0
-"""A time that is not written: msgspec omits the very object that is the default."""
+NO_TIME: Final = 0.0  # a time that is not written: msgspec omits the very object that is the default
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 

@@ -26,8 +26,7 @@ from agent_cache.recording.functions import ActiveCall, RecordedFunction
 from agent_cache.recording.outcomes import encode_sorted
 from agent_cache.recording.redaction import Redaction
 
-ROOT_PLACE = b""
-"""The place of calls that no recorded call encloses."""
+ROOT_PLACE = b""  # of calls that no recorded call encloses
 
 
 def place_of(enclosing: bytes, digest: bytes, occurrence: int) -> bytes:

@@ -60,8 +60,7 @@ def exact_json(value: Any) -> tuple[bytes, Any] | None:
 
 # Registered classes
 
-REGISTERED: Final[dict[str, type]] = {}
-"""The registered classes by name."""
+REGISTERED: Final[dict[str, type]] = {}  # the registered classes by name
 
 
 def register(*classes: type[T]) -> type[T]:
@@ -86,8 +85,7 @@ def name_of(kind: type) -> str:
 
 # Annotations
 
-_TAGGED: Final = "$typed"
-"""Marks data in the tagged form of `values.typed`."""
+_TAGGED: Final = "$typed"  # marks data in the tagged form of `values.typed`
 _encode_sorted_sets = msgspec.json.Encoder(enc_hook=typed.model_to_data, order="sorted").encode
 
 
@@ -403,8 +401,7 @@ def redact_response(response: Outcome, redaction: Redaction) -> Outcome:
         ) from error
 
 
-_Place: TypeAlias = tuple[Any, str | int]
-"""The container of a text, and its key or index there."""
+_Place: TypeAlias = tuple[Any, str | int]  # the container of a text, and its key or index there
 
 
 def _redact_joined(chunks: list[Outcome], redaction: Redaction) -> list[Outcome]:

@@ -20,6 +20,7 @@ import msgspec
 
 from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.tags import root_of
+from agent_cache.core.versions import VERSIONS
 from agent_cache.engine.hooks import HookedCall, replay_into_sessions
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import PLACE
@@ -40,8 +41,7 @@ from agent_cache.recording.streams import NO_STREAMS, failure_outcome, is_stream
 
 _LOG = logging.getLogger("agent_cache")
 
-_PATIENCE = 5.0
-"""Seconds that a call which should be cancelled waits for that longer than it took when it was recorded."""
+_PATIENCE = 5.0  # seconds that a call waits to be cancelled, beyond those that it took when it was recorded
 _OPEN_ENDED = frozenset({"stream", "cancelled", "unfinished"})  # of calls that end by what their caller does
 
 NO_CONTEXT = (
@@ -291,6 +291,12 @@ class Tape:
             self._check_order(call, index, answers)
         answers.cover(index, is_played=True)
         self.cursor += 1
+        outer = call.parent
+        while outer is not None:
+            if outer.tool_call is not None and (flight := getattr(outer.tool_call.call, "flight", None)) is not None:
+                with VERSIONS.lock:  # what is made of recorded answers is no result for the cache
+                    flight.give_up()
+            outer = outer.parent
 
     def pass_by(self, call: ActiveCall, index: int, answers: Matcher) -> None:
         """Note a call that runs although it was recorded."""

@@ -146,6 +146,19 @@ async def test_calls_that_enclose_the_fork_run_and_those_before_it_inside_of_the
     assert names == ["step", "step", "get_order", "think", "cancel"], "what an edited call has enclosed was not made"
 
 
+async def test_a_cached_read_that_encloses_the_fork_runs_and_what_it_makes_of_an_edit_is_not_cached(shop, path, to):
+    @AgentCache("advice:{order_id}", name="advice")
+    async def advice(order_id: str) -> str:
+        order = await shop.get_order(order_id)
+        return f"{order.status}: {await shop.think(order_id)}"
+
+    with record(path):
+        assert await advice("W1") == "pending: nothing"
+    with fork(path, at=3, to=to, edits={2: Order("W1", "lost")}):
+        assert await advice("W1") == "lost: nothing"
+    assert await advice("W1") == "pending: nothing"
+
+
 async def test_a_run_that_does_something_else_before_the_fork_or_ends_there_has_diverged(shop, original, to):
     with (
         pytest.raises(DivergenceError, match="would run before call 6 is reached") as caught,

@@ -183,6 +183,31 @@ async def test_of_another_name_that_no_function_has_so_far_the_log_warns(path, c
     ]
 
 
+async def test_what_is_made_of_recorded_answers_is_not_cached(path):
+    world = [1]
+
+    @AgentCache("item", name="item")
+    async def item() -> int:
+        return world[-1]
+
+    @AgentCache("pages", name="page")
+    async def page() -> int:
+        return await item()
+
+    @AgentCache("books", name="book")
+    async def book() -> int:
+        return await page()
+
+    with record(path):
+        assert await book() == 1
+    for tool in (item, page, book):
+        tool.clear()
+    world.append(2)
+    with replay(path, policy={"book": "live", "page": "live"}):
+        assert await book() == 1
+    assert [await book(), await page()] == [2, 2]
+
+
 async def test_a_recording_inside_of_another_is_part_of_both(shop, path):
     inner = path.with_name("inner.jsonl")
     with record(path):
