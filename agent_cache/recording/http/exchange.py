@@ -22,6 +22,7 @@ import msgspec
 
 from agent_cache.engine.hooks import CURRENT_CALL, leave_call
 from agent_cache.engine.scope import HOOKS, PLACE
+from agent_cache.engine.state import event_loop
 from agent_cache.errors import CassetteError
 from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import ActiveCall
@@ -258,6 +259,7 @@ class Exchange:
 
     async def respond_async(self, body: bytes) -> Recorded | None:
         """The same in a task. Other tasks run before, as they did when the request was recorded."""
+        event_loop(f"{self._method} {urlsplit(self._url).hostname}")
         with self._failing():
             outcome = self._begin(body)
             response = outcome.get("response", {})

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from agent_cache import AgentCache
+from agent_cache.errors import NoEventLoopError
 from agent_cache.recording import (
     Cassette,
     CassetteError,
@@ -146,6 +147,21 @@ async def test_a_server_that_is_gone_when_it_is_recorded_is_gone_in_a_strict_rep
         recorded = await outcome(fetch, url)
     with replay(path, strict=True):
         assert str(await outcome(fetch, url)) == str(recorded)
+
+
+def test_a_request_under_trio_is_refused_before_it_is_made(server: HttpServer, path: Path):
+    trio, httpx = map(pytest.importorskip, ("trio", "httpx"))
+
+    async def run() -> None:
+        async with httpx.AsyncClient() as client:
+            await client.get(server.url)
+
+    with (
+        record(path, http=True),
+        pytest.raises(NoEventLoopError, match=r"GET 127\.0\.0\.1 needs an event loop of asyncio"),
+    ):
+        trio.run(run)
+    assert server.requests == []
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD"])
