@@ -6,7 +6,6 @@ Each `..._tool` function returns a new undecorated tool, so that no two subjects
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 from collections.abc import Callable, Coroutine, Sequence
@@ -77,17 +76,6 @@ def tree_tool() -> FlatTool:
         return tree(order_id)
 
     return get_order
-
-
-def slow_tool(executions: list[str]) -> ScalarTool:
-    """Appends to `executions` and awaits one turn of the event loop, as a tool that waits for something does."""
-
-    async def get_card(user_id: str) -> str:
-        executions.append(user_id)
-        await asyncio.sleep(0)
-        return CARD
-
-    return get_card
 
 
 def new_ids(prefix: str) -> Callable[[int], Sequence[str]]:

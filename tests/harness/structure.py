@@ -46,10 +46,6 @@ class Access(enum.Flag):
     WRITE = 2
 
 
-class Mask(enum.Flag, boundary=enum.KEEP):
-    READ = 1
-
-
 class Pair(NamedTuple):
     x: int
     y: int
