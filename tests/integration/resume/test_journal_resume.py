@@ -527,8 +527,18 @@ def test_secrets_among_the_arguments_are_no_part_of_the_outcome_and_what_cannot_
         WORLD.call("connect")
         return threading.Lock()
 
+    @intercept(name="resumed:secret")
+    async def secret() -> dict:
+        return {"password": "correct horse"}
+
+    @intercept(name="resumed:sign_in")
+    async def sign_in() -> str:  # whose own outcome has none
+        await secret()
+        return "welcome"
+
     async def program():
         welcome, lock = await log_in("correct horse"), await connect()
+        assert await sign_in() == welcome
         return welcome, lock.locked(), await set_password("ann7"), await pay("1")
 
     rules = Redaction(patterns=["password:[a-z0-9]+"])
