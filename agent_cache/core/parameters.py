@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from agent_cache.core.asker import Apart, Injected, Role, UnknownAsker, asker_in, getters_of, injected_role, meaning_of
 from agent_cache.core.keys import PLAIN, Part, Uncacheable, key_part
 from agent_cache.errors import ConfigurationError
-from agent_cache.values.canonical import MISSING, has_no_content, is_sentinel, serial_of
+from agent_cache.values.canonical import MISSING, attributes_of, has_no_content, is_sentinel, serial_of
 
 __all__ = [
     "DEFAULT_PART", "POSITIONAL", "JsonArguments", "Named", "Parameter", "Parameters", "PassedOn", "are_one_tool",
@@ -51,6 +51,22 @@ class Parameter(NamedTuple):
     def identity(self, value: Any) -> Any:
         """What identifies a value: the value itself, but for a default that has no identity."""
         return MISSING if self.is_sentinel and value is self.default else value
+
+
+def bound_in(function: Any) -> dict[str, Any]:
+    """What a function, or one that it wraps, was made around, by name: the variables of its closure, the arguments of a
+    `functools.partial`, and the attributes of a ``self`` among these.
+    """
+    found: dict[str, Any] = {}
+    while function is not None:
+        if isinstance(function, functools.partial):
+            names = inspect.signature(function.func).parameters
+            found |= dict(zip(names, function.args, strict=False)) | function.keywords
+        code = getattr(function, "__code__", None)
+        cells = zip(code.co_freevars if code else (), getattr(function, "__closure__", None) or (), strict=False)
+        found |= {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+        function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
+    return found | attributes_of(found.get("self"))
 
 
 def receiver_part(value: Any) -> Part:
@@ -86,7 +102,9 @@ class Parameters:
         owner: str = "",
         contexts: Mapping[str, Role] | None = None,
         getters: tuple[Any, ...] = (),
+        function: Callable[..., Any] | None = None,
     ) -> None:
+        self._function = function
         self.all, self.signature, self.owner, self.getters = all, signature, owner, getters
         self.contexts: Mapping[str, Role] = contexts or {}
         self.names = tuple(one.name for one in all)
@@ -142,6 +160,7 @@ class Parameters:
             owner,
             contexts,
             getters_of(function),
+            function,
         )  # fmt: skip
 
     @property
@@ -157,6 +176,15 @@ class Parameters:
     def asker(self, arguments: Mapping[str, Any]) -> str | None:
         """A digest of who asks, by the contexts of a call; None if they say nothing about it. Raises as `asker_in`."""
         return asker_in(self.all_injected(arguments))
+
+    def made_for(self) -> Any:
+        """A digest of whom the tool was made for, by what is bound in it: in a tier its name is that of all such tools.
+        None if that says nothing; an object without identity if nobody can tell.
+        """
+        try:
+            return asker_in([Injected("state", bound)]) if (bound := bound_in(self._function)) else None
+        except (UnknownAsker, TypeError, ValueError) as unknown:
+            return unknown
 
     def varied(self, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002 - for `JsonArguments`
         """What a caller by name says of who asks; None without."""
@@ -351,7 +379,9 @@ class PassedOn(Parameters):
     def __init__(self, shown: Parameters, *, is_read: bool) -> None:
         needed = [one.name for one in shown.all if one.in_key and not one.has_default and one.kind not in _RESTS]
         users: dict[str, Role] = {name: "none" for name in needed if meaning_of(name) == "someone"}
-        super().__init__(shown.all, shown.signature, shown.owner, users | {**shown.contexts}, shown.getters)
+        super().__init__(
+            shown.all, shown.signature, shown.owner, users | {**shown.contexts}, shown.getters, shown._function
+        )
         self.is_positional = self.is_plain = False
         self._is_read = is_read
 

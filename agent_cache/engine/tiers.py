@@ -188,6 +188,8 @@ def _identity(call: Call) -> tuple[tuple[str, Any], ...]:
         parts.append(("version=", policy.version))
     if operation.heeds_contexts and (asker := operation.part_by_contexts(call.arguments)) is not None:
         parts.append(("asker", asker))
+    if policy.heeds_contexts and (made_for := operation.parameters.made_for()) is not None:
+        parts.append(("made for", made_for))
     return tuple(parts)
 
 

@@ -30,7 +30,7 @@ from agent_cache import (
 )
 from agent_cache.integrations import explain, wrap
 from agent_cache.recording import record, replay
-from agent_cache.testing import MemoryTier
+from agent_cache.testing import MemoryServer, MemoryTier
 from agent_cache.toolbox import ToolInfo
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -577,6 +577,43 @@ async def test_a_wrapped_function_that_is_made_for_a_user_is_hers(name: str):
         {"name": "my_x", "vary": lambda _: "x"},
     ):
         assert [await wrap(made(user), box=box, **options)() for user in ("ada", "bob")] == [found[0]] * 2
+
+
+def made_for_user(user: str, runs: list[str]) -> Any:
+    def get() -> str:
+        runs.append(user)
+        return user
+
+    return get
+
+
+def made_by_service(user: str, runs: list[str]) -> Any:
+    return (lambda self: lambda: self.append(self.user) or self.user)(
+        types.SimpleNamespace(user=user, append=runs.append)
+    )
+
+
+def bound_to_user(user_id: str, runs: list[str]) -> Any:
+    return functools.partial(lambda user_id, runs: runs.append(user_id) or user_id, user_id, runs)
+
+
+def passed_around(user: str, runs: list[str]) -> Any:
+    function = made_for_user(user, runs)
+    return functools.wraps(function)(lambda *args: function(*args))
+
+
+@pytest.mark.parametrize("made", [made_for_user, made_by_service, bound_to_user, passed_around])
+def test_a_tool_that_is_made_anew_for_each_user_shares_a_tier_with_hers_alone(made: Any):
+    """Its name is the same for all of them. `shared=True` says that it is made for nobody."""
+    server, runs = MemoryServer(), list[str]()
+
+    def ask(user: str, **options: Any) -> str:
+        answer: str = AgentCache("ticket", remote_cache=MemoryTier(server), **options)(made(user, runs))()
+        return answer
+
+    assert [ask(user) for user in ("ada", "bob", "ada", "bob")] == ["ada", "bob"] * 2
+    assert runs == ["ada", "bob"]
+    assert [ask(user, shared=True) for user in ("ada", "bob")] == ["ada"] * 2
 
 
 async def test_two_wrapped_functions_of_one_name_share_nothing():
