@@ -183,7 +183,7 @@ class Parameters:
         """
         try:
             return asker_in([Injected("state", bound)]) if (bound := bound_in(self._function)) else None
-        except (UnknownAsker, TypeError, ValueError) as unknown:
+        except Exception as unknown:  # noqa: BLE001 - reading what is bound may run anything
             return unknown
 
     def varied(self, arguments: Mapping[str, Any]) -> Any:  # noqa: ARG002 - for `JsonArguments`
