@@ -61,12 +61,10 @@ class Decorated(Protocol[P, T_co]):
     @property
     def resource(self) -> Resource:
         """The ``resource=`` option."""
-        ...
 
     @property
     def scope(self) -> Literal["global", "session"]:
         """The ``scope=`` option."""
-        ...
 
 
 # Reads
@@ -85,37 +83,29 @@ class ReadAttributes(Decorated[P, T_co], Protocol[P, T_co, B_co]):
 
     def cache_key(self, *args: P.args, **kwargs: P.kwargs) -> CacheKey:
         """The identity of a call with these arguments: opaque and hashable, equal for every spelling."""
-        ...
 
     def clear(self) -> int:
         """Drop all local results of this tool, in every scope. Returns how many there were."""
-        ...
 
     def contains(self, *args: P.args, **kwargs: P.kwargs) -> bool:
         """Whether this call, made here and now, would be answered from the local store. It counts as no use."""
-        ...
 
     def etag(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """A digest of the result of this call in the local store, expired or not; None if there is none, or it has no
         identity. Equal results have equal ones, in every process.
         """
-        ...
 
     def cache_info(self) -> CacheInfo:
         """Hits, misses, ``maxsize`` and the number of entries, as `functools.lru_cache` gives them."""
-        ...
 
     def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> B_co:
         """Drop the cached result of one call, in every scope. Returns whether there was one."""
-        ...
 
     def fresh(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
         """Run the tool, even if its result is cached; store the new result and return it."""
-        ...
 
     def refresh(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
         """The same as `fresh`."""
-        ...
 
     def set(self, value: Any, /, *args: P.args, **kwargs: P.kwargs) -> B_co:
         """Store a result that the caller has, or the chunks of a stream, as if a load of the call with these arguments
@@ -128,7 +118,6 @@ class ReadAttributes(Decorated[P, T_co], Protocol[P, T_co, B_co]):
         Returns whether it was stored, or inside a write, whether it will be if none of that happens. False: the
         arguments have no identity, the result may not be stored, or the write names nothing that the result depends on.
         """
-        ...
 
 
 class CachedTool(ReadAttributes[P, T_co, B_co], Protocol[P, T_co, B_co]):
