@@ -61,7 +61,7 @@ _NEUTRAL: Final = frozenset(name.encode() for name in TRANSPORT)
 """Headers of the transport, as are those that begin with ``content-``. Every other one may tell who asks: a server
 takes its credentials where it likes."""
 _ALWAYS: Final = frozenset({b"authorization", b"cookie", b"mcp-protocol-version"})
-_EVENT_END: Final = re.compile(rb"(?:\r\n?+|\n)(?:\r\n?+|\n)")
+_EVENT_END: Final = re.compile(rb"\r?\n\r?\n|\r\r")  # a CR behind a LF has its own LF still to come
 
 # Headers
 
