@@ -501,19 +501,6 @@ def test_a_redaction_hook_gets_headers_and_body(server: HttpServer, path: Path):
         assert b"things" in get(f"{server.url}/a?x=orders", None, b"orders")
 
 
-@pytest.mark.parametrize("client", ["requests", "httpx"])
-async def test_a_secret_field_of_a_form_with_parts_is_not_in_the_file(client: str, server: HttpServer, path, gone: Any):
-    library: Any = pytest.importorskip(client)
-    files = {"password": (None, b"tulip"), "note": ("note.json", b'{"q": 1}', "application/json")}
-
-    async def run() -> int:
-        return library.post(f"{server.url}/empty", files=files).status_code
-
-    await gone(run)
-    assert "tulip" not in path.read_text()
-    assert '{"q":1}' in path.read_text()
-
-
 # The guard
 
 
