@@ -1,11 +1,14 @@
 """What is public is what `__all__` says, in order, and all of it is described."""
 
 import ast
+import importlib
 import inspect
 import re
 import typing
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 import agent_cache
 
@@ -108,6 +111,18 @@ def test_a_missing_docstring_is_seen():
             """Make one."""
 
     assert undescribed("Bare", Bare) == ["Bare", "Bare.method", "Bare.fact"]
+
+
+@pytest.mark.parametrize("module", ["", ".recording", ".remote", ".resume", ".testing"])
+def test_the_parameters_of_what_is_exported_are_described(module: str):
+    home = importlib.import_module(f"agent_cache{module}")
+    for name in home.__all__:
+        value = getattr(home, name)
+        section = re.search(r"^Args:\n(.*?)(^\S|\Z)", inspect.getdoc(value) or "", re.DOTALL | re.MULTILINE)
+        if section is not None:
+            described = re.findall(r"^ {4}(\*{0,2}\w+(?:, \*{0,2}\w+)*): ", section[1], re.MULTILINE)
+            names = {one.lstrip("*") for several in described for one in several.split(", ")}
+            assert names == set(inspect.signature(value).parameters), name
 
 
 def test_the_hints_of_what_is_exported_can_be_resolved():

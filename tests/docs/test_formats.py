@@ -3,12 +3,14 @@ written, and no other; the configurations for MCP hosts are ones that the comman
 """
 
 import argparse
+import inspect
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from agent_cache import AgentCache, AgentCacheInvalidator, ConfigurationError, Toolbox
 from agent_cache.cli import mcp_relay
 from agent_cache.cli.cassettes import _FORMS
 from agent_cache.recording import Redaction
@@ -118,3 +120,18 @@ def test_the_commands_on_the_page_are_ones():
     for line in lines:
         words = line.partition("agent-cache mcp ")[2].partition(" > ")[0].split()
         assert parsed(words).server[:2] == ["uvx", "mcp-server-git"]
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_the_page_of_toolboxes_has_every_option_that_a_file_of_rules_knows(kind: str, tmp_path: Path):
+    page = (FOLDER / "toolbox.md").read_text("utf-8")
+    (row,) = re.findall(rf"^\| `{kind}` \| (.*) \|$", page, re.MULTILINE)
+    decorator = {"read": AgentCache, "write": AgentCacheInvalidator}[kind]
+    known = set[str]()
+    for name in inspect.signature(decorator).parameters:
+        file = tmp_path / "rules.toml"
+        file.write_text(f'namespace = "shop"\n[tools.get]\nkind = "{kind}"\ntags = ["order"]\n{name} = [1]\n')
+        with pytest.raises(ConfigurationError) as refused:
+            Toolbox.from_file(file)
+        known |= set() if "is not known here" in str(refused.value) else {name}
+    assert known | {"tags", "parse"} == set(re.findall(r"`(\w+)`", row))
