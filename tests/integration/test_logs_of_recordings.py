@@ -142,7 +142,7 @@ async def test_values_that_json_has_not_are_those_that_tags_take(tmp_path, form)
         with record(path):
             await get_owner(asked[0], days=asked[1])
     else:
-        path.write_text(await spans_of(get_owner(asked[0], days=asked[1])))
+        path.write_text(await spans_of(lambda: get_owner(asked[0], days=asked[1])))
     [call] = read_log(path).calls
     get_owner.clear()
     owner_id = str(OWNER.id)
@@ -215,7 +215,7 @@ async def test_a_recording_with_a_broken_line_is_left_out_with_the_line(tmp_path
     assert "line 4" in log.problems[0]
 
 
-async def spans_of(calls, **options):
+async def spans_of(make_calls, **options):
     """What the console exporter writes of some calls."""
     pytest.importorskip("opentelemetry.sdk", reason='pip install "agent-cache[test]" brings the SDK of OpenTelemetry')
     from opentelemetry.sdk.trace import TracerProvider
@@ -226,7 +226,7 @@ async def spans_of(calls, **options):
     text, provider = io.StringIO(), TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=text)))
     with otel.instrument(provider, **{"content": True, **options}):
-        await calls
+        await make_calls()
     provider.shutdown()
     return text.getvalue()
 
@@ -244,7 +244,7 @@ async def test_spans(tmp_path, content):
                 await get_item("none")
             await names("word " * 20_000)
 
-    (tmp_path / "spans").write_text(await spans_of(talk(), content=content), "utf-8")
+    (tmp_path / "spans").write_text(await spans_of(talk, content=content), "utf-8")
     calls = read_log(tmp_path / "spans").calls
     item = {"item": "a1", "left": 5, "api_key": None}
     results = [item, "took a1", UNKNOWN, UNKNOWN] if content else [UNKNOWN] * 4
