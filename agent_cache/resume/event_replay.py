@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording.file import RecordedCall
 from agent_cache.resume.checkpoints import Checkpoint
-from agent_cache.resume.journal import StoredJournal
 
-__all__ = ["AutoReplayManager", "ReplayReport", "importance_of"]
+__all__ = ["AutoReplayManager", "ReplayReport", "events_after", "importance_of"]
 
 Event: TypeAlias = RecordedCall | Checkpoint
 
@@ -57,7 +56,7 @@ class AutoReplayManager:
     The function can bring a restored agent to the end of the run, step by step.
 
     Args:
-        events: a journal that was read.
+        events: a journal that was read, or calls and checkpoints of one, the calls in the order in which they ended.
         after: the checkpoint. Calls that had ended when it was made are left out; one that was under way is replayed.
         where: ``where(event)`` says whether an event is replayed; may be a coroutine function.
         min_importance: events of less importance are left out; see `importance_of`.
@@ -74,17 +73,16 @@ class AutoReplayManager:
 
     def __init__(
         self,
-        events: StoredJournal,
+        events: Any,
         *,
         after: Checkpoint,
         where: Callable[[Event], Any] | None = None,
         min_importance: float = 0,
         on_event: Callable[[Event], Any] | None = None,
     ) -> None:
-        if not isinstance(events, StoredJournal) or not isinstance(after, Checkpoint):
-            text = f"takes a journal that was read and a checkpoint of it, got {events!r} and {after!r}"
-            raise ConfigurationError(f"AutoReplayManager {text}")
-        if not all(function is None or callable(function) for function in (where, on_event)):
+        if not isinstance(after, Checkpoint):
+            raise ConfigurationError(f"AutoReplayManager: after must be a Checkpoint, got {after!r}")
+        if not (where is None or callable(where)) or not (on_event is None or callable(on_event)):
             raise ConfigurationError("AutoReplayManager: where and on_event must be functions of an event")
         if not isinstance(min_importance, int | float) or not 0 <= min_importance <= 1:
             raise ConfigurationError(f"AutoReplayManager: min_importance is from 0 to 1, got {min_importance!r}")
@@ -117,17 +115,27 @@ async def _answer(function: Callable[[Event], Any] | None, event: Event) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def events_after(source: StoredJournal, after: Checkpoint) -> list[Event]:
+def events_after(source: Any, after: Checkpoint) -> list[Event]:
     """The events behind a checkpoint, each checkpoint behind the last call that had ended when it was made.
 
     Raises:
         CheckpointError: if the checkpoint is not of this run.
+        ConfigurationError: if there are other things among the events.
     """
-    if after.id not in {one.id for one in source.checkpoints}:
+    is_journal = hasattr(source, "checkpoints")
+    events = [*source.calls, *source.checkpoints] if is_journal else list(source)
+    calls = [event for event in events if isinstance(event, RecordedCall)]
+    checkpoints = [event for event in events if isinstance(event, Checkpoint)]
+    if len(calls) + len(checkpoints) < len(events):
+        raise ConfigurationError("AutoReplayManager: events are a journal, or its calls and checkpoints")
+    places = {0: -1} | {call.id: index for index, call in enumerate(calls)}
+    begin = places.get(after.after)
+    if begin is None:
+        raise CheckpointError(f"there is no call {after.after}, after which the checkpoint was made", "after")
+    is_of_run = all(one.session_id == after.session_id for one in checkpoints)
+    if not is_of_run or (is_journal and after.id not in {one.id for one in checkpoints}):
         raise CheckpointError("the checkpoint is of another run", "id")
-    places = {call.id: index for index, call in enumerate(source.calls)}
-    begin = places.get(after.after, -1)
-    found: list[tuple[int, int, Event]] = [(index, 0, call) for index, call in enumerate(source.calls) if index > begin]
-    later = [one for one in source.checkpoints if one.sequence > after.sequence]
+    found: list[tuple[int, int, Event]] = [(index, 0, call) for index, call in enumerate(calls) if index > begin]
+    later = [one for one in checkpoints if one.sequence > after.sequence]
     found += [(max(places.get(one.after, -1), begin), one.sequence, one) for one in later]
     return [event for _, _, event in sorted(found, key=lambda each: each[:2])]

@@ -23,7 +23,7 @@ def call(number: int, after: int = 0, **fields: Any) -> RecordedCall:
 
 
 def checkpoint(sequence: int = 1, after: int = 0, **fields: Any) -> Checkpoint:
-    return Checkpoint(session_id="s", state={}, sequence=sequence, after=after, **fields)
+    return Checkpoint(**{"session_id": "s", "state": {}, **fields}, sequence=sequence, after=after)
 
 
 def numbers(events: Any) -> list[Any]:
@@ -97,7 +97,15 @@ async def test_what_was_under_way_at_the_checkpoint_is_replayed_and_what_had_end
 def test_bad_arguments_are_refused(replay, options):
     with pytest.raises(ConfigurationError):
         replay(checkpoint(), **options)
-    with pytest.raises(ConfigurationError, match="takes a journal that was read"):
-        AutoReplayManager(CALLS, after=checkpoint())
+    with pytest.raises(ConfigurationError, match="events are a journal, or its calls and checkpoints"):
+        AutoReplayManager([{"event": 1}], after=checkpoint())
     with pytest.raises(CheckpointError, match="of another run"):
         replay(checkpoint(), after=checkpoint())
+
+
+async def test_calls_and_checkpoints_in_a_list_are_events_too():
+    made = [checkpoint(1, 2), checkpoint(2, 2)]
+    assert numbers((await AutoReplayManager([*CALLS, *made], after=made[0]).run()).replayed) == ["c2", 3, 4, 5]
+    for events, after in (CALLS, checkpoint(after=9)), ([*CALLS, checkpoint(2, session_id="other")], checkpoint()):
+        with pytest.raises(CheckpointError):
+            AutoReplayManager(events, after=after)
