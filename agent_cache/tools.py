@@ -58,10 +58,7 @@ if TYPE_CHECKING:
 else:
     Tier = Any  # for whoever resolves the hints at run time: the module of the class takes 3 ms
 
-__all__ = [
-    "AgentCache", "AgentCacheInvalidator", "bypass", "checked_tool", "invalidate", "invalidate_sync",
-    "writing",
-]  # fmt: skip
+__all__ = ["AgentCache", "AgentCacheInvalidator", "bypass", "checked_tool", "invalidate", "invalidate_sync", "writing"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

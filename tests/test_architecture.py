@@ -128,34 +128,34 @@ def test_a_tree_that_keeps_the_rules_is_let_through(tmp_path: Path):
 
 LINES = {
     "core": 2_642,  # of 1,800: who asks (530) was no row of the plan, nor were trusted copies of tiers (83)
-    "values": 1_303,  # of 1,250: what is known of a class goes with it (15)
-    "engine": 5_963,  # of 2,700: `scope`, `operation`, `result`, `inheritance`, `read` and `state` (2,200) are what the
+    "values": 1_301,  # of 1,250: what is known of a class goes with it (15)
+    "engine": 5_961,  # of 2,700: `scope`, `operation`, `result`, `inheritance`, `read` and `state` (2,200) are what the
     # prototype of the plan lacked: sessions around a call, tenants, what a load inherits, doubt, refused results. What
     # leads to the tiers is 510, `validate=` 110. Streams are 510 of 320: tasks share runs that go on when their first
     # caller leaves
     "session": 1_715,  # of 1,200: `attach` (110), calls without a key (65), the trace's keys of writes (40) and reports
     # on budgets were no row
     "toolbox": 1_130,  # of 1,000: meta-tools and names with a server in front (100) were no row
-    "remote": 3_900,  # of 3,100: `database` (650), `file` (240), `redis` (735) and `keeper` (90) have what no
+    "remote": 3_898,  # of 3,100: `database` (650), `file` (240), `redis` (735) and `keeper` (90) have what no
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end, new certificates
-    "recording": 9_804,  # of 6,700: redaction as its corpora need it is 1,188 of 750, fork and drift 1,600 of
+    "recording": 9_801,  # of 6,700: redaction as its corpora need it is 1,188 of 750, fork and drift 1,600 of
     # 1,030; files, outcomes and the ways in (formats, prices, LiteLLM, foreign recordings) are 3,560 of 2,600
-    "resume": 2_142,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,190
+    "resume": 2_150,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,190
     "pytest_plugin": 919,  # of 850
     "service": 634,  # of 520: the schemas are 90, the drift of restored sessions 75
-    "testing": 589,  # of 820: the contract of backends is 379, 15 for backends that end writers in `read` alone,
+    "testing": 586,  # of 820: the contract of backends is 379, 15 for backends that end writers in `read` alone,
     # make a step of a renewal, share a connection between event loops, or name no store
     "integrations": 2_443,  # of 2,070: `wrap`, `explain` (190) and tools made for each user (50) were no row; who asks
     # is a fifth of each adapter
     "relay": 1_727,  # of 1,350: JSON-RPC (181) was no row, nor were lists by hints (70) and tasks (60); pipes that
     # are read and written without a change of thread are 85, half of which saves two thirds of what a message costs
-    "advise": 2_602,  # of 2,150: what links a write to a read (`mine`, `paths`: 1,051 of 850) keeps each
+    "advise": 2_600,  # of 2,150: what links a write to a read (`mine`, `paths`: 1,051 of 850) keeps each
     # rule that a world of the benchmark has shown to be needed; five forms of logs are 720 of 520 with their time line
     "report": 994,  # of 950: a trajectory and the texts of model calls (150) were no row of the plan
-    "cli": 2_386,  # of 2,150: the demo with its picture is 486 of 400
+    "cli": 2_384,  # of 2,150: the demo with its picture is 486 of 400
 }
-LINES_OF_THE_PACKAGE = 43_850
-EXPORTED_NAMES = 627
+LINES_OF_THE_PACKAGE = 43_840
+EXPORTED_NAMES = 619
 
 
 @pytest.mark.parametrize("folder", LINES)
@@ -169,7 +169,7 @@ def test_the_package_keeps_its_budget_of_lines(package: Path):
 
 
 # The plan was 45,000 lines of tests with what they share, and 10,000 of benchmarks.
-@pytest.mark.parametrize(("folder", "lines"), [("tests", 60_200), ("benchmarks", 10_000)])
+@pytest.mark.parametrize(("folder", "lines"), [("tests", 59_960), ("benchmarks", 9_935)])
 def test_what_tests_and_measures_keeps_its_budget_of_lines(folder: str, lines: int):
     root = Path(__file__).parents[1] / folder
     if not root.exists():

@@ -34,9 +34,7 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.toolbox.box import Toolbox
 from agent_cache.toolbox.rules import Read, Rule, Write, compiled_tags, find_rule
 
-__all__ = [
-    "Match", "Outcome", "Policy", "StaleAnswer", "cause_of", "replay_all", "tags_in_use", "tags_of"
-]  # fmt: skip
+__all__ = ["Match", "Outcome", "Policy", "StaleAnswer", "cause_of", "replay_all", "tags_in_use", "tags_of"]
 
 Tags = Rule | ReadOperation | WriteOperation
 """What decides on the tags of a tool: the rule of a toolbox, or the operation of a decorated function."""

@@ -18,9 +18,7 @@ from typing import Any, TextIO
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.compare import escaped, plural, shortened
 
-__all__ = [
-    "Printer", "escaped", "json_text", "plural", "print_json", "shortened", "size_text", "write_file"
-]  # fmt: skip
+__all__ = ["Printer", "escaped", "json_text", "plural", "print_json", "shortened", "size_text", "write_file"]
 
 _INVISIBLE = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 """Characters that `json.dumps` leaves as they are, and a terminal interprets or cannot encode."""

@@ -36,9 +36,7 @@ from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import fingerprint
 from agent_cache.values.copies import UncopyableError, auto_copier
 
-__all__ = [
-    "StaleHit", "audits_running", "begin_audit", "chooses", "forget_audits", "sampled_lookup",
-]  # fmt: skip
+__all__ = ["StaleHit", "audits_running", "begin_audit", "chooses", "forget_audits", "sampled_lookup"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

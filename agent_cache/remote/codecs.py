@@ -20,9 +20,7 @@ from agent_cache.core.options import count
 from agent_cache.errors import ConfigurationError
 from agent_cache.values.typed import JSON, MESSAGE_PACK, Undecodable, Unencodable, Wire, schema_of
 
-__all__ = [
-    "Codec", "EncryptedCodec", "JsonCodec", "MessagePackCodec", "SignedCodec", "Undecodable", "Unencodable",
-]  # fmt: skip
+__all__ = ["Codec", "EncryptedCodec", "JsonCodec", "MessagePackCodec", "SignedCodec", "Undecodable", "Unencodable"]
 
 _VERSION = 1
 """Of everything that a fleet shares. Data of another version is not read."""

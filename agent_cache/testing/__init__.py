@@ -10,10 +10,7 @@ from agent_cache.engine.state import random_numbers
 from agent_cache.remote.memory import MemoryServer, MemoryTier
 from agent_cache.testing.harness import FakeClock, FaultyTier, loads_in_flight, reset
 
-__all__ = [
-    "FakeClock", "FaultyTier", "JITTER", "MemoryServer", "MemoryTier", "SAMPLING", "loads_in_flight",
-    "reset",
-]  # fmt: skip
+__all__ = ["FakeClock", "FaultyTier", "JITTER", "MemoryServer", "MemoryTier", "SAMPLING", "loads_in_flight", "reset"]
 
 JITTER: Final = random_numbers("jitter")
 """The random numbers behind ``jitter=``, a `random.Random` that a test may seed. The global one is not touched."""

@@ -8,9 +8,7 @@ from typing import Any, Final
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
 from agent_cache.values.canonical import MISSING, blake2b, canonical, lasting_digest
 
-__all__ = [
-    "escaped", "etag_of", "fingerprint", "is_empty", "plural", "shortened", "shown", "signature_of", "utf8_text"
-]  # fmt: skip
+__all__ = ["escaped", "etag_of", "fingerprint", "is_empty", "plural", "shortened", "shown", "signature_of", "utf8_text"]
 
 _MAX_SHOWN: Final = 80
 _REPR: Final = Repr()
