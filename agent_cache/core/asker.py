@@ -202,11 +202,12 @@ def getters_of(tool: Any) -> tuple[Any, ...]:
             cells = zip(code.co_freevars, body.__closure__ or (), strict=False)
             enclosed = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
             found |= names
-            named += [enclosed.get(name, body.__globals__.get(name)) for name in sorted(names)]
-            modules = [vars(one) for one in named if type(one) is types.ModuleType]
-            reached = [*named, *(one.get(name) for one in modules for name in sorted(names))]
+            values = [enclosed.get(name, body.__globals__.get(name)) for name in names]
+            named += values
+            modules = [vars(one) for one in values if type(one) is types.ModuleType]
+            reached = [*values, *(one[name] for one in modules for name in names & one.keys())]
             variables |= {one: None for one in reached if _is_variable(one) and meaning_of(one.name) == "someone"}
-    return (*sorted(found & _GETTERS.keys()), *variables)
+    return (*sorted(found & _GETTERS.keys()), *sorted(variables, key=lambda one: one.name))
 
 
 _getters_of_class: Final = by_object(getters_of)

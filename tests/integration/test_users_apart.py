@@ -820,3 +820,27 @@ def test_a_program_that_is_installed_is_looked_into_and_another_package_is_not(t
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     tools = importlib.import_module("desk_app.tools")
     assert [hits_of_users(AgentCache("desk")(tool)) for tool in (tools.mine, tools.common)] == [1, 2]
+
+
+def test_the_time_of_a_decoration_grows_with_what_the_tool_reaches_and_not_faster():
+    def instructions(length: int) -> int:
+        count = 0
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal count
+            frame.f_trace_opcodes = True
+            count += event == "opcode" and "agent_cache/core" in frame.f_code.co_filename
+            return trace
+
+        methods = [f"    def step{at}(self): return json, re, sys, self.at{at}\n" for at in range(length)]
+        reached: dict[str, Any] = {"__name__": "shop"}
+        exec("import json, re, sys\nclass Shop:\n" + "".join(methods) + "async def get(i): return Shop, i\n", reached)
+        sys.settrace(trace)
+        try:
+            AgentCache("order:{i}")(reached["get"])
+        finally:
+            sys.settrace(None)
+        return count
+
+    instructions(1)
+    assert instructions(160) < 2.5 * instructions(80)
