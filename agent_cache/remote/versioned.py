@@ -572,6 +572,8 @@ class VersionedTier:
         if self.pending.get(name) is one:
             del self.pending[name]
             self._note_pending()
+        if one.message is not None and one.message.tool:
+            await self._read_ttls()
 
     async def flush(self) -> None:
         """Deliver what could not be delivered, before anything else: a process must not find what it has overwritten.
@@ -662,13 +664,16 @@ class VersionedTier:
             term.until = max(term.until, before + self.max_staleness)
 
     async def _read_ttls(self) -> None:
-        """Read all ttls if they are not known. Those that are set later come with the feed."""
-        if not any(one.message and one.message.tool for one in list(self.pending.values())):
-            while self.feed.ttls is None:
-                changes = self.feed.ttl_changes
-                found = await self.backend.ttls()
-                if changes == self.feed.ttl_changes:  # else another one was set meanwhile
-                    self.feed.set_ttls(found)
+        """Read all ttls if they are not known. Those that are set later come with the feed; one that this process has set
+        is read when it has landed.
+        """
+        while self.feed.ttls is None and not any(
+            one.message and one.message.tool for one in list(self.pending.values())
+        ):
+            changes = self.feed.ttl_changes
+            found = await self.backend.ttls()
+            if changes == self.feed.ttl_changes:  # else another one was set meanwhile
+                self.feed.set_ttls(found)
 
     async def caught_up(self) -> bool:
         """Wait until everything that was written so far has been applied. Returns whether that could be done."""

@@ -18,7 +18,10 @@ from tests.pipeline.fleet import Process, Truth, WatchedTier
 pytestmark = pytest.mark.usefixtures("clock")
 
 
-async def test_a_ttl_that_is_set_while_the_ttls_are_read_is_not_missed():
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_ttl_that_is_set_while_the_ttls_are_read_is_not_missed(is_late: bool):
+    """By another process, or by this one, if it reaches the server after they were read."""
+
     class Server(MemoryServer):
         then: Any = None
 
@@ -29,11 +32,19 @@ async def test_a_ttl_that_is_set_while_the_ttls_are_read_is_not_missed():
                 then()
             return found
 
+    def publish() -> None:
+        if is_late:
+            server.stop()
+            server.clients.clear()  # nobody is told before it asks
+        (other if is_late else one).publish_ttl("get_order", 2.0)
+        server.is_up = True
+
     server = Server()
     one, other, known = MemoryTier(server), MemoryTier(server), dict[str, float]()
-    server.then = lambda: one.publish_ttl("get_order", 2.0)
+    server.then = publish
     one.publish_ttl("get_order", 1.0)
     other.follow_ttls(known.update)
+    await other.caught_up()
     await other.caught_up()
     assert known == {"get_order": 2.0}
 
