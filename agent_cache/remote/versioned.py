@@ -664,8 +664,8 @@ class VersionedTier:
             term.until = max(term.until, before + self.max_staleness)
 
     async def _read_ttls(self) -> None:
-        """Read all ttls if they are not known. Those that are set later come with the feed; if this process has set one,
-        they are read when it has landed.
+        """Read all ttls if they are not known: where this process has set one, when that has landed. Those that are set
+        later come with the feed.
         """
         while self.feed.ttls is None and not any(
             one.message and one.message.tool for one in list(self.pending.values())
