@@ -572,7 +572,7 @@ class VersionedTier:
         if self.pending.get(name) is one:
             del self.pending[name]
             self._note_pending()
-        if one.message is not None and one.message.tool:
+        if one.message is not None and one.message.tool and self.feed.number is not None:
             await self._read_ttls()
 
     async def flush(self) -> None:
@@ -665,7 +665,7 @@ class VersionedTier:
 
     async def _read_ttls(self) -> None:
         """Read all ttls if they are not known: where this process has set one, when that has landed. Those that are set
-        later come with the feed.
+        later come with the feed, whose place is known.
         """
         while self.feed.ttls is None and not any(
             one.message and one.message.tool for one in list(self.pending.values())
