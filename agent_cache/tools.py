@@ -236,7 +236,7 @@ class AgentCache(Decorator):
         name: the identity of the tool instead of ``module:qualname``; for functions made in a loop or a factory.
         jitter: a fraction below 1. The life of each result is shortened by a random part of that fraction of its ttl.
         grace: seconds, or a `timedelta`, beyond its ttl in which a result is still returned, at once, while one call
-            in the background loads it again. Also from a tier, where one process of all loads it.
+            in the background loads it again. Also on the tier: see `RemotePolicy`.
         stale_if_error: seconds, or a `timedelta`, beyond its ttl in which a result is returned instead of an exception
             that the tool raises. From the local store only. Like `grace`, it never returns what a write has dropped.
         remote: how the shared tier is used: see `RemotePolicy`.

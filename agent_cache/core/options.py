@@ -192,6 +192,8 @@ class RemotePolicy:
     """How a tool uses the tier that it shares with other processes: ``remote=RemotePolicy(...)``.
 
     Args:
+        grace: for a read: seconds, or a `timedelta`, beyond its ttl that a result may be served while one process
+            loads it again. Not across a write: a write drops what it touches at any age.
         consistency: for a read: ``"bounded"`` serves local copies for as long as the tier's `max_staleness` allows;
             ``"strong"`` asks the tier at every call, keeps no local copy, and joins no running load. It covers the
             writes that reached the tier: give their tools ``on_unreachable="refuse"``.
@@ -204,12 +206,14 @@ class RemotePolicy:
             costs a miss two more round trips, so it is for loads that take longer.
     """
 
+    grace: float | timedelta = 0.0
     consistency: Literal["bounded", "strong"] = "bounded"
     on_unreachable: Literal["run", "refuse"] = "run"
     share: bool = False
     flight: Literal["process", "fleet"] = "process"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "grace", seconds(self.grace, "RemotePolicy: grace", zero=True))
         checked_choice(self.consistency, ("bounded", "strong"), "RemotePolicy: consistency")
         checked_choice(self.on_unreachable, ("run", "refuse"), "RemotePolicy: on_unreachable")
         checked_flag(self.share, "RemotePolicy: share")
@@ -222,12 +226,12 @@ class RemotePolicy:
 
     def checked(self, where: str, *, scope: Scope, is_read: bool) -> RemotePolicy:
         """Refuse options that have no effect on a tool. The error names the option and the fix."""
-        reads = self.is_strong or self.flight == "fleet"
+        reads = self.grace or self.is_strong or self.flight == "fleet"
         problem = ""
         if is_read and self.on_unreachable != "run":
             problem = "on_unreachable is for writes; leave it out"
         elif not is_read and (reads or self.share):
-            problem = "consistency, share and flight are for reads; give them to the tools that read"
+            problem = "grace, consistency, share and flight are for reads; give them to the tools that read"
         elif self.share and scope != "session":
             problem = "share is for scope='session'; leave it out, global results are shared anyway"
         elif reads and scope == "session" and not self.share:
@@ -304,6 +308,8 @@ class ReadPolicy:
         for option in ("stale_if_error", "audit", "validate"):
             if getattr(self, option) and self.remote.is_strong:
                 raise ConfigurationError(f"{where}: {option} has no effect with consistency='strong'; leave one out")
+        if self.grace and self.remote.grace:
+            raise ConfigurationError(f"{where}: grace is given twice; leave out that of RemotePolicy")
         return self
 
 

@@ -170,7 +170,7 @@ def request_of(call: Call) -> Request:
         tenant=call.local.tenant,
         returns=operation.returns,
         roots=operation.tags.roots,
-        grace=policy.grace,
+        grace=policy.grace or policy.remote.grace,
         strong=policy.remote.is_strong,
     )
 

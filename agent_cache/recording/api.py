@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Token
+from copy import copy
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ from agent_cache.recording.functions import FunctionCall, RecordedFunction, chec
 from agent_cache.recording.http.identity import Http
 from agent_cache.recording.http.seams import Seams, install_guard
 from agent_cache.recording.match import Matcher
+from agent_cache.recording.outcomes import decode, encode
 from agent_cache.recording.partial_file import is_being_recorded
 from agent_cache.recording.redaction import Redaction, redaction_of
 from agent_cache.recording.tape import Tape
@@ -286,9 +288,14 @@ class observe(Block[Tape]):  # noqa: N801 - as `record`
         return Tape(None, "observe", self._redaction, file=log, http=self._http)
 
 
-def loaded(path: Path, given: Redaction) -> tuple[Cassette, Redaction]:
-    """Load a cassette, and redact in it what was not redacted when it was recorded. Returns all rules together."""
-    cassette = Cassette.load(path)
+def loaded(source: Path | Cassette, given: Redaction) -> tuple[Cassette, Redaction]:
+    """Load a cassette, and redact in it what was not redacted when it was recorded. Returns all rules together.
+
+    A cassette that is in memory stays as it is, whatever the run makes of its values.
+    """
+    cassette, path = (copy(source), source.path) if isinstance(source, Cassette) else (Cassette.load(source), source)
+    if isinstance(source, Cassette):
+        cassette.steps = [msgspec.structs.replace(one, outcome=decode(encode(one.outcome))) for one in source]
     if any(call.form and call.name in CALLS_OF_LITELLM for call in cassette):  # else the model would be called
         raise CassetteError("has calls of litellm, which only recording.litellm.LLMReplay answers", path)
     redaction = given.joined(cassette.header.redact)

@@ -84,7 +84,7 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
     what was recorded of it before is refused, and so is every further one.
 
     Args:
-        cassette: the path of the original.
+        cassette: the original: a path, or a `Cassette`.
         at: id of the first call that runs, as ``agent-cache cassette show`` prints it. None answers all of it, and goes
             on behind its end.
         to: where the branch is recorded. There must be no file yet.
@@ -109,7 +109,7 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
 
     def __init__(
         self,
-        cassette: str | os.PathLike[str],
+        cassette: str | os.PathLike[str] | Cassette,
         *,
         at: int | None,
         to: str | os.PathLike[str],
@@ -123,8 +123,8 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
             raise ConfigurationError(f"fork: at must be the id of a call, or None, got {at!r}")
         if edits is not None and not (isinstance(edits, Mapping) and all(type(number) is int for number in edits)):
             raise ConfigurationError(f"fork: edits must map ids of calls to what they answer, got {edits!r}")
-        source = checked_path(cassette, "fork: cassette")
-        if is_being_recorded(source):
+        source = cassette if isinstance(cassette, Cassette) else checked_path(cassette, "fork: cassette")
+        if not isinstance(source, Cassette) and is_being_recorded(source):
             raise CassetteError("is being recorded; fork it when that has ended", source)
         _check_is_free(path)
         original, self._redaction = loaded(source, redaction_of(redact))

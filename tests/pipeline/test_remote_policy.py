@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -73,13 +74,14 @@ async def test_a_write_that_cannot_be_announced_is_refused_before_its_side_effec
 # Grace
 
 
+@pytest.mark.parametrize("grace", [{"remote": RemotePolicy(grace=30.0)}, {"grace": 30.0}], ids=["tier", "local too"])
 async def test_an_answer_within_its_grace_is_served_and_loaded_anew_once(
-    truth: Truth, server: MemoryServer, clock: library.Clock
+    truth: Truth, server: MemoryServer, clock: library.Clock, grace: Any
 ):
     gate, tiers = Gate(), [MemoryTier(server), MemoryTier(server)]
 
     def tool_of(tier: MemoryTier):
-        @AgentCache("order:{id}", name="policy:graced", ttl=10.0, grace=30.0, remote_cache=tier)
+        @AgentCache("order:{id}", name="policy:graced", ttl=10.0, remote_cache=tier, **grace)
         async def get_order(id: str) -> str:
             return await gate()
 
@@ -146,7 +148,7 @@ async def test_a_write_limited_to_the_session_ends_what_the_session_shares(
 @pytest.mark.parametrize(
     "options",
     [
-        {"consistency": "eventual"}, {"on_unreachable": "raise"}, {"share": "yes"},
+        {"grace": -1}, {"grace": "5"}, {"consistency": "eventual"}, {"on_unreachable": "raise"}, {"share": "yes"},
         {"flight": "team"},
     ],
 )  # fmt: skip
@@ -160,10 +162,12 @@ def test_a_policy_that_is_misspelt_is_refused(options):
     [
         (AgentCache, {"remote": RemotePolicy(on_unreachable="refuse")}),
         (AgentCache, {"remote": RemotePolicy(share=True)}),
+        (AgentCache, {"remote": RemotePolicy(grace=1), "scope": "session"}),
         (AgentCache, {"remote": RemotePolicy(flight="fleet"), "scope": "session"}),
         (AgentCache, {"remote": STRONG, "scope": "session"}),
         (AgentCache, {"remote": "strong"}),
         (AgentCacheInvalidator, {"remote": STRONG}),
+        (AgentCacheInvalidator, {"remote": RemotePolicy(grace=1)}),
         (AgentCacheInvalidator, {"remote": RemotePolicy(flight="fleet")}),
         (AgentCacheInvalidator, {"remote": RemotePolicy(share=True), "scope": "session"}),
         (AgentCacheInvalidator, {"remote": object()}),

@@ -669,8 +669,9 @@ async def test_of_a_fleet_that_shares_loads_one_process_asks(clock):
     assert (here.runs, there.runs) == (1, 0)
 
 
-async def test_within_the_grace_the_question_is_asked_behind_the_answer_once_for_all(clock):
-    here, there = Fleet(grace=5).sources
+@pytest.mark.parametrize("grace", [{"remote": RemotePolicy(grace=5)}, {"grace": 5}], ids=["tier", "local too"])
+async def test_within_the_grace_the_question_is_asked_behind_the_answer_once_for_all(clock, grace):
+    here, there = Fleet(**grace).sources
     for source in (here, there, here):
         assert (await source.get())["run"] == 1
         clock.advance(5)

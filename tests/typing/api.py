@@ -79,7 +79,6 @@ from agent_cache.resume import (
     register_state,
     restore,
 )
-from agent_cache.resume.journal import read_journal
 from agent_cache.service import restore_app
 from agent_cache.toolbox import ToolTable
 
@@ -113,7 +112,7 @@ async def cancel_order(order_id: str) -> Order:
 
 
 @AgentCache(
-    "price:{sku}", ttl=60, grace=timedelta(minutes=5), remote=RemotePolicy(consistency="strong", flight="fleet")
+    "price:{sku}", ttl=60, remote=RemotePolicy(grace=timedelta(minutes=5), consistency="strong", flight="fleet")
 )
 async def get_price(sku: str) -> float:
     return float(len(sku))
@@ -553,7 +552,7 @@ async def record_and_replay() -> None:
         assert_type(branch.live_from, int | None)
         assert_type(branch.saved, Saved)
         assert_type(branch.cassette, Cassette)
-    async with fork("a", at=None, to="b"):
+    async with fork(Cassette.load("a"), at=None, to="b"):
         pass
     assert_type(fork.from_env(), fork | None)
     fork("a", at="2", to="b")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -601,7 +600,7 @@ async def go_back(made: Checkpoint, plan: Plan) -> None:
     assert_type(Plan(["look"]).steps, list[str])
     remove = register_restore_hook("planner", lambda state, target: None)
     assert_type(remove(), None)
-    report = await AutoReplayManager(read_journal("a"), after=made, min_importance=0.5, on_event=print).run()
+    report = await AutoReplayManager([], after=made, min_importance=0.5, on_event=print).run()
     assert_type(report, ReplayReport)
     assert_type(CustomState({"a": 1}).data, dict[str, Any])
     register_restore_hook("planner", 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -161,8 +161,10 @@ async def test_what_a_run_does_to_its_answers_is_neither_written_nor_answered_on
         await run()
         await ask("more")
     assert path.read_bytes().splitlines(keepends=True)[1:-2] == before[1:-1]
-    with fork(path, at=3, to=path.with_name("branch.jsonl")):
-        assert await run() == {"words": ["a", "b"]}
+    original = Cassette.load(path)
+    for number in range(2):
+        with fork(original, at=3, to=path.with_name(f"{number}.jsonl")):
+            assert await run() == {"words": ["a", "b"]}
 
 
 async def test_a_killed_recording_has_its_calls_as_they_ended(path, tmp_path):
