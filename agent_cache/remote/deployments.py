@@ -30,6 +30,11 @@ _URL: Final = re.compile(
     re.IGNORECASE,
 )
 """Of what it does not match, redis-py passes over something."""
+_NAMES: Final = (
+    ("driver_info",) if "driver_info" in inspect.signature(Redis).parameters else ("lib_name", "lib_version")
+)
+_BRIEF: Final[Mapping[str, Any]] = {"protocol": 2, **dict.fromkeys(_NAMES)}
+"""By this a new connection asks nothing for itself before its first command."""
 _KEPT: Final = frozenset({
     "db", "username", "password", "credential_provider", "client_name", "socket_keepalive", "socket_keepalive_options",
     "socket_type", *(name for name in inspect.signature(SSLConnection).parameters if name.startswith("ssl_")),
@@ -137,8 +142,7 @@ class Deployment:
 
 def _limits(timeout: float) -> dict[str, Any]:
     """The caller limits the time of each command. A connection that was used before may have been cut meanwhile."""
-    protocol = {"protocol": 2}  # by which a new connection asks two things less before its first command
-    return {"socket_timeout": None, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 1), **protocol}
+    return {"socket_timeout": None, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 1), **_BRIEF}
 
 
 def _single(kind: Any, settings: Mapping[str, Any]) -> Deployment:
