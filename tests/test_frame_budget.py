@@ -157,7 +157,7 @@ def test_a_hit_is_so_many_frames(hit: str) -> None:
     """The generated body answers by itself: it compares the lease of a copy, and Python binds the arguments."""
     make, bound = HITS[hit]
     entered = asyncio.run(warm_frames(make(), "u1"))
-    assert 0 < len(entered) <= bound, entered
+    assert len(entered) == bound, entered
 
 
 def test_observers_that_are_not_used_cost_no_frame() -> None:

@@ -38,6 +38,7 @@ class Verdict:
 
     Attributes:
         stale_reads: how many reads were stale; one of all entities may miss several writes.
+        refusal: the longest time in seconds from a write that was refused to the next one that was not.
         refusals: the most writes in a row that were refused, but for those while a slot was open.
     """
 
@@ -47,6 +48,7 @@ class Verdict:
     failed: int = 0
     dead: int = 0
     hits: int = 0
+    refusal: float = 0.0
     refusals: int = 0
     stale: list[Stale] = field(default_factory=list)
 
@@ -108,7 +110,7 @@ def judge(lines: Lines) -> Verdict:
             case _:
                 raise ValueError(f"a line that nobody writes: {[what, *rest]!r}")
     verdict.reads = len(reads)
-    verdict.refusals = _most_refusals(outcomes, moves)
+    verdict.refusal, verdict.refusals = _longest_refusal(outcomes), _most_refusals(outcomes, moves)
     finished = _finished(effects, ends)
     for kind, versions, start, process in reads:
         before = len(verdict.stale)
@@ -120,6 +122,15 @@ def judge(lines: Lines) -> Verdict:
                 verdict.stale.append(Stale(int(name), version, kind, (start - end) / 1e9, write, ending, is_own))
         verdict.stale_reads += len(verdict.stale) > before
     return verdict
+
+
+def _longest_refusal(outcomes: Iterable[tuple[int, bool]]) -> float:
+    since, longest = None, 0
+    for end, was_refused in sorted(outcomes):
+        if since is not None:
+            longest = max(longest, end - since)
+        since = None if not was_refused else end if since is None else since
+    return longest / 1e9
 
 
 def _most_refusals(outcomes: Iterable[tuple[int, bool]], moves: list[tuple[int, int]]) -> int:

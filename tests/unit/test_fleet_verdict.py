@@ -65,6 +65,13 @@ def test_a_process_that_misses_its_own_write_is_told_apart():
     assert len(verdict.own) == 2
 
 
+def test_a_refusal_lasts_until_the_next_write_that_is_not_refused():
+    ends = [("failed", 1), ("failed", 3), ("returned", 6), ("failed", 7), ("returned", 8)]
+    lines = [[how, f"a/{end}", end * 1_000_000_000] for how, end in ends]
+    assert judge(reversed(lines)).refusal == 5.0
+    assert judge(lines[2:3]).refusal == 0.0
+
+
 def test_refusals_in_a_row_are_counted_but_for_those_while_a_slot_was_open():
     ends = [("failed", 1), ("failed", 3), ("returned", 6), ("failed", 7), ("returned", 8)]
     lines = [[how, f"a/{end}", end] for how, end in ends]
