@@ -127,7 +127,7 @@ def test_a_tree_that_keeps_the_rules_is_let_through(tmp_path: Path):
 # and 500 names together; each row says what it has that the plan did not count.
 
 LINES = {
-    "core": 2_643,  # of 1,800: who asks (530) was no row of the plan, nor were trusted copies of tiers (83)
+    "core": 2_650,  # of 1,800: who asks (530) was no row of the plan, nor were trusted copies of tiers (83)
     "values": 1_301,  # of 1,250: what is known of a class goes with it (15)
     "engine": 5_961,  # of 2,700: `scope`, `operation`, `result`, `inheritance`, `read` and `state` (2,200) are what the
     # prototype of the plan lacked: sessions around a call, tenants, what a load inherits, doubt, refused results. What
@@ -136,9 +136,9 @@ LINES = {
     "session": 1_715,  # of 1,200: `attach` (110), calls without a key (65), the trace's keys of writes (40) and reports
     # on budgets were no row
     "toolbox": 1_130,  # of 1,000: meta-tools and names with a server in front (100) were no row
-    "remote": 3_903,  # of 3,100: `database` (650), `file` (240), `redis` (735) and `keeper` (90) have what no
+    "remote": 3_907,  # of 3,100: `database` (650), `file` (240), `redis` (735) and `keeper` (90) have what no
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end, new certificates
-    "recording": 9_801,  # of 6,700: redaction as its corpora need it is 1,188 of 750, fork and drift 1,600 of
+    "recording": 9_808,  # of 6,700: redaction as its corpora need it is 1,188 of 750, fork and drift 1,600 of
     # 1,030; files, outcomes and the ways in (formats, prices, LiteLLM, foreign recordings) are 3,560 of 2,600
     "resume": 2_150,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,190
     "pytest_plugin": 919,  # of 850
@@ -154,7 +154,7 @@ LINES = {
     "report": 994,  # of 950: a trajectory and the texts of model calls (150) were no row of the plan
     "cli": 2_384,  # of 2,150: the demo with its picture is 486 of 400
 }
-LINES_OF_THE_PACKAGE = 43_846
+LINES_OF_THE_PACKAGE = 43_864
 EXPORTED_NAMES = 619
 
 
@@ -169,7 +169,7 @@ def test_the_package_keeps_its_budget_of_lines(package: Path):
 
 
 # The plan was 45,000 lines of tests with what they share, and 10,000 of benchmarks.
-@pytest.mark.parametrize(("folder", "lines"), [("tests", 59_993), ("benchmarks", 9_935)])
+@pytest.mark.parametrize(("folder", "lines"), [("tests", 60_061), ("benchmarks", 9_950)])
 def test_what_tests_and_measures_keeps_its_budget_of_lines(folder: str, lines: int):
     root = Path(__file__).parents[1] / folder
     if not root.exists():

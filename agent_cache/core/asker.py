@@ -202,11 +202,12 @@ def getters_of(tool: Any) -> tuple[Any, ...]:
             cells = zip(code.co_freevars, body.__closure__ or (), strict=False)
             enclosed = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
             found |= names
-            values = [enclosed.get(name, body.__globals__.get(name)) for name in names]
-            named += values
-            modules = [vars(one) for one in values if type(one) is types.ModuleType]
-            reached = [*values, *(one[name] for one in modules for name in names & one.keys())]
-            variables |= {one: None for one in reached if _is_variable(one) and meaning_of(one.name) == "someone"}
+            values: list[tuple[str, Any]] = [(name, enclosed.get(name, body.__globals__.get(name))) for name in names]
+            named += [one for _, one in values]
+            modules = [vars(one) for _, one in values if type(one) is types.ModuleType]
+            values += [(name, one[name]) for one in modules for name in names & one.keys()]
+            asked = [(name, one) for name, one in values if _is_variable(one)]
+            variables |= {one: None for name, one in asked if "someone" in (meaning_of(name), meaning_of(one.name))}
     return (*sorted(found & _GETTERS.keys()), *sorted(variables, key=lambda one: one.name))
 
 

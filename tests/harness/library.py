@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Protocol
 
 import pytest
@@ -31,6 +34,24 @@ def fresh_library() -> Iterator[Clock]:
             yield clock
         finally:
             testing.reset()
+
+
+@contextmanager
+def instructions() -> Iterator[Counter[str]]:
+    """Count what the package executes in this thread, by file."""
+    count = Counter[str]()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        frame.f_trace_opcodes = True
+        if event == "opcode" and "agent_cache/" in frame.f_code.co_filename:
+            count[frame.f_code.co_filename] += 1
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield count
+    finally:
+        sys.settrace(None)
 
 
 def loads_in_flight() -> int:

@@ -32,6 +32,7 @@ from agent_cache.integrations import explain, wrap
 from agent_cache.recording import record, replay
 from agent_cache.testing import MemoryServer, MemoryTier
 from agent_cache.toolbox import ToolInfo
+from tests.harness import library
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -631,6 +632,7 @@ async def test_two_wrapped_functions_of_one_name_share_nothing():
 
 SAID = ContextVar("SAID", default="token")
 CURRENT_USER = ContextVar("CURRENT_USER", default="nobody")
+THE_USER: ContextVar[Any] = ContextVar("said", default="nobody")
 
 
 def get_access_token() -> str:
@@ -756,6 +758,7 @@ class Profile:
 this = sys.modules[__name__]
 VARIABLES: dict[str, Any] = {
     "its name": lambda: CURRENT_USER.get(),
+    "what the program calls it": lambda: THE_USER.get(),
     "a helper": lambda: current_user(),
     "a name in its module": lambda: this.CURRENT_USER.get(),
     "another name": (lambda variable: lambda: variable.get())(CURRENT_USER),
@@ -771,6 +774,7 @@ def test_users_are_kept_apart_by_a_tool_that_reads_a_variable_named_for_someone_
     values: list[Any] = []
     for user in ("ada", DeclaredAccount("bob"), "ada", DeclaredAccount("bob"), Client()):
         CURRENT_USER.set(user)
+        THE_USER.set(user)
         values.append(read())
     assert values[:4] == ["ada", DeclaredAccount("bob")] * 2
     assert type(values[4]) is Client
@@ -824,23 +828,12 @@ def test_a_program_that_is_installed_is_looked_into_and_another_package_is_not(t
 
 def test_the_time_of_a_decoration_grows_with_what_the_tool_reaches_and_not_faster():
     def instructions(length: int) -> int:
-        count = 0
-
-        def trace(frame: Any, event: str, _: Any) -> Any:
-            nonlocal count
-            frame.f_trace_opcodes = True
-            count += event == "opcode" and "agent_cache/core" in frame.f_code.co_filename
-            return trace
-
         methods = [f"    def step{at}(self): return json, re, sys, self.at{at}\n" for at in range(length)]
         reached: dict[str, Any] = {"__name__": "shop"}
         exec("import json, re, sys\nclass Shop:\n" + "".join(methods) + "async def get(i): return Shop, i\n", reached)
-        sys.settrace(trace)
-        try:
+        with library.instructions() as count:
             AgentCache("order:{i}")(reached["get"])
-        finally:
-            sys.settrace(None)
-        return count
+        return count.total()
 
     instructions(1)
     assert instructions(160) < 2.5 * instructions(80)

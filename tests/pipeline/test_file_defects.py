@@ -21,6 +21,7 @@ from agent_cache.remote.feed import News
 from agent_cache.remote.file import FileTier
 from agent_cache.testing import FakeClock
 from tests.contract.workbench import commit, load, read, value_of, write, writing
+from tests.harness import library
 from tests.harness.processes import until
 
 
@@ -425,6 +426,24 @@ async def test_a_value_that_is_not_loaded_yet_by_a_clock_that_was_set_back_is_no
         assert await value_of(tier, request) == "nothing"
         await load(tier, request, "another")
         assert await value_of(tier, request) == "another"
+
+
+def test_a_result_does_not_outlive_its_ttl_because_the_clock_was_set_back(
+    tmp_path: Path, clock: library.Clock, monkeypatch: pytest.MonkeyPatch
+):
+    runs: list[int] = []
+
+    @AgentCache("price", ttl=1.0, remote_cache=FileTier(tmp_path / "cache"), name="price")
+    def price() -> int:
+        runs.append(1)
+        return len(runs)
+
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3_600)
+    assert price() == 1
+    monkeypatch.setattr(time, "time", lambda: now)
+    clock.advance(1.5)  # its local copy has ended
+    assert price() == 2
 
 
 # Invalidations that are missing

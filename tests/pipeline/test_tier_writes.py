@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from typing import Any
 
 import pytest
@@ -302,20 +301,9 @@ async def test_a_write_through_a_tier_looks_at_no_tool_by_itself(server: MemoryS
     """It executes no instruction for each of 200 tools beside it."""
 
     async def instructions() -> int:
-        count = 0
-
-        def trace(frame: Any, event: str, _: Any) -> Any:
-            nonlocal count
-            frame.f_trace_opcodes = True
-            count += event == "opcode" and "agent_cache/" in frame.f_code.co_filename
-            return trace
-
-        sys.settrace(trace)
-        try:
+        with library.instructions() as count:
             await set_order("7")
-        finally:
-            sys.settrace(None)
-        return count
+        return count.total()
 
     @AgentCacheInvalidator("order:{id}")
     async def set_order(id: str) -> None: ...

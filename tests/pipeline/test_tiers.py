@@ -49,6 +49,17 @@ async def test_a_ttl_that_is_set_while_the_ttls_are_read_is_not_missed(is_late: 
     assert known == {"get_order": 2.0}
 
 
+async def test_a_ttl_that_another_process_sets_before_the_place_in_the_feed_is_known_is_not_missed():
+    server = MemoryServer()
+    one, other, known = MemoryTier(server), MemoryTier(server), dict[str, float]()
+    server.clients.clear()  # nobody is told before it asks
+    one.publish_ttl("get_order", 1.0)
+    other.publish_ttl("get_order", 2.0)
+    one.follow_ttls(known.update)
+    await one.caught_up()
+    assert known == {"get_order": 2.0}
+
+
 # What it is asked
 
 
