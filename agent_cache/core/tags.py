@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import date, time
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any, Final, Literal, NamedTuple, cast
 
 from agent_cache.errors import ConfigurationError
@@ -125,6 +125,16 @@ class Field(NamedTuple):
         """What it stands for; of one that `is_of_many`, a list."""
         return _followed(result if self.of_result else arguments[self.name], self.steps)
 
+    def each(self, arguments: Mapping[str, Any], result: Any) -> Iterable[Any]:
+        """What tags name of it: the value, and the items of a list, a tuple or a set, as one may be given where one id
+        is expected. None if there are none.
+        """
+        value = self.value(arguments, result)
+        if self.is_of_many:
+            return cast("list[Any]", value)
+        is_several = isinstance(value, list | tuple | Set) and not hasattr(value, "_fields")
+        return ([value, *value] if value else [None]) if is_several else [value]
+
 
 def _followed(found: Any, steps: Steps) -> Any:
     for at, (is_attribute, step) in enumerate(steps):
@@ -150,9 +160,10 @@ def parse_template(template: str, parameters: Sequence[str], tool: str) -> tuple
     Raises:
         ConfigurationError: naming the tool, if it is malformed, has no fixed root, or names no parameter.
     """
-    forms = "a fixed root, as in 'order:{order_id}', and fields {a}, {a.attribute}, {a[key]} or {a[]} below it"
     malformed = ConfigurationError(
-        f"{tool}: resource {template!r} must have {forms}, without empty parts, formats and wildcards: 'order' is all"
+        f"{tool}: resource {template!r} must have a fixed root, as in 'order:{{order_id}}', and fields {{a}}, "
+        "{a.attribute}, {a[key]} or {a[]} below it, without empty parts, spaces around one, formats and wildcards: "
+        "'order' is all"
     )
     segments: list[Segment] = [[]]
     try:
@@ -166,7 +177,7 @@ def parse_template(template: str, parameters: Sequence[str], tool: str) -> tuple
         if field is None:
             continue
         read = re.fullmatch(_FIELD, field)
-        if spec or conversion or read is None:
+        if spec or conversion or read is None or field != field.strip():
             raise malformed
         name, steps = read.groups()
         if name not in parameters and name != "result":
@@ -180,9 +191,11 @@ def parse_template(template: str, parameters: Sequence[str], tool: str) -> tuple
         )
         segments[-1].append(Field(name, name not in parameters, parsed))
     root, *below = segments
-    if not all(segments) or ["*"] in segments or any(isinstance(piece, Field) for piece in root):
+    texts = ["".join(map(str, segment)) for segment in segments]
+    has_root = all(isinstance(piece, str) for piece in root)
+    if not has_root or ["*"] in segments or any(not text or text != text.strip() for text in texts):
         raise malformed
-    return "".join(map(str, root)), below
+    return texts[0], below
 
 
 # Rules
@@ -236,18 +249,14 @@ def _json_text(value: Any) -> str:
         parts = value.items() if isinstance(value, Mapping) else value
         return str(sorted(map(_json_text, parts)))
     text = value.isoformat() if isinstance(value, date | time) else str(value)
-    if " at 0x" in text and not isinstance(value, str):
-        raise ConfigurationError(f"a tag of a {type(value).__qualname__} would have its address: name its id instead")
+    if (" at 0x" in text or "\n" in text) and not isinstance(value, str):  # an address, or a table
+        kind = type(value).__qualname__
+        raise ConfigurationError(f"a tag of a {kind} would be all of its text: name an id in it, as a.id or a[id][]")
     return text
 
 
-def _segments(value: Any) -> tuple[str, ...]:
-    """The segments of tags that name a value, escaped. A write may get a member of an enum where a read got its value:
-    where the texts differ, both have both.
-    """
-    if type(value) is str or type(value) is int:
-        return (escape(str(value)),)
-    return tuple(dict.fromkeys([escape(text(value)) for text in (str, _json_text)]))
+_TEXTS: Final = (str, _json_text)
+"""A write may get a member of an enum where a read got its value: where the texts differ, both have both."""
 
 
 class TagRule(NamedTuple):
@@ -335,8 +344,8 @@ def _computed(computed: ComputedTags, tool: str) -> TagRule:
 def _tags_of(root: str, ids: Any) -> tuple[Tag, ...]:
     if type(ids) is not list and (isinstance(ids, str | bytes) or not isinstance(ids, Iterable)):
         ids = (ids,)
-    segments = [segment for one in ids if one is not None for segment in _segments(one)]
-    return tuple(dict.fromkeys([f"{root}:{segment}" for segment in segments])) or (root,)
+    given = [(one, (str,) if type(one) in (str, int) else _TEXTS) for one in ids if one is not None]
+    return tuple(dict.fromkeys([f"{root}:{escape(text(one))}" for one, texts in given for text in texts])) or (root,)
 
 
 def _templated(template: Any, parameters: Sequence[str], tool: str) -> TagRule:
@@ -348,36 +357,28 @@ def _templated(template: Any, parameters: Sequence[str], tool: str) -> TagRule:
     if not fields:
         tag = ":".join([root, *(escape("".join(map(str, segment))) for segment in below)])
         return TagRule(root, "static", lambda _arguments, _result: (tag,), template)
-    many = next((field for field in fields if field.is_of_many), None)
     if sum(field.is_of_many for field in fields) > 1:
-        raise ConfigurationError(
-            f"{tool}: resource {template!r} has several fields with []; write one template for each"
-        )
+        raise ConfigurationError(f"{tool}: resource {template!r} has several fields with []; write a template for each")
     of_arguments = tuple(field for field in fields if not field.of_result)
 
-    def tags_of(arguments: Mapping[str, Any], result: Any, item: Any) -> tuple[Tag, ...]:
-        path = [
-            [one if isinstance(one, str) else item if one is many else one.value(arguments, result) for one in segment]
-            for segment in below
-        ]
-        if any(value is None for segment in path for value in segment):
-            return (root,)
-        tags = [
-            ":".join([root, *(escape("".join(map(text, segment))) for segment in path)]) for text in (str, _json_text)
-        ]
-        return tuple(dict.fromkeys(tags))
-
     def make(arguments: Mapping[str, Any], result: Any) -> tuple[Tag, ...]:
-        items = [None] if many is None else many.value(arguments, result)
-        return tuple(dict.fromkeys([tag for item in items for tag in tags_of(arguments, result, item)])) or (root,)
+        paths = [
+            [[one] if isinstance(one, str) else one.each(arguments, result) for one in segment] for segment in below
+        ]
+        tags: list[Tag] = []
+        for path in product(*[[*product(*segment)] for segment in paths]):
+            if any(value is None for segment in path for value in segment):
+                tags.append(root)
+            else:
+                tags += [":".join([root, *(escape("".join(map(text, one))) for one in path)]) for text in _TEXTS]
+        return tuple(dict.fromkeys(tags)) or (root,)
 
     def of_one(value: Any) -> tuple[Tag, ...]:
         """Of ``root:{name}``, the most frequent form, without loops."""
-        if value is None:
-            return (root,)
-        if type(value) is str:
-            return (f"{root}:{escape(value) if '%' in value or ':' in value else value}",)
-        return tuple([f"{root}:{segment}" for segment in _segments(value)])
+        if type(value) is not str and type(value) is not int:
+            return make({fields[0].name: value}, value)
+        text = str(value)
+        return (f"{root}:{escape(text) if '%' in text or ':' in text else text}",)
 
     when: Literal["early", "late"] = "early" if len(of_arguments) == len(fields) else "late"
     rule = TagRule(root, when, make, template, is_of_result=not of_arguments, arguments=of_arguments)

@@ -220,8 +220,7 @@ def says_who_asks(rule: Rule) -> bool:
 def hinted_kind(annotations: Any) -> Literal["read", "write"] | None:
     """What the annotations of an MCP tool say of it: the hint is ``readOnlyHint``, or ``read_only_hint``."""
     for name in ("read_only_hint", "readOnlyHint"):  # FastMCP warns of the latter on a model of mcp 2
-        said = _member(annotations, name)
-        if said is not None:
+        if (said := _member(annotations, name)) is not None:
             return "read" if said is True else "write"
     return None
 

@@ -50,7 +50,7 @@ def _read(data: Mapping[str, Any], directory: Path, hints: str) -> tuple[dict[st
     namespace, remote, tools = data.get("namespace"), data.get("remote"), data.get("tools", {})
     if not isinstance(namespace, str) or not namespace or ":" in namespace:
         raise ConfigurationError(
-            f'namespace must be a name without a colon, for example namespace = "shop"; got {namespace!r}'
+            f'namespace must be a name without a colon, above all [tables], as namespace = "shop"; got {namespace!r}'
         )
     if remote is not None and (not isinstance(remote, str) or not remote):
         raise ConfigurationError(f"remote must be the address of a tier, got {remote!r}")
@@ -90,7 +90,9 @@ def _table(said: Any, key: str, known: tuple[str, ...] = ()) -> Mapping[str, Any
 
 def _rule_of(said: Any, of_reads: Mapping[str, Any], of_writes: Mapping[str, Any]) -> Rule:
     if not isinstance(said, Mapping) or not {"kind", "inner"} & said.keys():
-        raise ConfigurationError(f'a tool must be a table with a kind, for example kind = "read"; got {said!r}')
+        raise ConfigurationError(
+            f'a tool must be a table with a kind, as kind = "read"; dots need quotes; got {said!r}'
+        )
     given, kinds = dict(said), ("read", "write", "watch", "pass")
     kind: str = "inner" if "inner" in given else checked_choice(given.pop("kind"), kinds, "kind")
     _refuse_unknown(given, _OPTIONS[kind])
@@ -131,8 +133,7 @@ def _vary_of(names: Any) -> Any:
     if not names:
         return None
     digest = hashlib.sha256()
-    for name in names:
-        value = os.environ.get(name.removeprefix("env:"))
+    for value in [os.environ.get(name.removeprefix("env:")) for name in names]:
         digest.update(b"\0absent" if value is None else b"\1" + os.fsencode(value) + b"\0")
 
     def vary() -> str:

@@ -92,9 +92,8 @@ def text_of_standard_value(kind: Any) -> Callable[[Any], str | None] | None:
     """
     module, name = kind.__module__, kind.__name__
     home = STANDARD.get(name)
-    if home is None or module not in (home, f"{home}._local"):  # Python 3.13 has paths in pathlib._local
-        return None
-    if getattr(sys.modules.get(module), name, None) is not kind:  # a class of the user's own that bears such a name
+    is_at_home = home is not None and module in (home, f"{home}._local")  # Python 3.13 has paths in pathlib._local
+    if not is_at_home or getattr(sys.modules.get(module), name, None) is not kind:  # a class of the user's own
         return None
     return attrgetter("key") if name == "ZoneInfo" else str
 
@@ -161,8 +160,9 @@ def _fields_of_model(value: Any, kind: Any) -> list[tuple[str, Any]]:
     attributes, names = value.__dict__, kind.__pydantic_fields__  # read anew: a model can be rebuilt
     found = [(name, attributes[name]) for name in names if name in attributes]
     if len(attributes) > len(found):
-        others = sorted(attributes.keys() - names)
-        found += [(name, attributes[name]) for name in others if not _is_computed(kind, name)]
+        found += [
+            (each, attributes[each]) for each in sorted(attributes.keys() - names) if not _is_computed(kind, each)
+        ]
     found += [(name, state) for name in PYDANTIC_STATE if (state := getattr(value, name, None))]
     given = value.__pydantic_fields_set__
     if given != {*names, *(value.__pydantic_extra__ or ())}:  # where all were given, the fields alone tell it
@@ -535,8 +535,9 @@ def _is_copier(one: Any) -> bool:
 
 
 def _own_size(one: Any) -> int:
-    try:
-        return sys.getsizeof(one, 64)
+    try:  # the data of a frame of polars is where the interpreter does not look, below an object without attributes
+        has_data = hasattr(type(one), "estimated_size") and not hasattr(one, "__dict__")
+        return sys.getsizeof(one, 64) + (int(one.estimated_size()) if has_data else 0)
     except Exception:  # noqa: BLE001 - a user's __sizeof__; an estimate goes on without it
         return 64
 

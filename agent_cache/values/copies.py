@@ -63,13 +63,13 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
                 return own.copy  # type: ignore[no-any-return]
         elif kind in IMMUTABLE or _is_immutable(value):
             return None
-        # `io.BytesIO` is one that has its content.
-        is_iterator = kind not in _FLAT and (hasattr(kind, "__next__") or hasattr(kind, "__anext__"))
-        if not is_iterator or hasattr(kind, "getvalue"):
+        is_iterator = hasattr(kind, "__next__") or hasattr(kind, "__anext__")
+        if not is_iterator or hasattr(kind, "getvalue"):  # `io.BytesIO` has its content
             return _copier_from_image(value) or partial(copy.deepcopy, copy.deepcopy(value))
     except Exception as error:
-        raise UncopyableError(f"a result of type {kind.__qualname__} cannot be copied") from error
-    raise UncopyableError(f"copies of an iterator, a {kind.__qualname__}, would draw from one source")
+        why = f": {error}" if type(error) is TypeError and str(error).startswith("cannot pickle ") else ""
+        raise UncopyableError(f"a {kind.__name__} cannot be copied{why}; return plain data, or set copy=") from error
+    raise UncopyableError(f"copies of an iterator, a {kind.__qualname__}, would draw from one source; return a list")
 
 
 def _is_immutable(value: Any) -> bool:

@@ -331,7 +331,6 @@ class Schema:
         Raises:
             Unencodable: if it would not come back as it is, or has more than `max_parts` parts.
         """
-        name = full_name(type(value))
         try:
             # What bounds depth and parts is the first to look. marshal writes the types of plain values, too, in C.
             is_plain = _is_plain(value, max_parts)
@@ -347,8 +346,8 @@ class Schema:
         except Unencodable:
             raise
         except Exception as error:
-            raise Unencodable(f"a value of type {name} would not come back: {_reason(error)}") from error
-        raise Unencodable(f"a value of type {name} would not come back as it is")
+            raise Unencodable(f"a {full_name(type(value))} would not come back: {_reason(error)}") from error
+        raise Unencodable(f"a {full_name(type(value))} would not come back as it is")
 
     def load(self, data: bytes, wire: Wire, *, is_tagged: bool) -> Any:
         """Read what `dump` wrote for the same annotation.

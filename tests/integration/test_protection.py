@@ -524,6 +524,11 @@ async def everything(answer: Any) -> list[Any]:
     return list(answer)
 
 
+def test_the_log_says_what_cannot_be_copied_and_what_to_do(caplog: Any):
+    AgentCache("r")(lambda: {"rows": [Connected(iter(()))]})()
+    assert "a dict cannot be copied: cannot pickle 'sqlite3.Connection' object; return plain data" in caplog.text
+
+
 @pytest.mark.parametrize("where", ["outside", "in a session"])
 @pytest.mark.parametrize("form", USED_UP)
 async def test_an_answer_that_reading_uses_up_is_given_to_one_caller(form: str, where: str):

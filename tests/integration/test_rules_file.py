@@ -131,7 +131,10 @@ X = f"{A}[tools.x]\n"
     ("text", "match"),
     [
         ("namespace = ", r"rules\.toml: the file of rules is no TOML"),
-        ("hints = 'kind'", r"rules\.toml: namespace must be a name"),
+        (
+            "[tools.x]\nkind = 'pass'\nnamespace = 'a'",
+            r"rules\.toml: namespace must be a name .*, above all \[tables\]",
+        ),
         (A + "hint = 'kind'", r"'hint' is not known here; is 'hints' meant"),
         (A + "hints = 'all'", r"hints must be one of 'off', 'kind'"),
         (A + "unknown = 'read'", r"unknown must be one of"),
@@ -143,7 +146,7 @@ X = f"{A}[tools.x]\n"
         (A + "tools = 7", r"tools must be a table"),
         (A + "[tools.'']\nkind = 'watch'", r'rules\.toml: \[tools\.""\] is of no tool'),
         (A + "[tools]\nx = 'read'", r"tools\.x: a tool must be a table with a kind"),
-        (X + "tags = ['a']", r"tools\.x: a tool must be a table with a kind"),
+        (A + "[tools.x.y]\nkind = 'pass'", r"tools\.x: a tool must be a table with a kind, .*; dots need quotes"),
         (X + "kind = 'cache'", r"tools\.x: kind must be one of"),
         (X + "kind = 'read'", r"tools\.x: tags must be a list"),
         (X + "kind = 'read'\ntags = 'a'", r"tools\.x: tags must be a list"),

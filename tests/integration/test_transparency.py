@@ -124,18 +124,12 @@ def test_a_framework_reads_the_tools_own_interface(decorate: Callable[[Any], Any
     assert inspect.signature(decorated) == inspect.signature(tool)
     assert str(inspect.signature(decorated)) == str(inspect.signature(tool))
     assert typing.get_type_hints(decorated) == typing.get_type_hints(tool)
-    assert decorated.__annotations__ == tool.__annotations__
     assert inspect.iscoroutinefunction(decorated)
     assert inspect.isfunction(decorated)
     assert not inspect.isasyncgenfunction(decorated)
-    assert decorated.__doc__ == tool.__doc__
-    assert inspect.getdoc(decorated) == inspect.getdoc(tool)
-    assert decorated.__name__ == tool.__name__
-    assert decorated.__qualname__ == tool.__qualname__
-    assert decorated.__module__ == tool.__module__ == __name__
+    for attribute in ("__annotations__", "__doc__", "__name__", "__qualname__", "__module__", "note"):
+        assert getattr(decorated, attribute) == getattr(tool, attribute)
     assert decorated.__wrapped__ is tool
-    assert inspect.unwrap(decorated) is tool
-    assert decorated.note == "kept"
     assert inspect.getsource(decorated) == inspect.getsource(tool)
 
 
@@ -300,8 +294,9 @@ async def test_what_the_tool_raises_reaches_the_caller_as_it_is(
     assert caught.value is error
     assert error.__context__ is None
     assert error.__cause__ is None
-    names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-    assert names[-1] == "tool"
+    frames = traceback.extract_tb(error.__traceback__)
+    assert frames[-1].name == "tool"
+    assert all(frame.line for frame in frames), "the source of generated code must be found"
 
 
 @pytest.mark.parametrize("name", ["KeyboardInterrupt", "SystemExit"])
@@ -337,17 +332,6 @@ async def test_callers_that_share_a_flight_share_its_exception_and_no_context_of
     assert await asyncio.gather(*tasks) == [error] * 3
     assert len(gate.calls) == 1
     assert error.__context__ is None
-
-
-async def test_tracebacks_show_the_tool_and_readable_lines_of_the_body(decorate: Callable[[Any], Any]):
-    async def tool(x: int) -> None:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no") as caught:
-        await decorate(tool)(1)
-    frames = traceback.extract_tb(caught.value.__traceback__)
-    assert frames[-1].name == "tool"
-    assert all(frame.line for frame in frames), "the source of generated code must be found"
 
 
 async def test_none_is_an_answer_like_any_other():
