@@ -267,13 +267,12 @@ class observe(Block[Tape]):  # noqa: N801 - as `record`
     ends_refusal = False  # it makes no live call a recorded one
 
     def __init__(self, *listeners: CallListener, redact: Any = None, http: bool | Http | None = None) -> None:
+        redaction = redaction_of(redact)
         for listener in listeners:
             if isinstance(listener, type) or not isinstance(listener, CallListener):
                 raise ConfigurationError(
                     f"observe: {listener!r} is no listener; give it the methods on_start(call) and on_end(call)"
                 )
-        redaction = redaction_of(redact)
-        for listener in listeners:
             wanted = getattr(listener, "redaction", None)
             if wanted is not None:  # but for its hook, which is the user's, and given as `redact=`
                 redaction = redaction.joined(wanted.without_hook().describe())

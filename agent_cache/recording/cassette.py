@@ -98,8 +98,9 @@ class Cassette:
         for number, line in enumerate(map(bytes.strip, lines[1:]), 2):
             if not line:
                 continue
-            if end.trailer is not None:
-                raise CassetteError("a line follows the trailer", path, number)
+            if end.trailer is not None or line.startswith(_HEADER):
+                what = "a line follows the trailer" if end.trailer is not None else "a second header follows"
+                raise CassetteError(f"{what}: use one of the recordings that were merged", path, number)
             if line.startswith(_OTHERS):
                 end = _decoded(path, number, line, _other_decoder)
                 found.others += [(number, end)] if end.trailer is None else []
@@ -137,6 +138,8 @@ class Cassette:
             document = msgspec.json.decode(text, type=_Document)
         except msgspec.ValidationError as error:
             reason = f"is JSON, but no cassette of agent-cache or agentcassette: {error}"
+            if b'"agent_cache_cassette"' in text or text.startswith(b'{"id":'):
+                reason = "has no header in its first line: it was edited or formatted; restore it, or record it again"
             raise CassetteError(reason, path, 1) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise CassetteError(f"is no cassette, and no JSON document either: {error}", path, 1) from error
@@ -272,10 +275,10 @@ class _Document(msgspec.Struct):
 # Reading
 
 _CONFLICT = (b"<<<<<<< ", b"=======", b">>>>>>> ", b"||||||| ")
+_HEADER = b'{"agent_cache_cassette":'
 _TRAILER = b'{"trailer":'
 _OTHERS = (_TRAILER, b'{"times":', b'{"intent":', b'{"open":', b'{"checkpoint":', b'{"resumed":')
 
-_header_decoder = msgspec.json.Decoder(Header)
 _call_decoder = msgspec.json.Decoder(RecordedCall)
 _other_decoder = msgspec.json.Decoder(OtherLine)
 _set = msgspec.structs.force_setattr  # of calls that were just decoded, and that nobody else has
@@ -307,7 +310,7 @@ def _read_header(path: Path, text: bytes) -> Header | None:
         raise CassetteError("is a pointer of Git LFS in the place of a file; get that by `git lfs pull`", path, 1)
     elif not text.startswith(_CONFLICT):
         raise CassetteError('is no cassette; "agent-cache cassette convert" makes one of those of vcrpy', path, 1)
-    header: Header = _decoded(path, 1, text, _header_decoder)
+    header: Header = _decoded(path, 1, text, msgspec.json.Decoder(Header))
     try:
         Redaction().joined({**header.redact, "hook": False})
     except (ConfigurationError, TypeError, AttributeError) as error:

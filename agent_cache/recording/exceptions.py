@@ -11,11 +11,13 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
+import types
 from typing import Any
 
 from agent_cache.errors import RecordedError, recorded_error
 from agent_cache.recording.outcomes import REGISTERED, encode, exact_json, name_of, schema_of
 from agent_cache.recording.redaction import Redaction, redact_error
+from agent_cache.values.canonical import attributes_of
 from agent_cache.values.compare import utf8_text
 from agent_cache.values.typed import Unencodable, hints_of
 
@@ -70,7 +72,7 @@ def _parts(error: Any, depth: int) -> dict[str, Any]:
     if (written := _written(list(arguments), depth)) is not None:
         data["args"] = written
     hints = hints_of(type(error))
-    kept = {name: value for name, value in vars(error).items() if name != "__notes__"}
+    kept = {name: value for name, value in attributes_of(error).items() if name != "__notes__"}
     state = {name: _written(value, depth, hints.get(name, Any)) for name, value in kept.items()}
     if found := {name: part for name, part in state.items() if part is not None}:
         data["state"] = found
@@ -160,7 +162,12 @@ def _rebuilt(kind: Any, data: dict[str, Any]) -> BaseException:
         if not isinstance(error, OSError):  # its constructor keeps two of its arguments
             _set_args(error, arguments)
     hints = hints_of(kind)
-    vars(error).update({name: _read(part, hints.get(name, Any)) for name, part in state.items()})
+    for name, part in state.items():
+        slot, value = getattr(kind, name, None), _read(part, hints.get(name, Any))
+        if isinstance(slot, types.MemberDescriptorType):
+            slot.__set__(error, value)
+        else:
+            vars(error)[name] = value
     return error  # type: ignore[no-any-return]  # as above
 
 

@@ -207,11 +207,12 @@ def missing(
     inside = ""
     if call.parent is not None:
         inside = f" inside {described(call.parent.function.name, call.parent.arguments)}"
-    text = rule or f"{shown} was not recorded{inside}"
+    until = " until the recording was killed, or its file cut" if matcher.cassette.is_partial else ""
+    text = rule or f"{shown} was not recorded{inside}{until}"
     nearest = nearest_to(matcher, call)
     if nearest is None:
         name = call.function.name
-        text += f". No call of {name} was recorded{_under_other_names(name, matcher.cassette)}"
+        text += f". No call of {name} was recorded{_under_other_names(call, matcher.cassette)}"
     elif not rule:
         found = matcher.shown(nearest)
         state = "played already" if matcher.is_covered[nearest] else "not played yet"
@@ -229,14 +230,15 @@ def by_nobody(call: ActiveCall) -> str:
     )
 
 
-def _under_other_names(name: str, cassette: Cassette) -> str:
-    """Where the same request was recorded, or a function of another module, and what to do; empty if none was."""
-    asked = _REQUEST.fullmatch(name)
+def _under_other_names(active: ActiveCall, cassette: Cassette) -> str:
+    """Where the same request was recorded, or what may be the function by its name or arguments, and what to do."""
+    asked = _REQUEST.fullmatch(active.function.name)
     if asked is None:
-        path = name.rpartition(":")[2]
-        other = next((call.name for call in cassette if call.name.rpartition(":")[2] == path), None)
-        advice = "If that is the same function, as of a file that was run as a program, give it this name by name="
-        return "" if other is None else f", but of {other}. {advice}"
+        last = re.split("[:.]", active.function.name)[-1]
+        others = [call.name for call in cassette if re.split("[:.]", call.name)[-1] == last]
+        others += [call.name for call in cassette if call.arguments and call.arguments == active.arguments]
+        advice = "If that is the same function, renamed, moved, or of a file that was run, give it this name by name="
+        return f", but of {others[0]}. {advice}" if others else ""
     found = [one for call in cassette if (one := _REQUEST.fullmatch(call.name)) and one["rest"] == asked["rest"]]
     if not found:
         return ""

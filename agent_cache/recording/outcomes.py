@@ -8,7 +8,6 @@ If no form gives it back, its fields are written for people, and the log says so
 
 from __future__ import annotations
 
-import collections.abc
 import contextlib
 import inspect
 import marshal
@@ -177,11 +176,6 @@ def schema_of(returns: Any, beside: tuple[type, ...] = ()) -> PlainSchema:
         return PlainSchema(annotation, beside)
 
 
-_ITERATORS: Final = frozenset(
-    getattr(collections.abc, f"{prefix}{name}")
-    for prefix in ("", "Async")
-    for name in ("Generator", "Iterable", "Iterator")
-)
 _UNIONS: Final = (typing.Union, types.UnionType)
 
 
@@ -190,7 +184,7 @@ def _without_streams(annotation: Any) -> Any:
     if typing.get_origin(annotation) not in _UNIONS:
         return annotation
     members = typing.get_args(annotation)
-    kept = [each for each in members if typing.get_origin(each) in _ITERATORS or annotation_of_chunks(each) is Any]
+    kept = [each for each in members if typing.get_origin(each) in typed.STREAMS or annotation_of_chunks(each) is Any]
     return typing.Union[tuple(kept or members)]  # noqa: UP007 - the members are known only here
 
 
@@ -207,7 +201,7 @@ def annotation_of_chunks(annotation: Any) -> Any:
         found = [each for member in arguments if (each := annotation_of_chunks(member)) is not Any]
         return typing.Union[tuple(found)] if found else Any  # noqa: UP007 - as above
     step = getattr(origin or annotation, "__anext__", None) or getattr(origin or annotation, "__next__", None)
-    if arguments and (origin in _ITERATORS or step is not None):
+    if arguments and (origin in typed.STREAMS or step is not None):
         return arguments[0]
     hint = Returns(step).resolve() if inspect.isfunction(step) else Any
     return Any if isinstance(hint, TypeVar) else hint
@@ -346,20 +340,19 @@ _ADVICE: Final = (
 
 def redact_call_outcome(outcome: Outcome, rules: Redaction) -> Outcome:
     """An outcome of a file without secrets, also without those that go over several chunks of its stream."""
-    for form in ("response", "stream"):
-        if form not in outcome:
-            continue
-        data = outcome[form]
-        if form == "stream":
-            data = {**data, "chunks": [_clean(chunk, rules) for chunk in _redact_joined(data["chunks"], rules)]}
-        else:
-            try:
-                msgspec.convert(data, ResponseShape)
-                data = redact_response(data, rules)
-            except (msgspec.ValidationError, ValueError):  # the file was edited, and this is no response
-                return {**outcome, form: rules.apply(data)}
-        return {**outcome, form: {**data, "end": _clean(data["end"], rules)} if "end" in data else data}
-    return _clean(outcome, rules)
+    form = "response" if "response" in outcome else "stream"
+    if form not in outcome:
+        return _clean(outcome, rules)
+    data = outcome[form]
+    if form == "stream":
+        data = {**data, "chunks": redact_chunks(data["chunks"], rules)}
+    else:
+        try:
+            msgspec.convert(data, ResponseShape)
+            data = redact_response(data, rules)
+        except (msgspec.ValidationError, ValueError):  # the file was edited, and this is no response
+            return {**outcome, form: rules.apply(data)}
+    return {**outcome, form: {**data, "end": _clean(data["end"], rules)} if "end" in data else data}
 
 
 def _clean(outcome: Outcome, rules: Redaction) -> Outcome:
@@ -463,7 +456,7 @@ class Stream(msgspec.Struct):
     """The chunks of a generator, or of a function that returned one, under ``stream``."""
 
     chunks: list[dict[str, Any]]
-    end: dict[str, Any]
+    end: _Parts
     plain: bool = False
 
 
@@ -480,7 +473,5 @@ class _Parts(msgspec.Struct):
 def check_outcome(outcome: Outcome) -> None:
     """Check that an outcome can be taken apart. Values are checked when they are read."""
     parts = msgspec.convert(outcome, _Parts)
-    if parts.stream is not None:
-        check_outcome(parts.stream.end)
     if parts.response is not None and parts.response.end is not None:
         check_outcome(parts.response.end)

@@ -46,6 +46,9 @@ class PartialFile:
             if str(self._target) in _open_paths:
                 raise _taken(path)
             self.partial.parent.mkdir(parents=True, exist_ok=True)
+            self._sorted = self.partial.with_name(self.partial.name + ".sorted")
+            with suppress(FileNotFoundError):
+                self._sorted.lstat()  # an error for a name that would be too long at the end
             try:
                 self._descriptor = open_locked(self.partial, 0o644)
             except BlockingIOError:
@@ -72,18 +75,17 @@ class PartialFile:
                 os.fsync(self._descriptor)
                 self.partial.replace(self._target)
                 return
-            lines = list(sort())
-            old = self._target.read_bytes().splitlines(keepends=True) if self._target.exists() else []
-            if list(map(_without_times, lines)) != list(map(_without_times, old)):
-                finished = self.partial.with_name(self.partial.name + ".sorted")
+            content = b"".join(sort())
+            old = self._target.read_bytes() if self._target.exists() else b""  # git may have ended its lines otherwise
+            if list(map(_without_times, content.splitlines())) != list(map(_without_times, old.splitlines())):
                 try:
-                    with finished.open("wb") as file:
-                        file.write(b"".join(lines))
+                    with self._sorted.open("wb") as file:
+                        file.write(content)
                         file.flush()
                         os.fsync(file)
-                    finished.replace(self._target)
+                    self._sorted.replace(self._target)
                 finally:
-                    finished.unlink(missing_ok=True)
+                    self._sorted.unlink(missing_ok=True)
             self.partial.unlink()
 
     def discard(self, *, keeps_lines: bool = False) -> None:

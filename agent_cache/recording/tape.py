@@ -74,6 +74,7 @@ class Tape:
         self.path, self.mode, self.redaction = path, mode, redaction
         self._absolute = None if path is None else path.absolute()  # the program may change its directory
         self.answers, self.file, self.http = answers, file, http
+        self._source = "" if answers is None else answers.cassette.path
         self.is_strict = strict
         self.thread = threading.get_ident()  # the engine asks only other threads' tapes about an escaped call
         self.lanes = Lanes()
@@ -109,11 +110,6 @@ class Tape:
     def steps(self) -> Sequence[RecordedCall]:
         """Its calls, in the order of their numbers; while the recording runs, in the order in which they ended."""
         return self.cassette.steps
-
-    @property
-    def source_path(self) -> str:
-        """The path of the recording that answers."""
-        return "" if self.answers is None else self.answers.cassette.path
 
     @property
     def remaining(self) -> int:
@@ -519,7 +515,7 @@ class Tape:
 
     def broken(self, index: int | None, reason: str) -> CassetteError:
         """The error for a recorded call that cannot be replayed. It is latched."""
-        return self.latch(CassetteError(reason, self.source_path, (index or 0) + 2))
+        return self.latch(CassetteError(reason, self._source, (index or 0) + 2))
 
     def diverged(
         self, index: int, actual: dict[str, Any] | None, text: str,
@@ -531,12 +527,12 @@ class Tape:
             call = self.answers.shown(index)
             number, expected = call.id, {"name": call.name, "arguments": call.arguments}
         self.divergences.append({"call_id": number, "expected": expected, "actual": actual})
-        return self.latch(kind(number, expected, actual, text, self.source_path))
+        return self.latch(kind(number, expected, actual, text, self._source))
 
     def exhausted(self, call: ActiveCall, text: str) -> CassetteError:
         """The error for who reads on where a recorded stream or response was left. It is latched."""
         shown, number = call_data(call), None if call.recorded is None else call.recorded.id
-        return self.latch(ReplayExhausted(number, shown, shown, text, self.source_path))
+        return self.latch(ReplayExhausted(number, shown, shown, text, self._source))
 
     def missed(self, call: ActiveCall, answers: Matcher, rule: str = "") -> CassetteError:
         """The error for a call that has no recorded answer, or may not have it by this rule."""

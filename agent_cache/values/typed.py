@@ -100,11 +100,11 @@ class ReturnedChunks(Returns):
     def resolve(self) -> Any:
         """A tuple of what the annotation of the function names as its chunks."""
         hint = super().resolve()
-        arguments = typing.get_args(hint) if typing.get_origin(hint) in _STREAMS else ()
+        arguments = typing.get_args(hint) if typing.get_origin(hint) in STREAMS else ()
         return tuple[arguments[0] if arguments else Any, ...]  # type: ignore[misc]  # known at run time alone
 
 
-_STREAMS: Final = frozenset(
+STREAMS: Final = frozenset(
     getattr(collections.abc, f"{prefix}{name}")
     for prefix in ("", "Async")
     for name in ("Generator", "Iterable", "Iterator")

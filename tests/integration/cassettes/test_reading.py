@@ -166,12 +166,7 @@ def make(kind: type) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ("number: int", None),
-        ("number: int; name: str", "name"),
-        *slow_rows(("number: str", "int")),
-    ],
+    ("fields", "said"), [("number: int", None), ("number: int; name: str", "name"), *slow_rows(("number: str", "int"))]
 )
 def test_verify_reads_what_the_functions_of_a_module_returned(fields, said, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -233,10 +228,7 @@ def test_a_broken_file_is_2_for_what_needs_its_calls(cassette, command):
         assert f"{bad}:2: this line is broken" in err
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["nonsense"], ["show"], ["diff", "a"], ["show", "a", "--limit", "x"]],
-)
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["show"], ["diff", "a"], ["show", "a", "--limit", "x"]])
 def test_a_wrong_usage_is_2(arguments, capsys):
     with pytest.raises(SystemExit) as exited:
         main(["cassette", *arguments])

@@ -18,7 +18,9 @@ from agent_cache.recording import Cassette, intercept, record, register, replay
 
 
 class Refused(Exception):
-    """Its constructor takes something else than what it hands on."""
+    """Its constructor takes something else than what it hands on. Classes of attrs have slots, too."""
+
+    __slots__ = ("code",)
 
     def __init__(self, code: int, *, retry: bool = False) -> None:
         super().__init__(f"refused with {code}")

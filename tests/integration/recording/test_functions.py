@@ -11,15 +11,7 @@ from datetime import UTC, datetime
 import pytest
 
 from agent_cache import recording
-from agent_cache.recording import (
-    Cassette,
-    CassetteError,
-    DivergenceError,
-    ReplayExhausted,
-    intercept,
-    record,
-    replay,
-)
+from agent_cache.recording import Cassette, CassetteError, DivergenceError, ReplayExhausted, intercept, record, replay
 
 
 @intercept(name="double")
@@ -130,12 +122,13 @@ def test_a_call_that_is_not_recorded_names_the_nearest_and_what_differs(case, is
     assert player.divergences == [{"call_id": number, "expected": caught.value.expected, "actual": caught.value.actual}]
 
 
-def test_a_function_that_was_recorded_under_another_module_is_named(path):
+@pytest.mark.parametrize("now", ["shop:Shop.look", "shop:look", "__main__:Shop.find"])
+def test_a_function_that_was_recorded_under_another_name_is_named(now, path):
     """A file that was run as a program has the module __main__, and another one in a test."""
     with record(path):
-        intercept(lambda: 1, name="__main__:Shop.look")()
+        intercept(lambda number: 1, name="__main__:Shop.look")(7)
     with pytest.raises(DivergenceError, match=r"but of __main__:Shop\.look.*by name="), replay(path):
-        intercept(lambda: 1, name="shop:Shop.look")()
+        intercept(lambda number: 1, name=now)(7)
 
 
 def test_strict_refuses_what_is_left_over(path):

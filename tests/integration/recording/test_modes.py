@@ -117,9 +117,11 @@ def test_wrong_options_are_refused_at_once(function, given, options):
 
 
 def test_a_name_that_is_too_long_is_an_error_of_ours_and_a_program_may_change_its_directory(tmp_path, monkeypatch):
-    for mode in ("once", "rewrite"):
-        with pytest.raises(CassetteError, match="too long"), record(tmp_path / ("x" * 300), mode=mode):
-            pass
+    for mode, length in (("once", 300), ("rewrite", 300), ("rewrite", 245)):
+        with pytest.raises(CassetteError, match="too long"), record(tmp_path / ("x" * length), mode=mode):
+            raise AssertionError("the run began, which would have been lost at its end")
+    with pytest.raises(CassetteNotFound), replay(tmp_path / ("x" * 250)):
+        pass
     monkeypatch.chdir(tmp_path)
     with record("run.jsonl") as recorder:
         ask("a")
@@ -283,7 +285,10 @@ BROKEN = {
     "a broken line": (HEADER + b'{"id":1,\n' + CALL, "broken", 2),
     "names that are none": (HEADER[:-2] + b',"redact":{"names":5}}\n', "invalid redaction rules", 1),
     "one id twice": (HEADER + CALL + CALL, "id 1", 3),
-    "more after the end": (HEADER + b'{"trailer":{"calls":0}}\n' + CALL, "follows the trailer", 3),
+    "more after the end": (HEADER + b'{"trailer":{"calls":0}}\n' + CALL, "follows the trailer: use one of", 3),
+    "two that git has merged": (HEADER + HEADER + CALL, "second header follows: use one of", 2),
+    "formatted": (json.dumps(json.loads(HEADER), indent=2).encode(), "no header in its first line.*formatted", 1),
+    "without a header": (CALL + CALL, "no header in its first line", 1),
     "agentcassette, of the future": (b'{"version": 999, "steps": []}', "enum value 999", 1),
     "agentcassette, without a name": (b'{"version": 1, "steps": [{"arguments": {}}]}', "`name`", 1),
 }
@@ -330,8 +335,9 @@ def test_a_cassette_may_be_edited_by_hand_and_a_last_line_that_breaks_off_is_dro
     path.write_bytes(b"".join(lines[:2]) + lines[2][:30])
     cassette = Cassette.load(path)
     assert (cassette.num_steps, cassette.is_partial) == (1, True)
-    with replay(path):
+    with pytest.raises(DivergenceError, match="was not recorded until the recording was killed"), replay(path):
         assert ask("a") == "a v1"
+        ask("b")
 
 
 OUTCOMES = [

@@ -94,10 +94,7 @@ async def test_tasks_that_make_the_same_calls_may_be_anywhere_in_a_strict_replay
         await cycles(between)
         await in_turn(fetch, 2, 1)
 
-    await stage.twice(
-        lambda: asyncio.gather(work(0, 0), work(50, 0)),
-        lambda: asyncio.gather(work(0, 50), work(0, 0)),
-    )
+    await stage.twice(lambda: asyncio.gather(work(0, 0), work(50, 0)), lambda: asyncio.gather(work(0, 50), work(0, 0)))
 
 
 async def test_a_divergence_that_somebody_waits_for_takes_its_own_way(fetch, stage, path):

@@ -54,12 +54,7 @@ async def lines_of(path: Path, run: Callable[[], Awaitable[object]] = agents) ->
     return path.read_bytes().splitlines(keepends=True)
 
 
-LATENCIES = [
-    {},
-    {"a1": 9, "c1": 5},
-    {"a1": 3, "b1": 7, "d1": 4, "d2": 8},
-    {"a2": 20, "c2": 12, "b2": 2},
-]
+LATENCIES = [{}, {"a1": 9, "c1": 5}, {"a1": 3, "b1": 7, "d1": 4, "d2": 8}, {"a2": 20, "c2": 12, "b2": 2}]
 
 
 @pytest.mark.parametrize("latency", LATENCIES[1:])
@@ -97,9 +92,10 @@ async def test_which_task_makes_the_first_call_makes_no_difference_to_a_file_tha
     assert path.read_bytes().splitlines(keepends=True) == after
 
 
-@pytest.mark.parametrize("mode", ["rewrite", "all", "new_episodes"])
-async def test_an_equal_run_leaves_the_file_untouched(mode, path):
-    before = await lines_of(path)
+@pytest.mark.parametrize(("mode", "end"), [("rewrite", "\n"), ("all", "\r\n"), ("new_episodes", "\n")])
+async def test_an_equal_run_leaves_the_file_untouched_also_with_the_ends_of_lines_that_git_made(mode, end, path):
+    before = [line.replace(b"\n", end.encode()) for line in await lines_of(path)]
+    path.write_bytes(b"".join(before))
     os.utime(path, (1, 1))
     World.latency = LATENCIES[1]
     with record(path, mode=mode) as recorder:
