@@ -33,7 +33,6 @@ from agent_cache.values.compare import utf8_text
 
 try:
     from opentelemetry import context, metrics, trace
-    from opentelemetry.context import Context
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
     from opentelemetry.trace import Span, Status, StatusCode, Tracer, TracerProvider
 except ImportError as error:
@@ -155,13 +154,15 @@ def instrument(
 
 
 class _Running:
-    """The span of a call that runs, and the contexts before and with it: None if it is current as a framework's."""
+    """The span of a call or a session, and the contexts before and with it: None if it is current as a framework's."""
 
     def __init__(self, names: tuple[str, str], span: Span = trace.INVALID_SPAN, *, is_own: bool = False) -> None:
         self.full, self.short = names
         self.span = span
         self.outer = context.get_current() if is_own else None
         self.inner = trace.set_span_in_context(span, self.outer) if is_own else None
+        if self.inner is not None:
+            context.attach(self.inner)
         self.seconds = 0.0
         self._began = time.perf_counter()
 
@@ -222,13 +223,10 @@ class _Spans:
                     self._set_content(span, "gen_ai.tool.call.arguments", dict(call.arguments))
             else:
                 span.set_attribute("agent_cache.tool", full)
-            running = _Running((full, short), span, is_own=is_own)
-            if running.inner is not None:
-                context.attach(running.inner)
+            return _Running((full, short), span, is_own=is_own)
         except Exception as failure:  # noqa: BLE001 - a provider's or a processor's
             _failed(failure)
             return _Running((full, short))
-        return running
 
     def _start(self, full: str, short: str, session: str | None) -> Span:
         attributes = {
@@ -332,8 +330,7 @@ class _SessionSpan:
         self._spans = spans
         self._session = weakref.ref(session)  # which has this
         self._before: dict[str, Any] = {}
-        self._span: Span | None = None
-        self._outer = self._inner = Context()
+        self._running: _Running | None = None
 
     def __enter__(self) -> None:
         session = self._session()
@@ -342,21 +339,19 @@ class _SessionSpan:
             if session.metrics.calls:  # it was entered before, and its counters go on
                 self._before = session.get_metrics()
             attributes = {"gen_ai.conversation.id": utf8_text(session.session_id)}
-            self._span = self._spans.tracer.start_span("agent_cache.session", attributes=attributes)
-            self._outer = context.get_current()
-            self._inner = trace.set_span_in_context(self._span, self._outer)
-            context.attach(self._inner)
+            span = self._spans.tracer.start_span("agent_cache.session", attributes=attributes)
+            self._running = _Running(("", ""), span, is_own=True)
         except Exception as failure:  # noqa: BLE001 - a provider's or a processor's
             _failed(failure)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        session, span = self._session(), self._span
-        if span is None or session is None:
+        session, running = self._session(), self._running
+        if running is None or session is None:
             return
-        if context.get_current() is self._inner:
-            context.attach(self._outer)
+        span = running.span
+        running.leave()
         try:
             try:
                 if span.is_recording():

@@ -15,13 +15,13 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall, says_outage
-from agent_cache.errors import CassetteError, ConfigurationError
+from agent_cache.errors import CassetteError
 from agent_cache.recording import Cassette
 from agent_cache.recording.encryption import is_encrypted
 from agent_cache.values.compare import plural
@@ -58,10 +58,7 @@ class Log:
 
 def read_log(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Log:
     """The calls of tools in some files and folders."""
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not given:
-        raise ConfigurationError("read_log: no path was given")
-    files, reader = _files_of(given), _Reader()
+    files, reader = _files_of([paths] if isinstance(paths, str | os.PathLike) else paths), _Reader()
     found: list[tuple[float, int, int, LoggedCall]] = []
     for number, (name, path) in enumerate(files):
         reader.open(name)
@@ -73,7 +70,7 @@ def read_log(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -
             reader.note(f"files that cannot be read ({reason}) were left out")
             continue
         found += _placed(number, list(reader.calls(data, path)))
-    calls = [call for *_, call in sorted(found, key=lambda one: one[:3])]
+    calls = reader.unnested(call for *_, call in sorted(found, key=lambda one: one[:3]))
     return Log(calls, _facts(calls, len(files)), reader.problems())
 
 
@@ -82,8 +79,6 @@ def _files_of(paths: Iterable[str | os.PathLike[str]]) -> list[tuple[str, Path |
     found: dict[str, tuple[str, Path | None]] = {}
     for given in paths:
         path = Path(given)
-        if not os.fspath(given):  # as a variable of a shell that is not set, and not the working directory
-            raise FileNotFoundError("a path is empty")
         if os.fspath(given) == "-":
             if sys.stdin is None:
                 raise FileNotFoundError("standard input is closed")
@@ -133,6 +128,8 @@ class _Reader:
         self._seen: set[tuple[str, ...]] = set()  # calls by their ids
         self._runs_of: dict[tuple[str, str], str] = {}  # of calls that messages ask for
         self._asked: dict[tuple[str, str], list[Fields]] = {}  # such calls that have no answer yet
+        self._parents: dict[str, str] = {}  # of spans
+        self._of_spans: dict[str, LoggedCall] = {}
         self.open("")
 
     def open(self, name: str) -> None:
@@ -188,9 +185,8 @@ class _Reader:
         elif not isinstance(record, dict):
             self.note("records of no known form were left out")
         elif (spans := _spans_of(record)) is not None:
-            parents = {_text(_first(span, ("parentSpanId", "parent_id"))) for span in spans}
             for span in spans:
-                yield from self._of_span(span, parents)
+                yield from self._of_span(span)
         elif "ATIF" in str(record.get("schema_version")):
             yield from self._trajectory(record)
         elif isinstance(record.get("data"), list):  # a page of an API
@@ -233,9 +229,8 @@ class _Reader:
             last = max(last, starts + duration)
             value, error = _outcome(call.outcome)
             if call.name.startswith("mcp:") and isinstance(value, dict):  # what the server says of its tools
-                hints |= {
-                    one["name"]: one.get("annotations") for one in (value.get("result") or value).get("tools") or ()
-                }
+                listed = (value.get("result") or value).get("tools") or ()
+                hints |= {one["name"]: one.get("annotations") for one in listed}
             is_call = call.kind in ("tool", "write", "call") and call.name not in ("mcp:request", "mcp:tools")
             if is_call and call.source != "blocked":
                 yield from self.call({
@@ -248,15 +243,16 @@ class _Reader:
 
     # Spans: the GenAI conventions of OpenTelemetry, as OTLP or as the console exporter prints them
 
-    def _of_span(self, span: Record, parents: set[str]) -> Iterator[LoggedCall]:
+    def _of_span(self, span: Record) -> Iterator[LoggedCall]:
+        context = span["context"] if isinstance(span.get("context"), dict) else span
+        trace, own = _text(_first(context, ("trace_id", "traceId"))), _text(_first(context, ("span_id", "spanId")))
+        self._parents[own] = _text(_first(span, ("parentSpanId", "parent_id")))
         attributes, name = _attributes_of(span), str(span.get("name", ""))
         source = attributes.get("agent_cache.source")
         is_tool = attributes.get("gen_ai.operation.name") == "execute_tool" or name.startswith("execute_tool ")
         is_tool |= "TOOL" in (attributes.get("openinference.span.kind"), span.get("span_kind"))  # the latter of Phoenix
         if source == "blocked" or not is_tool:
             return
-        context = span["context"] if isinstance(span.get("context"), dict) else span
-        trace, own = _text(_first(context, ("trace_id", "traceId"))), _text(_first(context, ("span_id", "spanId")))
         is_hit = attributes.get("gen_ai.tool.cache.hit") is True or source in _CACHED
         asked, result = _first(attributes, _SPAN_ARGUMENTS), _of_message(_first(attributes, _SPAN_RESULT))
         if source is not None:  # ours, which says what is a text
@@ -267,13 +263,31 @@ class _Reader:
             "started": _first(span, ("startTimeUnixNano", "start_time")),
             "ended": _first(span, ("endTimeUnixNano", "end_time")),
         }
-        yield from self.call({name: value for name, value in known.items() if value is not None} | {
+        for call in self.call({name: value for name, value in known.items() if value is not None} | {
             "tool": _text(_first(attributes, _SPAN_TOOL)) or name.removeprefix("execute_tool "),
             "run": _first(attributes, ("gen_ai.conversation.id", "session.id")) or trace,
             "id": f"{trace} {own}" if own else "", "error": _error_of_span(span, attributes),
             "source": "hit" if is_hit else "", "kind": "write" if source == "write" else "read" if source else None,
-            "encloses": own in parents and source is None, "may_be_cut": True,
-        })  # fmt: skip
+            "may_be_cut": True,
+        }):  # fmt: skip
+            if own:
+                self._of_spans[own] = call
+            yield call
+
+    def unnested(self, calls: Iterable[LoggedCall]) -> list[LoggedCall]:
+        """The calls, marked if they enclose others, without those inside of an equal one, on its way to a server."""
+        repeated, enclosing = set[int](), set[int]()
+        for own, call in self._of_spans.items():
+            above = self._parents[own]
+            for _ in range(100):  # a log may have a span inside of itself
+                if above in self._of_spans or above not in self._parents:
+                    break
+                above = self._parents[above]
+            if (outer := self._of_spans.get(above)) is not None and outer is not call:
+                is_same = (outer.tool, outer.arguments) == (call.tool, call.arguments)
+                (repeated if is_same else enclosing).add(id(call if is_same else outer))
+        kept = (one for one in calls if id(one) not in repeated)
+        return [replace(one, encloses=True) if id(one) in enclosing else one for one in kept]
 
     # Trajectories: ATIF-v1.7 of Harbor
 
@@ -295,11 +309,16 @@ class _Reader:
         run = self._run_of(record, messages)
         holders = [record, *(record[name] for name in ("response", "body") if isinstance(record.get(name), dict))]
         general = next(filter(None, (_first(one, _TIMES) for one in holders)), None)
+        counts = Counter[tuple[str, ...]]()
         for message in messages:
             at = _first(message, _TIMES) or general
             for tool, call_id, asked in _calls_in(message):
                 key = _key_of(run, call_id)
-                if key not in self._runs_of or key[0]:
+                counts[same := (*key, tool, str(asked))] += 1
+                is_repeated = (*same, str(counts[same])) in self._seen  # by a request that has the history, too
+                if len(messages) > 1:
+                    self._seen.add((*same, str(counts[same])))
+                if key not in self._runs_of or (key[0] and not is_repeated):
                     self._runs_of[key] = run
                     call = {"tool": tool, "run": run, "arguments": asked, "started": at}
                     self._asked.setdefault(key, []).append(call)
@@ -401,11 +420,8 @@ class _Reader:
         if error is None and value is UNKNOWN:
             self.note("calls without an answer")
             return {}
-        if (
-            isinstance(value, dict)
-            and isinstance(value.get("content"), list)
-            and {"isError", "structuredContent"} & {*value}
-        ):
+        of_mcp = {"isError", "structuredContent"} & {*value} if isinstance(value, dict) else ()
+        if of_mcp and isinstance(value.get("content"), list):
             error, value = error or value.get("isError") or None, value["content"]
         text = _text_of_blocks(value)
         if error is not None:  # of one that was cancelled, the effect is not known
@@ -580,8 +596,8 @@ def _error_of_span(span: Record, attributes: Record) -> str | None:
     return _error_text(_text(text), str(kind))
 
 
-_CALLS: Final = {"tool_use", "function_call", "custom_tool_call", "mcp_call"}
-_ANSWERS: Final = {"tool_result", "function_call_output", "custom_tool_call_output", "mcp_call"}
+_CALLS: Final = {"tool_use", "mcp_tool_use", "function_call", "custom_tool_call", "mcp_call"}
+_ANSWERS: Final = {"tool_result", "mcp_tool_result", "function_call_output", "custom_tool_call_output", "mcp_call"}
 _ROLES: Final = {"system", "developer", "user", "assistant", "tool", "human", "ai"}
 
 

@@ -36,16 +36,7 @@ from itertools import islice
 from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall, answer_digest, is_failure, is_transient, key_of
-from agent_cache.advise.paths import (
-    Pair,
-    ToolFacts,
-    find_pairs,
-    kind_by_name,
-    may_list,
-    server_of,
-    survey,
-    values_at,
-)
+from agent_cache.advise.paths import Pair, ToolFacts, find_pairs, kind_by_name, may_list, server_of, survey, values_at
 from agent_cache.advise.tag_rules import BY_NAME, Advice, Kind, Link, Origin, ToolAdvice, tagged
 
 __all__ = ["mine", "unwrapped"]
@@ -202,13 +193,15 @@ def _worlds_of(calls: Sequence[LoggedCall], writers: set[str], readers: set[str]
 
 
 class Interval(NamedTuple):
-    """What lies between two sights of a read: the read's key, whether the answer changed, and the writes that may have
-    changed it, or that surely have not: the number of each, its tool, and the pairs through which it met.
+    """What lies between two sights of a read: its key, whether the answer changed, the writes that may have changed it,
+    or surely have not (number, tool, and pairs through which it met), and the paths at which the answer has no item:
+    every write meets it there, which says nothing of what it names.
     """
 
     key: int
     is_change: bool
     writes: tuple[tuple[int, str, Signature], ...]
+    empty: frozenset[str]
 
 
 class _Evidence:
@@ -272,7 +265,9 @@ class _Evidence:
                 continue
             if between:
                 numbered = tuple((first + position, tool, met) for position, tool, met in between)
-                self.intervals[call.tool].append(Interval(hash(key), is_change, numbered))
+                lists = [path for path in self.paths[call.tool] if "[]" in path]
+                empty = frozenset(path for path in lists if values_at(calls[since], path, is_write=False) == ())
+                self.intervals[call.tool].append(Interval(hash(key), is_change, numbered, empty))
                 self.calls_with[call.tool] += at - since
             else:
                 self.calls_without[call.tool] += at - since
@@ -371,7 +366,9 @@ class _Chooser:
             for _, writer, met in interval.writes:
                 for one in (self.roots[writer], *met):
                     pairs.add(one)
-                    self.counts[one][not interval.is_change] += 1
+                    self.counts[one][not interval.is_change] += (
+                        interval.is_change or one.read_path not in interval.empty
+                    )
             if interval.is_change:
                 changes[frozenset(pairs)] += 1
             else:
@@ -452,10 +449,8 @@ class _Chooser:
         """Links through ids that nothing refutes: of the entity in the read's arguments, or of those in its answer."""
         has, found = [link.pair for link in own], []
         for pair in self._pairs_of(writer):
-            if pair in has or not pair.is_entity or pair.is_argument is not keyed:
-                continue
             is_from_result = pair.write_path.startswith("result")
-            if not keyed and is_from_result:
+            if pair in has or not pair.is_entity or pair.is_argument is not keyed or (is_from_result and not keyed):
                 continue
             enough = ENOUGH if keyed and not (is_from_result and "[]" in pair.write_path) else _OF_OTHERS
             if pair.is_key and not any(pair.parts <= one.parts for one in has):
@@ -477,16 +472,13 @@ class _Chooser:
             for interval in self.equal.get(writer, ())
             if not any(one in linked for _, tool, met in interval.writes for one in (self.roots[tool], *met))
         )
-        found = [
-            (
-                interval.key,
-                [write for write, tool, met in interval.writes if tool == writer and (not pair or pair in met)],
-            )
-            for interval in islice(unexplained, _MOST_INTERVALS)
-        ]
-        found = [(key, writes) for key, writes in found if writes]
-        both = {(write, key) for key, writes in found for write in writes}
-        return _Harmless(len(found), {write for write, _ in both}, {key for _, key in both}, both)
+        both, intervals = set[tuple[int, int]](), 0
+        for interval in islice(unexplained, _MOST_INTERVALS):
+            if pair is None or pair.read_path not in interval.empty:
+                own = [one for one, tool, met in interval.writes if tool == writer and (pair is None or pair in met)]
+                both.update((one, interval.key) for one in own)
+                intervals += bool(own)
+        return _Harmless(intervals, {write for write, _ in both}, {key for _, key in both}, both)
 
     def _is_harmless(self, writer: str, kept: list[Link], chosen: list[Link]) -> bool:
         """Whether a write leaves answers alone that it does not meet."""
@@ -497,10 +489,12 @@ class _Chooser:
         changes = _ENOUGH_CHANGES * len(evidence.keys[self.read]) if is_search else 0
         reads = min(sum(again > 0 for again in evidence.keys[self.read].values()), _ENOUGH_READS)
         total = self._harmless(writer, [*chosen, *kept])
-        is_wide = len(total.keys) >= reads and len(total.both) >= changes
+        is_open = self.tools[writer].is_open  # then none of these shows what its next command does
+        is_wide = not is_open and len(total.keys) >= reads and len(total.both) >= changes
         if is_wide and (len(total.writes) >= _OF_SEARCHES if is_search else total.is_enough(enough)):
             return True
-        if not is_list and self._is_keyed(writer, {link.pair.write_path for link in kept if link.pair.is_key}):
+        is_one = not is_open and not is_list
+        if is_one and self._is_keyed(writer, {link.pair.write_path for link in kept if link.pair.is_key}):
             return True
         # Of another server, all writes together, none of which explains a change of this one.
         own, server = server_of(self.read)[0], server_of(writer)[0]

@@ -144,7 +144,7 @@ def kind_by_name(tool: str, servers: Mapping[str, int]) -> Literal["read", "writ
     first, rest = (words[0], words[1:]) if words else ("", ())
     if first in _WRITE_WORDS or (first == "check" and rest[:1] in (("in",), ("out",), ("off",))):
         return "write"
-    if first not in _READ_WORDS or (first in ("log", "load") and rest):  # `log_workout` writes
+    if first not in _READ_WORDS or (first in ("log", "load", "resolve", "select") and rest):
         return None
     if before and first in _READ_NOUNS and servers.get(before, 0) < 3:
         return None
@@ -203,6 +203,8 @@ class Path:
         """Take a value of the call at a position into account."""
         if self.last != at:
             self.calls, self.last = self.calls + 1, at
+        if value is UNKNOWN:
+            return
         kind = "float" if isinstance(value, float) else ""
         if isinstance(value, str) and len(value) <= _MAX_TEXT:
             kind = _class_of(value)
@@ -290,6 +292,8 @@ class ToolFacts:
             path, value = stack.pop()
             if isinstance(value, list | tuple):
                 stack += [(path + "[]", item) for item in reversed(value[:left])]
+                if not value:  # a template makes no tag of it, and does not fail
+                    yield path + "[]", UNKNOWN
             elif isinstance(value, Mapping) and len(value) > _MAX_CHILDREN:
                 self.listed.update(value if path.partition("[")[0] == "result" else ())
             elif isinstance(value, Mapping):
@@ -317,7 +321,9 @@ class ToolFacts:
             least = 0.5 * self.calls if path.is_argument else 0.8 * (self.answered - self.refusals)
             is_prose = path.main_class == "word" and len(path.values) > 1 and any(" " in one for one in path.values)
             is_text = path.text == "result" and (self.refusals or is_prose)  # "not found" is a tag that no write has
-            if path.values and not is_text and path.calls >= least:
+            listed, _, inner = path.text.partition("[]")  # a list in a list is not what the read is about
+            empty = self.paths.get(listed + "[]") if inner and "[]" not in inner else None
+            if path.values and not is_text and path.calls + (empty.calls if empty else 0) >= least:
                 found.append(path)
         held = [path for path in found if path.is_argument and "[" not in path.text]
         return [
@@ -403,15 +409,9 @@ def find_pairs(tools: Mapping[str, ToolFacts], writers: set[str], readers: set[s
     found: list[Pair] = []
     for write in sorted(writers):
         for read in sorted(readers):
-            pairs = [
-                pair
-                for own in usable[write]
-                for other in usable[read]
-                if (pair := _pair(write, own, read, other)) is not None
-            ]
-            pairs.sort(
-                key=lambda one: (-one.weight, len(one.write_path + one.read_path), one.write_path, one.read_path)
-            )
+            made = (_pair(write, own, read, other) for own in usable[write] for other in usable[read])
+            pairs = [pair for pair in made if pair is not None]
+            pairs.sort(key=lambda p: (-p.weight, len(p.write_path + p.read_path), p.write_path, p.read_path))
             found += pairs[:_MAX_PAIRS] + _together(pairs, tools[write], tools[read])
     return found
 

@@ -184,8 +184,6 @@ def _free_name(wishes: Sequence[str], taken: set[str]) -> str:
 
 # Text
 
-_UNNAMED: Final = "tools"
-"""The namespace where the log gives none."""
 _WIDTH: Final = 100
 _MOST_LINKS: Final = 5
 _MOST_NAMES: Final = 8
@@ -218,7 +216,7 @@ class RuleText:
         self._has_hints = has_hints
         self._scope = ', scope="session"' if advice.resets else ""
         prefixes = {tool.partition(":")[0] for tool in advice.tools if ":" in tool} - {"", "__main__"}
-        self._namespace = prefixes.pop() if len(prefixes) == 1 and self._is_clean(*prefixes) else _UNNAMED
+        self._namespace = prefixes.pop() if len(prefixes) == 1 and self._is_clean(*prefixes) else "tools"
         alike = Counter(map(_short, advice.tools))
         self._names: dict[str, str] = {}
         for name, tool in advice.tools.items():
@@ -251,13 +249,9 @@ class RuleText:
         for tool in advice.tools.values():
             by_kind[f"{tool.kind} by name" if tool.reason == BY_NAME else tool.kind].append(tool.tool)
         unsure = "may read or write, and so drop every answer until --read, --write or --ignore says what they are"
-        by_name = "by name alone, to be checked"
-        to_decide = (
-            ("unknown", "tool", unsure),
-            ("read by name", "read", by_name),
-            ("write by name", "write", by_name),
-        )
-        for kind, noun, text in to_decide:
+        guess = "by name alone, to be checked"
+        to_decide = {"unknown": ("tool", unsure), "read by name": ("read", guess), "write by name": ("write", guess)}
+        for kind, (noun, text) in to_decide.items():
             if several := by_kind[kind]:
                 yield f"{plural(len(several), noun)} {text}: {self._several(several)}"
         for one in by_kind["watch"]:
@@ -286,9 +280,8 @@ class RuleText:
         if tool.kind == "read":
             figures.append(f"{self.outcomes['advised'].hits_of[tool.tool]:,} hits expected")
         yield f"{self._shown(tool.tool)}: {', '.join(figures)}; {tool.kind}: {self._text(tool.reason)}"
-        links = sorted(
-            (link for link in self.advice.links if link.pair.read == tool.tool), key=lambda one: -one.changes
-        )
+        links = [link for link in self.advice.links if link.pair.read == tool.tool]
+        links.sort(key=lambda one: -one.changes)
         for link in links[:_MOST_LINKS]:
             path = shortened(self._text(link.pair.write_path), 60)
             shown = self._shown(_short(link.pair.write)) + (f" ({path})" if path else "")
@@ -371,11 +364,8 @@ def _is_name(name: str) -> bool:
 
 
 def _comments(lines: Iterable[str]) -> list[str]:
-    return [
-        f"# {part}"
-        for line in lines
-        for part in textwrap.wrap(line, _WIDTH - 2, subsequent_indent="    ", break_on_hyphens=False)
-    ]
+    wrapped = (textwrap.wrap(line, _WIDTH - 2, subsequent_indent="    ", break_on_hyphens=False) for line in lines)
+    return [f"# {part}" for parts in wrapped for part in parts]
 
 
 def _array(items: list[str]) -> str:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from agent_cache import AgentCacheError, ConfigurationError
 from agent_cache.advise.calls import LoggedCall
@@ -78,16 +78,10 @@ def run(options: argparse.Namespace) -> int:
 # The log
 
 
-class _Study(NamedTuple):
-    """The calls of a log, the annotations of each tool, empty where the log has none, and what is to be learned."""
-
-    calls: list[LoggedCall]
-    hints: dict[str, Mapping[str, bool]]
-    advice: Advice
-
-
-def _studied(options: argparse.Namespace, redaction: Redaction) -> _Study:
-    """Read a log, say what was read, and mine it."""
+def _studied(
+    options: argparse.Namespace, redaction: Redaction
+) -> tuple[list[LoggedCall], dict[str, Mapping[str, bool]], Advice]:
+    """Read a log, say what was read, and mine it: its calls, the annotations of each tool, and what is learned."""
     log = read_log(options.runs)
     for note in (*log.notes, *log.problems):
         print(escaped(redaction.text(note)), file=sys.stderr)
@@ -101,7 +95,7 @@ def _studied(options: argparse.Namespace, redaction: Redaction) -> _Study:
     hints: dict[str, Mapping[str, bool]] = {}
     for call in calls:
         hints[call.tool] = {**hints.get(call.tool, {}), **call.hints}
-    return _Study(calls, hints, advice)
+    return calls, hints, advice
 
 
 def _given(tool: str, kinds: Sequence[tuple[str, Literal["read", "write"]]]) -> Literal["read", "write"] | None:
@@ -115,10 +109,9 @@ def _advise(options: argparse.Namespace, redaction: Redaction) -> int:
     output = None if options.output == Path("-") else options.output
     if output is not None and output.exists():
         raise ConfigurationError(f"{output} is there already: remove it, or choose another name")
-    study = _studied(options, redaction)
-    outcomes = replay_all(study.calls, {name: name for name in _POLICIES}, advice=study.advice)
-    has_hints = any(study.hints.values())
-    rules = RuleText(study.advice, outcomes, sources=options.runs, has_hints=has_hints, redaction=redaction)
+    calls, hints, advice = _studied(options, redaction)
+    outcomes = replay_all(calls, {name: name for name in _POLICIES}, advice=advice)
+    rules = RuleText(advice, outcomes, sources=options.runs, has_hints=any(hints.values()), redaction=redaction)
     text = rules.toml() if options.format == "toml" else rules.python()
     if output is None:
         print(text, end="", flush=True)
@@ -162,16 +155,16 @@ def _percent(part: int, whole: int) -> str:
 
 def _check(options: argparse.Namespace, redaction: Redaction) -> int:
     in_use = tags_in_use(options.check)
-    study = _studied(options, redaction)
-    match = in_use.match({tool: hints for tool, hints in study.hints.items() if tool not in study.advice.ignored})
-    outcome = replay_all(study.calls, {"": match.policy}, advice=study.advice)[""]
+    calls, hints, advice = _studied(options, redaction)
+    match = in_use.match({tool: said for tool, said in hints.items() if tool not in advice.ignored})
+    outcome = replay_all(calls, {"": match.policy}, advice=advice)[""]
     has_failed = bool(outcome.stale) or outcome.proves_little
     has_failed |= options.fail_on == "any" and bool(match.without_rule or match.without_calls)
-    printer, calls = Printer(), Counter(call.tool for call in study.calls)
+    printer, numbers = Printer(), Counter(call.tool for call in calls)
     shown = partial(shown_name, redaction=redaction)
-    _print_stale(printer, match, outcome, study.advice, redaction)
+    _print_stale(printer, match, outcome, advice, redaction)
     for tool, instead in match.without_rule.items():
-        text = f"  {shown(tool)}: {plural(calls[tool], 'call')}; {redaction.text(instead)}"
+        text = f"  {shown(tool)}: {plural(numbers[tool], 'call')}; {redaction.text(instead)}"
         printer.line(("no rule", "yellow"), text)
     for name in match.without_calls:
         printer.line(("no calls", "yellow"), f"  {shown(name)}")

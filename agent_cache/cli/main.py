@@ -92,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f"agent-cache: {error}", file=sys.stderr)
         return 2
+    if "" in arguments[: arguments.index("--") if "--" in arguments else None]:
+        parser.error("an argument is empty, as a variable of the shell is that is not set")
     options = parser.parse_args(arguments)
     if options.version:
         print(f"agent-cache {importlib.metadata.version('agent-cache')}")
@@ -113,7 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
-            print(f"agent-cache: {error.strerror or error}", file=sys.stderr)
+            name = "agent-cache" if error.filename is None else escaped(error.filename)
+            print(f"{name}: {error.strerror or error}", file=sys.stderr)
         # The rest of the output goes nowhere, so that Python does not fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141 if isinstance(error, BrokenPipeError) else 2

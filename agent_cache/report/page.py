@@ -50,7 +50,7 @@ def page(timelines: Sequence[Timeline], comparison: Comparison | None = None) ->
         from bokeh.embed import json_item
         from bokeh.resources import Resources
         from bokeh.themes import Theme
-        from jinja2 import Environment, PackageLoader, select_autoescape
+        from jinja2 import Environment, PackageLoader
     except ImportError as error:
         raise ConfigurationError('a report needs Bokeh and Jinja2: pip install "agent-cache[report]"') from error
     program = Resources(mode="inline", components=["bokeh"]).js_raw[0]
@@ -62,25 +62,20 @@ def page(timelines: Sequence[Timeline], comparison: Comparison | None = None) ->
     numbers = {name: number for number, name in enumerate(short)}
     data = {
         "items": [json_item(plot, f"figure-{letter}", theme) for plot, letter in plots],
-        "runs": [
-            {"height": _height(max(one.rows, 1)), "names": [numbers[call.name] for call in one.calls]}
-            for one in timelines
-        ],
+        "runs": [{"height": _height(max(t.rows, 1)), "names": [numbers[c.name] for c in t.calls]} for t in timelines],
         "names": list(short.values()),
         "styles": {name: look[1:] for name, look in looks["categories"].items()},
         "crowded": _CROWDED,
     }
     script = _text_of("page.js")
     environment = Environment(
-        loader=PackageLoader("agent_cache.report", "."),
-        autoescape=select_autoescape(default=True),
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader("agent_cache.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
         "duration": duration_text, "money": _money_text, "whole": "{:,}".format,
         "share": lambda part, whole: f"{part / whole:.0%}" if whole else "", "inner": _inner_text,
     }  # fmt: skip
+    shown = {name for one in timelines for name in one.categories}
     values = {
         "runs": [_View(timeline, letter) for timeline, letter in zip(timelines, _LETTERS, strict=False)],
         "several": len(timelines) > 1,
@@ -88,11 +83,7 @@ def page(timelines: Sequence[Timeline], comparison: Comparison | None = None) ->
         "severities": Counter(drift.severity.name.lower() for drift in comparison.drifts) if comparison else {},
         "rows": _paired(timelines, comparison) if comparison and not comparison.refusal else None,
         "colours": {name: look[1] for name, look in looks["categories"].items()},
-        "categories": {
-            name: looks["categories"][name][0]
-            for name in CATEGORIES
-            if any(name in one.categories for one in timelines)
-        },
+        "categories": {name: looks["categories"][name][0] for name in CATEGORIES if name in shown},
         "has_models": any(timeline.models.calls for timeline in timelines),
         "short": short,
         "group": _GROUP,
@@ -248,10 +239,8 @@ def _figure(timeline: Timeline, unit: str, scale: float, longest: float, looks: 
         name="labels",
     )  # fmt: skip
     for name, marker, colour, height, found in _marks(timeline):
-        source = ColumnDataSource({
-            "x": [round(call.start / scale, digits) for call in found],
-            "y": [call.row + height for call in found],
-        })  # fmt: skip
+        starts = [round(call.start / scale, digits) for call in found]
+        source = ColumnDataSource({"x": starts, "y": [call.row + height for call in found]})
         line = {"line_color": colour, "line_width": 3} if marker == "x" else {"line_color": "white", "line_width": 1.2}
         shape = Scatter(x="x", y="y", marker=marker, size=9 if marker == "x" else 11, fill_color=colour, **line)
         plot.add_glyph(source, shape, name=name)

@@ -51,8 +51,10 @@ def test_so_has_that_of_each_command_for_recordings(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    "arguments", [["report"], ["advise"], ["drift", "check", "x"], ["tier"], ["nothing"], ["cassette", "nothing"]]
-)
+    "arguments",
+    [["report"], ["advise"], ["drift", "check", "x"], ["tier"], ["nothing"], ["cassette", "nothing"],
+     *(["cassette", "redact", ""], ["advise", "--check", "", "x"], ["mcp", "--config", "", "--", ""])],
+)  # fmt: skip
 def test_what_cannot_be_meant_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
@@ -60,9 +62,7 @@ def test_what_cannot_be_meant_is_a_usage_error(arguments: list[str], capsys: pyt
     assert "usage: agent-cache" in capsys.readouterr().err
 
 
-def test_no_command_is_a_usage_error_that_names_them_all(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_no_command_is_a_usage_error_that_names_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -93,21 +93,22 @@ def test_a_file_that_memory_cannot_hold_is_said_in_one_line(monkeypatch, capsys:
 
 
 @pytest.mark.parametrize(
-    ("redirection", "environment", "code", "shown"),
+    ("words", "environment", "code", "shown"),
     [
-        ("", {"PYTHONIOENCODING": "ascii"}, 0, b"Zo\\xeb \\u6771"),
-        ("", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, 0, "Zoë 東".encode()),
-        (">&-", {}, 0, b""),
-        (">/dev/full", {}, 2, b""),
-        ("| head -c 1", {}, 0, b"r"),
+        ("show run.jsonl", {"PYTHONIOENCODING": "ascii"}, 0, b"Zo\\xeb \\u6771"),
+        ("show run.jsonl", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, 0, "Zoë 東".encode()),
+        ("show run.jsonl >&-", {}, 0, b""),
+        ("show run.jsonl >/dev/full", {}, 2, b""),
+        ("show run.jsonl | head -c 1", {}, 0, b"r"),
+        ("text . 2>&1", {}, 2, b".: Is a directory\n"),
     ],
 )
-def test_output_goes_to_what_cannot_encode_it_is_closed_or_full(
-    redirection: str, environment: dict[str, str], code: int, shown: bytes, tmp_path: Path
+def test_output_goes_to_what_cannot_encode_it_is_closed_or_full_and_errors_name_their_file(
+    words: str, environment: dict[str, str], code: int, shown: bytes, tmp_path: Path
 ) -> None:
     call = '{"id":1,"kind":"tool","name":"get","arguments":{"a":"Zoë 東"},"digest":"","outcome":{"value":1}}'
     (tmp_path / "run.jsonl").write_text(f'{{"agent_cache_cassette":2}}\n{call}\n', "utf-8")
-    command = f"{sys.executable} -m agent_cache cassette show run.jsonl {redirection}"
+    command = f"{sys.executable} -m agent_cache cassette {words}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, timeout=300)
     assert b"Traceback" not in done.stderr

@@ -164,15 +164,24 @@ def test_tools_without_a_kind_are_told_apart_by_what_changes_after_them() -> Non
     ("kind", "names"),
     [
         ("write", "check_in checkOutGuest filesystem-write_file mcp__git__git_commit canvas_delete_user comment_list"),
-        (
-            "read",
-            "check_status list_users_and_groups log get_comments github__get_file mcp__git__git_log canvas_get_user",
-        ),
+        ("read", "check_status list_users_and_groups log get_comments github__get_file mcp__git__git_log"),
+        ("read", "canvas_get_user"),
         (None, "get_or_create_user search_replace get_and_increment log_workout load_data order_status"),
+        (None, "resolve_ticket browser_select_option select_seat"),
     ],
 )
 def test_a_name_that_may_mean_a_write_is_no_read(kind: str | None, names: str) -> None:
     assert {name: kind_by_name(name, SERVERS) for name in names.split()} == dict.fromkeys(names.split(), kind)
+
+
+def test_a_list_that_is_often_empty_depends_on_the_items_that_it_has_had() -> None:
+    """A write meets each empty list, which says nothing of what it does to one with the item that it names."""
+    log: list[LoggedCall] = []
+    for turn in range(60):
+        items = [{"drug_id": f"d-{turn % 12}"}] if turn % 4 == 0 else []
+        look = call("get_drugs", {"items": items}, patient=f"p-{turn % 12}")
+        log += [look, call("stop", "ok", drug_id=f"d-{100 + turn}"), look]
+    assert paths(mine(log), "stop", "get_drugs")
 
 
 @pytest.mark.parametrize(("writes", "is_dropped"), [(60, True), (110, False)])
@@ -430,8 +439,10 @@ def test_a_tool_whose_arguments_say_what_it_does_is_no_read_by_its_name(argument
         LoggedCall("get_data", arguments, 1),
     ]
     assert mine(log[:1]).tools["get_data"].kind == "read"
-    advice = mine(log).tools["get_data"]
-    assert (advice.kind, advice.reason) == ("unknown", "its arguments, and not its name, say whether it writes")
+    followed = [call("get_order", 1, order_id=7), log[1]] * 120
+    for seen in (log, [*log, *followed]):  # what harmless commands show says nothing of the next one
+        advice = mine(seen).tools["get_data"]
+        assert (advice.kind, advice.reason) == ("unknown", "its arguments, and not its name, say whether it writes")
 
 
 def test_where_no_answer_is_followed_nothing_is_said_to_leave_answers_alone() -> None:

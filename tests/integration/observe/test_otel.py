@@ -16,18 +16,9 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind, StatusCode
 
-from agent_cache import (
-    AgentCache,
-    AgentCacheInvalidator,
-    AgentCacheSession,
-    ConfigurationError,
-    bypass,
-    configure,
-    get_metrics,
-    invalidate,
-    otel,
-    testing,
-)
+import agent_cache
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, ConfigurationError, configure, otel
+from agent_cache.testing import reset
 from tests.harness import page_examples
 from tests.harness.telemetry import Telemetry
 
@@ -74,9 +65,9 @@ async def get_rate(currency: str) -> float:
 
 @pytest.fixture(autouse=True)
 def _reset() -> Iterator[None]:
-    testing.reset()
+    reset()
     yield
-    testing.reset()
+    reset()
 
 
 @pytest.fixture
@@ -101,7 +92,7 @@ async def test_a_miss_a_write_and_an_uncached_call_have_spans_with_the_names_of_
     instrument()
     await get_order("1")
     await cancel_order("1")
-    with bypass():
+    with agent_cache.bypass():
         await get_order("1")
     await asyncio.gather(get_order("2"), get_order("2"))
     get_stock("tea")
@@ -328,11 +319,7 @@ def test_the_page_names_every_metric_and_attribute_that_is_exported(instrument, 
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [
-        ({"content": "yes"}, "content"),
-        ({"redact": ["a"]}, "content=True"),
-        ({"content": True, "redact": 5}, "redact"),
-    ],
+    [({"content": "yes"}, "content"), ({"redact": ["a"]}, "content=True"), ({"content": True, "redact": 5}, "redact")],
 )
 def test_an_argument_that_cannot_work_is_refused(options, named):
     with pytest.raises(ConfigurationError, match=named):
@@ -348,14 +335,14 @@ async def test_the_counters_are_those_of_get_metrics(instrument, telemetry):
     for _ in range(2):
         await get_order("1")
     await cancel_order("1")
-    await invalidate("otel_order:9")
+    await agent_cache.invalidate("otel_order:9")
     points = telemetry.points("agent_cache.requests")
     requests = {(dict(key)["tool"].partition(":")[2], dict(key)["source"]): value for key, value in points.items()}
     assert {key: value for key, value in requests.items() if value} == {
         ("get_order", "hit"): 1, ("get_order", "miss"): 1, ("cancel_order", "write"): 1
     }  # fmt: skip
     saved = sum(telemetry.points("agent_cache.time_saved").values())
-    assert saved == pytest.approx(get_metrics()["time_saved"])
+    assert saved == pytest.approx(agent_cache.get_metrics()["time_saved"])
     assert telemetry.points("agent_cache.invalidations")[(("tool", "(no tool)"),)] == 1
     units = {metric.name: metric.unit for metric in telemetry.metrics()}
     assert units["agent_cache.time_saved"] == units["gen_ai.execute_tool.duration"] == "s"

@@ -17,16 +17,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from agent_cache import (
-    AgentCache,
-    AgentCacheInvalidator,
-    AgentCacheSession,
-    bypass,
-    get_metrics,
-    invalidate,
-    prometheus,
-    testing,
-)
+import agent_cache
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, get_metrics, prometheus, testing
 from tests.harness import page_examples
 
 PAGE = "how-to/export-metrics-and-spans.md"
@@ -89,11 +81,11 @@ async def use_everything() -> None:
     await get_order("1")
     await asyncio.gather(get_order("2"), get_order("2"))
     await cancel_order("1")
-    with bypass():
+    with agent_cache.bypass():
         await get_order("1")
     with pytest.raises(LookupError):
         await get_rate("EUR")
-    await invalidate("prom_order:9")
+    await agent_cache.invalidate("prom_order:9")
     async with AgentCacheSession(on_loop="warn"):
         for _ in range(9):
             await get_order("3")
