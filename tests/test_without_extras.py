@@ -65,6 +65,7 @@ def test_a_module_that_needs_an_extra_names_it(errors: dict[str, str | None]):
     missing = {name: text for name, text in errors.items() if text and not name.startswith(BEHIND_OTHERS)}
     assert {name: text for name, text in missing.items() if 'pip install "agent-cache[' not in text} == {}
     assert "agent_cache.otel" in missing
+    assert 'needs Starlette: pip install "agent-cache[service]"' in (missing["agent_cache.service"] or "")
     assert "agent_cache.remote.redis" in missing
 
 

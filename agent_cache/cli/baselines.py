@@ -1,8 +1,4 @@
-"""`agent-cache drift check` compares a run with accepted ones, for CI; `drift accept` accepts a run.
-
-Exit codes of `drift check`: 0 the same, 1 drift at or above `--fail-on`, 2 it cannot be told. Of `drift accept`: 0
-accepted, 1 the run contains secrets, 2 usage, or a run or a file that is not fit.
-"""
+"""`agent-cache drift check` compares a run with accepted ones, for CI; `drift accept` accepts a run."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ import msgspec
 
 from agent_cache.cli.cassettes import redaction_rules, secrets_in
 from agent_cache.cli.output import Printer, escaped, plural, print_json
-from agent_cache.errors import CassetteError, ConfigurationError
+from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Baseline, Cassette, DriftEvent, DriftReport, DriftSeverity, Tolerance
 from agent_cache.recording.drift import accepted_runs, is_folder_of_runs, store_run
 
@@ -55,7 +51,11 @@ def _check(options: argparse.Namespace) -> int:
     tolerance = Tolerance() if options.tolerance is None else Tolerance.load(options.tolerance)
     if options.fail_on is not None:
         tolerance = msgspec.structs.replace(tolerance, fail_on=options.fail_on)
-    found = {base: accepted_runs(base) for base in options.bases}
+    try:
+        found = {base: accepted_runs(base) for base in options.bases}
+    except CassetteNotFound as error:
+        text = f"{error.reason}; `agent-cache drift accept RUN --as {error.path}` makes one"
+        raise CassetteNotFound(text, error.path) from None
     runs = [Cassette.load(one) for one in dict.fromkeys(one for paths in found.values() for one in paths)]
     new = Cassette.load(options.new)
     if new.is_partial:

@@ -23,7 +23,7 @@ from agent_cache.cli import forks
 from agent_cache.cli.output import Printer, escaped, plural, print_json
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Cassette, RecordedCall, Redaction, diff_cassettes
-from agent_cache.recording.call_text import call_text, duration_text, has_error, outcome_text
+from agent_cache.recording.call_text import call_text, described, duration_text, has_error, outcome_text
 from agent_cache.recording.cassette import recorded_rules, redact_call, redacted_header, redacted_name
 from agent_cache.recording.differences import changes
 from agent_cache.recording.file import digest_of
@@ -33,6 +33,7 @@ from agent_cache.recording.http.bodies import pieces_of
 from agent_cache.recording.litellm import is_fixture, read_fixture, to_cassette
 from agent_cache.recording.outcomes import check_outcome, encode, problems_of, read_value
 from agent_cache.recording.prices import model_calls, savings_of
+from agent_cache.resume.journal import read_journal
 
 _ONE_LINE = 80
 _EXAMPLES = {
@@ -137,10 +138,11 @@ def _show(options: argparse.Namespace) -> int:
     totals = {"calls": len(cassette), "errors": sum(map(has_error, cassette))}
     totals |= {name: sum(getattr(call, name) for call in cassette) for name in ("input_tokens", "output_tokens")}
     models = savings_of(model_calls(cassette.steps, outline.of_models, enclosing.__getitem__), cassette.recorded_at)
+    doubts = read_journal(options.path).in_doubt if cassette.intents else []
     if options.json:
         facts = {"path": cassette.path, "is_partial": cassette.is_partial, "duration_ms": cassette.duration_ms}
         facts |= {"header": msgspec.to_builtins(cassette.header), "trailer": msgspec.to_builtins(cassette.trailer)}
-        facts |= {"totals": totals, "model_calls": msgspec.to_builtins(models)}
+        facts |= {"totals": totals, "model_calls": msgspec.to_builtins(models), "in_doubt": msgspec.to_builtins(doubts)}
         print_json(facts | {"calls": [{"depth": depth, **msgspec.to_builtins(call)} for depth, call in chosen]})
         return 0
     printer = Printer()
@@ -163,6 +165,9 @@ def _show(options: argparse.Namespace) -> int:
             (outcome_text(call), "red" if has_error(call) else ""),
             (f"  ({model})" if model else "", "dim"),
         )
+    for one in doubts:
+        text = f"{described(one.name, one.arguments)} (idempotency key {one.key})"
+        printer.line(f"{one.id:>6}  {'':18}  ", ("in doubt", "red"), f"  {text}")
     if len(chosen) < len(cassette):
         printer.line((f"{len(cassette) - len(chosen)} more calls are not shown", "dim"))
     if models.calls:
@@ -320,6 +325,8 @@ def _redact(options: argparse.Namespace) -> int:
     for path in _cassettes_in(options.paths):
         cassette = Cassette.load(path)
         if not _has_our_format(path):
+            if cassette.header.log and any(call.place for call in cassette):
+                raise CassetteError("is a journal, which stays as it is; see `agent-cache cassette verify`", path)
             raise CassetteError("is a cassette of agentcassette; `agent-cache cassette convert` redacts it, too", path)
         rules = redaction_rules(cassette, options)
         found = secrets_in(cassette, rules)

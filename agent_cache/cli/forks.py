@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from agent_cache.cli.output import Printer, json_text, plural, print_json
+from agent_cache.cli.output import escaped, json_text, plural, print_json
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording import Cassette, fork
 from agent_cache.recording.branch import FORK_VARIABLE, WORLDS
@@ -51,17 +51,12 @@ def run(options: argparse.Namespace) -> int:
     live = "nothing of the recording" if options.at is None else f"call {options.at} and what follows"
     answered = plural(counts["answered"], "call") + (f", {counts['edited']} edited" if edits else "")
     again = f" Made again: {plural(counts['repeated'], 'write')} before it." if counts["repeated"] else ""
-    printer = Printer()
-    for line in (
-        f"{answered}, will be answered; {live} will run.{again} Start the program with",
-        "",
-        f"    {FORK_VARIABLE}={shlex.quote(text)}",
-        "",
-        "in its environment. It records with",
-        "",
-        "    with fork.from_env() or record(PATH):",
-    ):
-        printer.line(line)
+    lines = (
+        f"{answered}, will be answered; {live} will run.{again} Start the program with\n\n"
+        f"    {FORK_VARIABLE}={shlex.quote(text)}\n\n"
+        "in its environment. It records with\n\n    with fork.from_env() or record(PATH):"
+    )
+    print(escaped(lines, keep="\n"))
     return 0
 
 
@@ -83,9 +78,7 @@ def _at(text: str) -> int | None:
 
 
 def _edit(text: str) -> tuple[int, Any]:
-    number, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form ID=JSON")
+    number, _, value = text.partition("=")
     try:
         return int(number), json.loads(value)
     except ValueError as error:

@@ -153,7 +153,7 @@ def note_loop(level: str, kind: str, metrics: Metrics) -> None:
         call.loops += [(level, kind, depth) for depth in depths]
 
 
-_BUDGETS = frozenset({"depth", "tool_calls", "time", "nesting"})
+BUDGETS = frozenset({"depth", "tool_calls", "time", "nesting"})
 """Any session may refuse a call over one of these, and all note it. Repetitions are judged by the innermost one."""
 
 
@@ -181,7 +181,7 @@ def replay_into_sessions(hooked: HookedCall, value: Any, error: BaseException | 
         METRICS.acted_on_loop(acted[1])
     for depth, participant in enumerate(scope.participants):
         observer = participant.tool_class(operation, scope, participant, is_innermost=not depth, is_judged=False)
-        if acted is not None and (source == "blocked" or not depth or acted[1] in _BUDGETS):
+        if acted is not None and (source == "blocked" or not depth or acted[1] in BUDGETS):
             observer.blocked(key, now, *acted)
         else:
             observer.admit(call, now, is_asked=True)

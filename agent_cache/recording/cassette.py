@@ -159,8 +159,9 @@ class Cassette:
 
     @property
     def intents(self) -> list[Intent]:
-        """Of a journal, the writes that have begun, in their order."""
-        return [line.intent for _, line in self.others if line.intent is not None]
+        """Of a journal, the writes that have begun and were not refused then, in their order."""
+        begun = {line.intent.id: line.intent for _, line in self.others if line.intent is not None}
+        return [one for one in begun.values() if not one.refused]
 
     @property
     def outline(self) -> Outline:

@@ -316,8 +316,9 @@ def _twin_lanes(base: Sequence[Step], new: Sequence[Step]) -> dict[int, int]:
         lambda lane: tuple(map(_outcome, lane)), lambda lane: tuple(map(_key, lane)), lambda _: None,
     )  # fmt: skip
     for signature in signatures:
-        twins |= {other[0].call.lane: one[0].call.lane for one, other in _equal(signature, ones, others)}
-        ones = [steps for steps in ones if steps[0].call.lane not in twins.values()]
+        pairs = {one[0].call.lane: other[0].call.lane for one, other in _equal(signature, ones, others)}
+        twins |= {other: one for one, other in pairs.items()}
+        ones = [steps for steps in ones if steps[0].call.lane not in pairs]
         others = [steps for steps in others if steps[0].call.lane not in twins]
     return twins
 

@@ -191,11 +191,6 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             reason = getattr(error, "strerror", None) or error
             raise ConfigurationError(f"Tolerance: {path} cannot be read: {reason}") from error
 
-    def _ignored(self, name: str) -> set[str]:
-        """The places that may differ in calls of a function."""
-        found = filter(None, map(_IGNORED.fullmatch, self.ignore))
-        return {one[2] for one in found if _is_named(name, one[1])}
-
     def fails(self, drifts: Iterable[DriftEvent]) -> bool:
         """Whether one of them is as severe as `fail_on`."""
         return any(one.severity >= DriftSeverity[self.fail_on.upper()] for one in drifts)
@@ -237,7 +232,8 @@ class _Rule:
         """A call without the places that may differ."""
         call = step.call
         if call.name not in self._patterns:
-            paths = self.baseline._places[call.name] | self.tolerance._ignored(call.name)
+            ignored = filter(None, map(_IGNORED.fullmatch, self.tolerance.ignore))
+            paths = self.baseline._places[call.name] | {one[2] for one in ignored if _is_named(call.name, one[1])}
             texts = [re.escape(path).replace(r"\.\*", KEY) for path in sorted(paths)]
             self._patterns[call.name] = re.compile(rf"(?:{'|'.join(texts)})(?=[.\[]|$)") if texts else None
         if (places := self._patterns[call.name]) is None:
@@ -404,8 +400,7 @@ def _shown_error(error: Any) -> str:
     """An error as it would be raised."""
     text = repr(error)
     if _type_of(error) is not None:
-        message = error.get("message")
-        text = function_in(str(error["type"])) + (f"({message!r})" if message else "")
+        text = function_in(str(error["type"])) + (f"({error['message']!r})" if error.get("message") else "")
     return shortened(text, 80)
 
 

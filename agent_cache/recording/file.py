@@ -122,6 +122,7 @@ class Intent(OpenCall, frozen=True, kw_only=True, omit_defaults=True):
     arguments: dict[str, Any] = {}
     key: str
     tags: list[str] = []
+    refused: bool = False
 
 
 class OtherLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -592,7 +592,9 @@ class Tape:
 def show_in_sessions(tool_call: HookedCall, recorded: RecordedCall, value: Any, error: BaseException | None) -> None:
     """Let the sessions around a replayed tool trace and count it as they did when it was recorded."""
     instead = recorded.outcome.get("instead")
-    tool_call.answered_by = recorded.source or ("miss" if tool_call.operation.is_read else "write")
+    tool_call.answered_by, is_read = recorded.source, tool_call.operation.is_read
+    if recorded.source != "blocked" and (not recorded.source or is_read is (recorded.source == "write")):
+        tool_call.answered_by = "miss" if is_read else "write"  # it was a read when it was recorded, or the reverse
     tool_call.replaced = None if instead is None else (instead[0], instead[1])
     tool_call.loops = recorded.outcome.get("loops", [])
     replay_into_sessions(tool_call, value, error, recorded.duration_ms / 1000)

@@ -164,7 +164,7 @@ def fields_of(state: Any) -> dict[str, Any]:
         return dict(state.data)
     kind = type(state)
     names = declared_names(kind) or [name for name, one in kind.__pydantic_fields__.items() if not one.exclude]
-    return {name: getattr(state, name) for name in names}
+    return {name: getattr(state, name) for name in (*names, *(getattr(state, "__pydantic_extra__", None) or ()))}
 
 
 def _as_json(state: Any) -> dict[str, Any]:
@@ -195,14 +195,6 @@ def _of_json(kind: Any, plain: Mapping[str, Any]) -> Any:
 # Plain data
 
 
-def _written(value: Any, name: str) -> Any:
-    try:
-        return _ANY.to_plain(value)
-    except Unencodable as error:
-        text = "pass plain values, or as the whole state an object of a class given to register_state"
-        raise CheckpointError(f"{error}; {text}", name) from None
-
-
 def _read(plain: Any) -> Any:
     try:
         return _ANY.from_plain(plain)
@@ -218,7 +210,14 @@ def state_data(state: Any) -> dict[str, Any]:
     """
     if not isinstance(state, _State):
         return _as_json(state)
-    return {name: _written(each, name) for name, each in fields_of(state).items()}
+    plain = {}
+    for name, value in fields_of(state).items():
+        try:
+            plain[name] = _ANY.to_plain(value)
+        except Unencodable as error:
+            text = "pass plain values, or as the whole state an object of a class given to register_state"
+            raise CheckpointError(f"{error}; {text}", name) from None
+    return plain
 
 
 def _framework_of(state: Any) -> str:

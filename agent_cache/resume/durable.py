@@ -1,11 +1,7 @@
 """`Journal`: a run whose process may die, and which a later process of the same session id goes on with.
 
-The hardest case: the process dies while a write is on the wire. Its *intent* is in the journal since before it began,
-and nothing says whether it took effect. The next process makes the run again: every call that had ended gets its
-outcome from the journal, in its place, and nothing of it runs. When it comes to the write it finds the intent, drops
-what the caches have under its tags, and does with it what the user has declared by ``on_doubt=``.
-
-So a write never takes effect twice without anybody being told.
+If it dies while a write is on the wire, the next process finds its *intent*, drops what the caches have under its tags,
+and does with it what ``on_doubt=`` says. So a write never takes effect twice without anybody being told.
 """
 
 from __future__ import annotations
@@ -13,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, suppress
 from hashlib import blake2b
 from itertools import islice
@@ -26,7 +22,7 @@ import msgspec
 from agent_cache.core.options import checked_choice, checked_flag, takes
 from agent_cache.core.tags import root_of, unescape
 from agent_cache.engine.blocking import run_blocking
-from agent_cache.engine.hooks import CURRENT_CALL, RUN, HookedCall, replay_into_sessions
+from agent_cache.engine.hooks import BUDGETS, CURRENT_CALL, RUN, HookedCall, replay_into_sessions
 from agent_cache.engine.scope import PLACE
 from agent_cache.engine.state import warn_once
 from agent_cache.engine.write import tags_of_intent
@@ -67,7 +63,6 @@ from agent_cache.resume.journal import (
     NotingRedaction,
     StoredJournal,
     is_answer,
-    is_lost,
     journal_path,
 )
 from agent_cache.tools import invalidate_sync
@@ -82,7 +77,9 @@ Word: TypeAlias = Literal["raise", "rerun", "notice"]
 
 _WORDS = ("raise", "rerun", "notice")
 _BEGAN = "had begun when an earlier process of this run ended, and nothing says whether it took effect"
-_FIND_OUT = "Find out, and say by on_doubt= what is to be done"
+_FIND_OUT = (
+    "Find out, and say so by on_doubt={{{!r}: check}}: check(arguments, key) returns what it returned, or NotDone"
+)
 
 
 class NotDone(Exception):
@@ -172,14 +169,14 @@ class Journal:
 def _choices(given: Any) -> tuple[str, dict[str, str | Check]]:
     """What was declared by ``on_doubt=``: the word for all tools, and those by name."""
     if not isinstance(given, Mapping):
-        return checked_choice(given, _WORDS, "Journal: on_doubt"), {}
+        return checked_choice(given, _WORDS, "Journal: on_doubt", "a mapping of tools to these or to functions"), {}
     found: dict[str, str | Check] = {}
     for tool, choice in given.items():
         name = tool if isinstance(tool, str) else getattr(recorded_function(tool), "name", None)
         if name is None:
             raise ConfigurationError(f"Journal: on_doubt maps tools, or their names, to what is done; got {tool!r}")
         if not callable(choice) or isinstance(choice, type):
-            checked_choice(choice, _WORDS, f"Journal: on_doubt of {name}")
+            checked_choice(choice, _WORDS, f"Journal: on_doubt of {name}", "a function")
         elif not takes(choice, 2):
             raise ConfigurationError(
                 f"Journal: on_doubt of {name} must be called as check(arguments, key), got {choice!r}"
@@ -214,8 +211,10 @@ class _JournalTape(Tape):
         self.journal = journal
         self._run, self._secret = bytes.fromhex(stored.run), bytes.fromhex(stored.header.secret)
         self._root = blake2b(key=self._secret, digest_size=12, person=b"places").digest()
-        self._earlier = list(stored.checkpoints)
-        self._sequence = len(self._earlier)
+        self._sequence = len(stored.checkpoints)
+        self._earlier: dict[Hashable, list[Checkpoint]] = {}  # that this process has not come to, by their content
+        for one in stored.checkpoints:
+            self._earlier.setdefault(_content(one), []).append(one)
         # Writes of the journal that this process has not come to, by id: those that have ended, and those in doubt.
         left: list[RecordedCall | Intent] = [*filter(attrgetter("is_write"), stored.calls), *stored.in_doubt]
         self._left = {one.id: one for one in sorted(left, key=attrgetter("id"))}
@@ -242,8 +241,7 @@ class _JournalTape(Tape):
         parent = call.parent
         counts, enclosing = (self._counts, self._root) if parent is None else (parent.counts, parent.place)
         if call.given is not None:
-            name, key = call.function.name, call.given_key
-            call.matched = with_asker(digest_of(name, call.given, key), call.asker)
+            call.matched = with_asker(digest_of(call.function.name, call.given, call.given_key), call.asker)
         if self._paused and (again := self._paused.get((enclosing, call.matched))):
             call.occurrence = again.pop(0)
         else:
@@ -318,19 +316,18 @@ class _JournalTape(Tape):
         """Refuse a new write that may be one that the run had made before, and has not come to now.
 
         Of the block's own task that is any; which task of the journal another task is may not be known, so its write is
-        refused if it is that of a function with another module, and compared at the end of the block.
+        refused if it is that of a function with another module, or has more arguments or fewer, and compared at the end
+        of the block.
         """
         name = call.function.name
-        before = [one for one in self._left.values() if not (call.lane or one.lane)] or [
-            one for one in self._left.values()
-            if one.name != name and function_in(one.name) == function_in(name) and one.arguments == call.arguments
-        ]  # fmt: skip
+        before = [one for one in self._left.values() if not (call.lane or one.lane) or _may_be(call, one)]
         if before:
             text = (
                 f"{self._shown(name, call.arguments)} is a new write, but when this run was made before, it made "
                 f"{before[0].name} (call {before[0].id}), and has not come to it now. The write was not made, because "
-                "it may be that one with other arguments, or of another module. What varies, such as the date in a "
-                "prompt, must be recorded, as agent_cache.recording.now()"
+                "it may be that one with other arguments, or of another module. If the program has changed, let the "
+                "version that began the run end it; what varies, such as the date in a prompt, must be recorded, as "
+                "agent_cache.recording.now()"
             )
             actual = {"name": name, "arguments": self._without_secrets(call.arguments)}
             raise self._stopped(call, DivergenceError(None, None, actual, text, self.path or ""))
@@ -339,8 +336,7 @@ class _JournalTape(Tape):
 
     def key_of(self, call: ActiveCall) -> str:
         """The idempotency key of a write."""
-        begun = self.file.begun.get(call.place)
-        if isinstance(begun, Intent):
+        if isinstance(begun := self.file.begun.get(call.place), Intent):
             return begun.key  # of a branch, that of its original
         return blake2b(self._run + call.place, key=self._secret, digest_size=16, person=b"idempotency").hexdigest()
 
@@ -354,6 +350,8 @@ class _JournalTape(Tape):
         value = await self._decide(call, doubt, is_plain=is_plain)
         if value is RUN:
             return RUN
+        if value is None and call.function.schema.to_plain(None) is not None:  # a check without a last line
+            raise self._in_doubt(doubt, "is in doubt, and its check function returned None, and not NotDone", call)
         if is_plain and "stream" in call.function.form:
             raise self._in_doubt(doubt, "is a stream, which can only raise or be made again", call)
         self._close(doubt)
@@ -374,7 +372,7 @@ class _JournalTape(Tape):
                 "while it was running. Do not repeat it before you know; look at what it would have changed."
             )
         if choice == "raise":
-            raise self._in_doubt(doubt, f"{_BEGAN}. {_FIND_OUT}", call)
+            raise self._in_doubt(doubt, f"{_BEGAN}. {_FIND_OUT.format(doubt.name)}", call)
         value = await self._checked(call, doubt, choice, is_plain=is_plain) if callable(choice) else NotDone
         if value is not NotDone and not isinstance(value, NotDone):
             return value
@@ -423,9 +421,8 @@ class _JournalTape(Tape):
     def _close(self, doubt: Intent) -> None:
         """Forget a write in doubt that is not made again, and what it enclosed."""
         with self._lock:
-            inside = [one for one in self._left if is_inside(one, {doubt.id}, self._stored.parents)]
-            for one in inside:
-                del self._left[one]
+            parents = self._stored.parents
+            self._left = {at: one for at, one in self._left.items() if not is_inside(at, {doubt.id}, parents)}
 
     # The end of a call, and of the run
 
@@ -438,9 +435,7 @@ class _JournalTape(Tape):
         stored = self.file.journal_file.read() or self._stored
         self._paused.setdefault((enclosing, call.matched), []).append(call.occurrence)
         self.answers = self._load(stored, self.redaction)
-        for one in stored.in_doubt:
-            if is_inside(one.id, {call.id}, stored.parents):
-                self._left[one.id] = one
+        self._left |= {one.id: one for one in stored.in_doubt if is_inside(one.id, {call.id}, stored.parents)}
 
     async def checkpoint(self, label: str, state: Any, importance: float) -> Checkpoint:
         """Write a checkpoint. One that the run had made before it was resumed is not written again."""
@@ -450,10 +445,8 @@ class _JournalTape(Tape):
                 label=label, importance=importance, state=state,
             )  # fmt: skip
             line = checkpoint_line(made, self.journal.redaction)
-            written = _content(checkpoint_of(decode(line)["checkpoint"], made.session_id))
-            for at, earlier in enumerate(self._earlier):
-                if _content(earlier) == written:
-                    return self._earlier.pop(at)
+            if same := self._earlier.get(_content(checkpoint_of(decode(line)["checkpoint"], made.session_id))):
+                return same.pop(0)
             if self.file.journal_file.is_closed:
                 raise self.file.ended()
             self.file.append(None, line, is_urgent=True)
@@ -477,7 +470,7 @@ class _JournalTape(Tape):
         for one in self._left.values():
             path = function_in(one.name)
             if isinstance(one, Intent) and self.journal.choice(one.name, path, path.rpartition(".")[2]) == "raise":
-                return self._in_doubt(one, f"{_BEGAN}, and it was not made again. {_FIND_OUT}")
+                return self._in_doubt(one, f"{_BEGAN}, and it was not made again. {_FIND_OUT.format(one.name)}")
             if new := self._new_writes.get(one.name) or self._new_writes.get(encode(one.arguments)):
                 text = (
                     f"{self._shown(new.function.name, new.arguments)} was made as a new write, and call {one.id}, "
@@ -489,6 +482,13 @@ class _JournalTape(Tape):
             shown = ", ".join(f"{one.name} (call {one.id})" for one in islice(self._left.values(), 5))
             _LOG.warning("%s: the resumed run has not come to writes that it had made: %s", self.file.path, shown)
         return None
+
+
+def _may_be(call: ActiveCall, earlier: RecordedCall | Intent) -> bool:
+    """Whether a write may be an earlier one, of another module or with other parameters in a new program."""
+    now, was = call.arguments.items(), earlier.arguments.items()
+    is_changed = call.function.name != earlier.name or len(now) != len(was)
+    return is_changed and function_in(call.function.name) == function_in(earlier.name) and (now <= was or was <= now)
 
 
 def _content(one: Checkpoint) -> tuple[Any, ...]:
@@ -579,13 +579,19 @@ class _JournalLog(CallLog):
         recorded = self.recorded(call, outcome, source, tags)
         line = encode(msgspec.structs.replace(recorded, place=call.place.hex(), hidden=is_hidden)) + b"\n"
         is_read, is_ended = not call.is_write and recorded.kind != "llm", "value" in outcome or is_answer(outcome)
-        if not is_ended or (is_read and ("unencodable" in outcome or "class" in outcome)):
+        error, response = outcome.get("error") or {}, outcome.get("response") or {}
+        is_loop = str(error.get("type")).startswith("agent_cache.errors:")  # which stops the resumed run, too
+        # What a budget has refused is made again, since the budget may be greater then.
+        is_budget = is_loop and error.get("state", {}).get("kind") in BUDGETS
+        is_refused = is_budget and (source == "blocked" or not call.is_write)
+        if is_refused or not is_ended or (is_read and ("unencodable" in outcome or "class" in outcome)):
             self._cut[call.id] = line
+            if is_refused and isinstance(intent := self.begun.get(call.place), Intent):
+                self.begun[call.place] = intent = msgspec.structs.replace(intent, refused=True)
+                self.append(None, encode({"intent": intent}) + b"\n", is_urgent=True)
             return
         self._last_id = call.id
         self._ended.append((call, line))
-        error, response = outcome.get("error") or {}, outcome.get("response") or {}
-        is_loop = str(error.get("type")).startswith("agent_cache.errors:")  # which stops the resumed run, too
         if call.is_write or is_loop or not (has_error(recorded) or response.get("status", 0) >= 400):
             self._write_ended()
 
@@ -663,8 +669,7 @@ class _Attached(Block[_JournalTape]):
     _path: Path
 
     def __init__(self, journal: Journal, session_id: str) -> None:
-        self._journal = journal
-        self._session_id = session_id
+        self._journal, self._session_id = journal, session_id
         self._path = journal.path(session_id).absolute()  # the program may change its directory
 
     def _open(self) -> _JournalTape:
@@ -708,13 +713,12 @@ class _Attached(Block[_JournalTape]):
             return True
         for name, setting in self._journal.settings().items():
             if getattr(stored.header, name) != setting:
-                raise ConfigurationError(
-                    f"Journal: the run in {self._path} was begun with another {name}= and can only be resumed with "
-                    "the same"
-                )
+                text = f"the run in {self._path} was begun with another {name}= and can only be resumed with the same"
+                raise ConfigurationError(f"Journal: {text}")
         ended = {call.id for call in stored.calls}
         for call in stored.calls:
-            if is_lost(call) and call.parent not in ended:
+            is_lost = call.hidden or not call.outcome.keys().isdisjoint(("unencodable", "redacted"))
+            if is_lost and call.parent not in ended:
                 raise JournalError(
                     f"cannot be resumed: the outcome of {call.name} (call {call.id}) cannot be given back, because "
                     "redaction has changed it or it could not be written. A journal with a key= keeps what redaction "

@@ -1,7 +1,6 @@
 """Going through what a run did after a checkpoint, event by event, with a function that may stop it.
 
-The events of a run are its calls and its other checkpoints. A checkpoint's place among them is the last call that had
-ended when it was made: times, which two tasks may share and which clocks set back, decide nothing.
+A checkpoint's place is the last call that had ended when it was made: times, which clocks set back, decide nothing.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """The file of a journal: its name, its lines, reading it, and writing it under a lock. JSON Lines, version 1.
 
-Its calls are a log as a running recording writes it (`recording.file`), so a journal can be loaded as a cassette. An
-*intent* stands before each write and says that it begins. A write without a line of its own was running when the
-process ended: it is *in doubt*. ``open`` says the place of another call that had not ended and that encloses calls
-which have lines. Only a run that has come to its end has a trailer: the journal is *sealed*.
-
-One process writes, the others read as they like: each line is one `os.write` at the end of the file, and a line that
-could not be written as a whole is taken back.
+docs/reference/journal-format.md has the lines. One process writes, the others read as they like: each line is one
+`os.write` at the end of the file, and a line that could not be written as a whole is taken back.
 """
 
 from __future__ import annotations
@@ -68,7 +63,7 @@ def _reported(path: Path, action: str) -> Iterator[None]:
     except CassetteNotFound:
         raise CassetteNotFound("there is no journal", path) from None
     except CassetteError as error:
-        raise JournalError(error.reason, error.path, error.line) from error
+        raise JournalError(error.reason.removesuffix("; record it again"), error.path, error.line) from error
     except OSError as error:
         raise JournalError(f"cannot be {action}: {error.strerror or error}", path) from error
 
@@ -97,11 +92,6 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
     redact: dict[str, Any] = {}
     http: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     restored: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
-
-
-def is_lost(call: RecordedCall) -> bool:
-    """Whether the outcome cannot be given back, because redaction has changed it or it could not be written."""
-    return call.hidden or "unencodable" in call.outcome or "redacted" in call.outcome
 
 
 _SINGLE = ("BaseException", "BaseExceptionGroup", "GeneratorExit", "KeyboardInterrupt", "SystemExit")
@@ -181,6 +171,8 @@ class StoredJournal:
         others = self.cassette.others
         begun = [one.intent or one.open for _, one in others]
         self.begun: dict[int, OpenCall] = {one.id: one for one in begun if one is not None}
+        # Whether the last process that went on with the run has written nothing.
+        self.is_idle = bool(others) and others[-1][0] == text.count(b"\n") and others[-1][1].resumed is not None
         self._checkpoints = [(number, one.checkpoint) for number, one in others if bytes(one.checkpoint)]
 
     @property
@@ -208,7 +200,8 @@ class StoredJournal:
     def in_doubt(self) -> list[Intent]:
         """The writes that had begun and may or may not have taken effect, in the order in which they began."""
         ended = {call.id for call in self.calls if is_answer(call.outcome)}
-        return [one for number, one in sorted(self.intents.items()) if not is_inside(number, ended, self.parents)]
+        begun = [one for _, one in sorted(self.intents.items()) if not one.refused]
+        return [one for one in begun if not is_inside(one.id, ended, self.parents)]
 
     @property
     def intents(self) -> dict[int, Intent]:
@@ -288,7 +281,7 @@ class JournalFile:
         self.is_closed = False
         self._is_durable, self._key = is_durable, key
         self._cipher = None if key is None else LineCipher(key)
-        self._size = self._lines = 0
+        self._size = self._lines = self._idle = 0
         with _reported(path, "opened and locked"):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -308,7 +301,9 @@ class JournalFile:
                 how = "without a key=" if self._cipher is not None else "with a key=, which encrypts it"
                 raise JournalError(f"was begun {how}, and can only be resumed as it was begun", self.path)
             found = _stored_in(self.path, data, self._key)
-            self._size, self._lines = data.rfind(b"\n") + 1, data.count(b"\n")
+            is_first, self._size, self._lines = not self._size, data.rfind(b"\n") + 1, data.count(b"\n")
+            if is_first and found is not None and found.is_idle:
+                self._idle = self._size - data.rfind(b"\n", 0, self._size - 1) - 1
             self._take_back()
         return found
 
@@ -316,6 +311,9 @@ class JournalFile:
         """Write lines, all of them or, as on a full disk, which raises `OSError`, none."""
         if self.is_closed:
             raise OSError(0, "an earlier line was not written")
+        if self._idle:  # the new process has its line in the place of that of one that has done nothing
+            self._size, self._lines, self._idle = self._size - self._idle, self._lines - 1, 0
+            self._take_back()
         if self._cipher is not None:
             lines = tuple(self._cipher.encrypt(line, self._lines + at) for at, line in enumerate(lines, 1))
         data = b"".join(lines)

@@ -19,7 +19,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -238,13 +238,13 @@ async def _request_of(request: Request) -> RestoreRequest:
     if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, "the body must be application/json", headers={"Accept": "application/json"})
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _MAX_BODY:
-            raise Refused(413, f"the body has more than {_MAX_BODY} bytes", headers={"Connection": "close"})
     try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MAX_BODY:
+                raise Refused(413, f"the body has more than {_MAX_BODY} bytes", headers={"Connection": "close"})
         found = _valid(422, lambda: msgspec.json.decode(bytes(body), type=RestoreRequest))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ClientDisconnect):
         raise Refused(400, "the body is not JSON") from None
     return msgspec.structs.replace(
         found, session_id=(found.session_id or "").strip() or None, label=found.label.strip()

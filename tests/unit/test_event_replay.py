@@ -91,8 +91,7 @@ async def test_what_was_under_way_at_the_checkpoint_is_replayed_and_what_had_end
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"after": None}, {"where": 3}, {"on_event": "x"}, {"min_importance": 2}, {"min_importance": math.nan}],
+    "options", [{"after": None}, {"where": 3}, {"on_event": "x"}, {"min_importance": 2}, {"min_importance": math.nan}]
 )
 def test_bad_arguments_are_refused(replay, options):
     with pytest.raises(ConfigurationError):

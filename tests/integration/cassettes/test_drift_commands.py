@@ -128,7 +128,7 @@ def torn(path: str) -> Path:
 
 BAD = [
     ("base.jsonl no.jsonl", "no.jsonl"),
-    ("no same.jsonl", "no: there is no baseline"),
+    ("no same.jsonl", "no: there is no baseline; `agent-cache drift accept RUN --as no` makes one"),
     ("empty same.jsonl", "empty: has no accepted run"),
     ("base.jsonl empty", "empty: cannot be read: it is not a regular file"),
     ("base.jsonl torn.jsonl", "torn.jsonl: "),
@@ -250,10 +250,7 @@ async def test_a_journal_is_a_run_once_it_has_ended(command):
     assert '"secret"' not in Path("baseline/1.jsonl").read_text()  # the key of the run
     *lines, _ = Path(second).read_bytes().splitlines(keepends=True)
     Path(second).write_bytes(b"".join(lines))
-    for arguments in (
-        ("drift", "check", "baseline", second),
-        ("drift", "accept", second, "--as", "baseline", "--replace"),
-    ):
-        code, _, err = command(*arguments)
+    for arguments in (("check", "baseline", second), ("accept", second, "--as", "baseline", "--replace")):
+        code, _, err = command("drift", *arguments)
         assert code == 2
         assert f"{second}: " in err

@@ -783,13 +783,15 @@ async def test_what_vary_returns_keeps_the_answers_of_every_tool_apart(kind: typ
 
 EXAMPLES = [
     (package, code, output)
-    for page, package in {
-        "use-langchain": "langchain",
-        "use-openai-agents": "agents",
-        "use-pydantic-ai": "pydantic_ai",
-        "use-fastmcp": "fastmcp",
-        "use-google-adk": "google.adk",
-    }.items()
+    for page, package in (
+        ("use-langchain", "langchain"),
+        ("use-openai-agents", "agents"),
+        ("use-pydantic-ai", "pydantic_ai"),
+        ("use-fastmcp", "fastmcp"),
+        ("use-google-adk", "google.adk"),
+        ("restore-an-agent", "langgraph"),
+        ("restore-an-agent", "agents"),
+    )
     for code, output in page_examples.examples(f"how-to/{page}.md", package)
 ]
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
+from agent_cache.__main__ import main
 from agent_cache.errors import (
     CassetteError,
     CassetteNotFound,
@@ -150,6 +151,7 @@ BROKEN = [
     (lambda text: text + '{"what": 1}\n', "this line is broken"),
     (lambda text: text.replace('"place":"', '"place":"x'), "this line is broken"),
     (lambda text: text + '{"trailer":{"calls":1}}\n{"open":{}}\n', "a line follows the trailer"),
+    (lambda text: text + text.splitlines(keepends=True)[-1], r"an earlier line has the id \d+, too$"),
 ]
 
 
@@ -193,6 +195,21 @@ def test_a_machine_may_have_stopped_before_the_header_was_on_the_disk(tmp_path, 
     path.write_bytes(rest + bytes(4096))
     assert asyncio.run(run(tmp_path)) == ANSWERS
     assert b"\0" not in path.read_bytes()
+
+
+def test_the_commands_show_what_is_in_doubt_and_leave_the_journal_alone(tmp_path, capsys):
+    path = crash(tmp_path, until=5)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    [doubt] = read_journal(path).in_doubt
+    for command, code, text in (
+        (["show"], 0, f"in doubt  pay(order='o2') (idempotency key {doubt.key})"),
+        (["show", "--json"], 0, f'"key": "{doubt.key}"'),
+        (["redact", "--check"], 2, "is a journal, which stays as it is"),
+    ):
+        assert main(["cassette", *command, str(path)]) == code
+        assert text in "".join(capsys.readouterr())
+    assert path.read_bytes() == b"".join(lines[:-1])
 
 
 def test_a_recording_does_not_replace_a_journal(tmp_path):

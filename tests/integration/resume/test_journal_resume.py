@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import threading
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -236,10 +237,11 @@ def in_doubt(directory, program=lambda: pay("1")):
 
 def test_a_write_in_doubt_raises_with_its_call_and_its_key(world, directory):
     in_doubt(directory)
-    for _ in range(3):  # and stays in doubt
-        with pytest.raises(InDoubtError) as raised:
-            journaled(Journal(directory), lambda: pay("1"))
+    for restart in (False, True, False):  # and stays in doubt
+        with pytest.raises(InDoubtError, match=r"on_doubt=\{'resumed:pay': check\}") as raised:
+            journaled(Journal(directory, restart=restart), lambda: pay("1"))
     error = raised.value
+    assert Path(error.path).read_text().count('resumed":') == 1  # it does not grow with the times that it is tried
     assert (error.tool, error.arguments) == ("resumed:pay", {"order": "1", "note": ""})
     assert error.key == world.keys["pay 1"][0]
     assert error.path == str(Journal(directory).path("run"))
@@ -287,6 +289,8 @@ def test_a_check_that_raises_or_cannot_be_awaited_leaves_the_write_in_doubt(worl
         raise ConnectionError("no route")
 
     in_doubt(directory)
+    with pytest.raises(InDoubtError, match="returned None, and not NotDone"):  # it lacks its last line
+        journaled(Journal(directory, on_doubt={pay: lambda *_: None}), lambda: pay("1"))
     with pytest.raises(InDoubtError, match="check function raised ConnectionError") as raised:
         journaled(Journal(directory, on_doubt={pay: no_route}), lambda: pay("1"))
     assert isinstance(raised.value.__cause__, ConnectionError)
@@ -410,6 +414,11 @@ async def renamed(order: str, note: str = "") -> str:
     return await pay.__wrapped__(order, note)
 
 
+@AgentCacheInvalidator("order:{order}", name="resumed:pay")
+async def with_more(order: str, note: str = "", by: str = "card") -> str:
+    return await pay.__wrapped__(order, note)
+
+
 def at_once(tool):
     async def program(note):
         await asyncio.gather(tool("1", note), tool("2", note))
@@ -424,6 +433,7 @@ def at_once(tool):
         (pays, pays, " on tuesday", r"it made resumed:pay \(call 1\)", 0),  # refused before it runs
         (pays_and_swallows, pays_and_swallows, " on tuesday", r"it made resumed:pay \(call 1\)", 0),
         (at_once(pay), at_once(moved), " on monday", r"it made resumed:pay \(call 1\).* of another module", 0),
+        (at_once(pay), at_once(with_more), " on monday", r"it made resumed:pay \(call 1\).* other arguments", 0),
         # Nothing tells which task is which.
         (at_once(pay), at_once(pay), " on tuesday", "note=' on monday'.* it may have taken effect twice", 2),
         (at_once(pay), at_once(renamed), " on monday", r"call 1, resumed:pay.* it may have taken effect twice", 2),
@@ -559,12 +569,15 @@ def test_settings_that_the_run_was_not_begun_with_are_refused(world, directory):
 # Sessions
 
 
-def test_trace_metrics_and_budgets_go_on(world, directory):
+@pytest.mark.parametrize("over", [get_order, pay])
+def test_trace_metrics_and_budgets_go_on_until_the_budget_is_raised(world, directory, over):
+    reset()
+
     async def program():
         for number in range(4):
             await get_order(str(number))
         await pay("1")
-        await get_order("over")
+        await over("over")
 
     async def resumed():
         session = AgentCacheSession("run", max_execution_depth=5, journal=Journal(directory, on_doubt="rerun"))
@@ -574,10 +587,16 @@ def test_trace_metrics_and_budgets_go_on(world, directory):
         return session
 
     dies(Journal(directory), program, "pay 1")
-    session = asyncio.run(resumed())
-    assert [one.tool for one in session.get_execution_trace()[:5]] == ["resumed:get_order"] * 4 + ["resumed:pay"]
-    assert session.get_metrics()["tools"]["resumed:get_order"]["calls"] >= 4
+    for _ in range(2):
+        session = asyncio.run(resumed())
+        assert [one.tool for one in session.get_execution_trace()[:5]] == ["resumed:get_order"] * 4 + ["resumed:pay"]
+        assert session.get_metrics()["tools"]["resumed:get_order"]["calls"] >= 4
     assert world.calls == {**{f"get {number}": 1 for number in range(4)}, "pay 1": 1}
+    assert not read_journal(directory / "run.jsonl").in_doubt
+    journaled(Journal(directory), program, max_execution_depth=6)
+    assert world.calls.total() == 6
+    with replay(directory / "run.jsonl", strict=True):
+        asyncio.run(program())
 
 
 def test_checkpoints_are_written_once_and_what_came_after_them_is_found(world, directory):
@@ -638,6 +657,13 @@ async def test_a_state_that_cannot_be_written_leaves_the_journal_and_the_run_as_
             await session.checkpoint("x", {})
 
 
+def test_a_read_that_is_a_write_by_now_is_answered_as_one(world, directory, caplog):
+    dies(Journal(directory), lambda: asyncio.gather(get_order("1"), ask("next")), "ask next")
+    changed = AgentCacheInvalidator("order:{order}", name="resumed:get_order")(get_order.__wrapped__)
+    assert journaled(Journal(directory), lambda: changed("1")) == {"order": "1", "state": "open"}
+    assert not caplog.messages
+
+
 # A run that has ended
 
 
@@ -658,12 +684,6 @@ def test_a_session_whose_run_has_ended_raises_and_runs_nothing_unless_it_begins_
         assert world.calls.total() == len(list(directory.iterdir())) == count
         journaled(Journal(directory, restart=True), program)
     assert all(read_journal(path).is_sealed for path in directory.iterdir())
-
-
-def test_restart_resumes_a_run_that_has_not_ended(world, directory):
-    dies(Journal(directory, restart=True), lambda: pay("1"), "pay 1")
-    with pytest.raises(InDoubtError):
-        journaled(Journal(directory, restart=True), lambda: pay("1"))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from agent_cache.errors import CheckpointError, RestoreError
 from agent_cache.resume import Checkpoint, LangChainState, restore
 from tests.harness.cassettes import checkpoint_line, checkpoint_of
-from tests.harness.page_examples import examples
 
 MESSAGES = [
     SystemMessage("be brief", id="0"),
@@ -165,9 +164,3 @@ async def test_a_thread_whose_database_fails_is_as_it_was(write):
         await restore(checkpoint(LangChainState(values={"steps": [], "plan": ""}, next=["plan", "review"])), target)
     after = await snapshot(target)
     assert (after.values, after.next) == (before.values, before.next)
-
-
-def test_the_example_of_the_page_prints_what_stands_below_it(capsys):
-    [(code, printed)] = examples("how-to/restore-an-agent.md", "langgraph")
-    exec(compile(code, "restore-an-agent.md", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out == printed

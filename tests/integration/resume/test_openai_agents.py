@@ -15,7 +15,6 @@ from agents.testing import ScriptedModel, assistant_message, function_call
 from agent_cache.errors import CheckpointError, RestoreError
 from agent_cache.resume import Checkpoint, OpenAIAgentsState, restore
 from tests.harness.cassettes import checkpoint_line, checkpoint_of
-from tests.harness.page_examples import examples
 
 QUIET = RunConfig(tracing_disabled=True)
 ITEMS: list[Any] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -118,9 +117,3 @@ async def test_a_result_that_is_still_streaming_is_refused():
     async for _ in result.stream_events():
         pass
     assert len(checkpoint(result).state.items) == 4
-
-
-def test_the_example_of_the_page_prints_what_stands_below_it(capsys):
-    [(code, printed)] = examples("how-to/restore-an-agent.md", "agents")
-    exec(compile(code, "restore-an-agent.md", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out == printed

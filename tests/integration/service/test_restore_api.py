@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -341,6 +342,9 @@ def test_a_repeated_request_makes_one_session_and_gets_the_same_answer(client, k
 
 def test_a_key_with_another_body_is_refused_and_with_another_checkpoint_it_is_another(client, killed, store):
     [later, checkpoint_id] = ids(client)
+    before = killed.path.read_bytes()  # a session that exists is never replaced, and the key was not used up
+    assert problem(restored(client, checkpoint_id, session_id="ann-1", key="k")) == (409, ["session_id"])
+    assert killed.path.read_bytes() == before
     restored(client, checkpoint_id, key="k").raise_for_status()
     assert problem(restored(client, checkpoint_id, key="k", replay_events=True)) == (422, ["Idempotency-Key"])
     assert len(sessions_in(store)) == 2
@@ -355,14 +359,6 @@ def test_two_servers_make_one_session_of_requests_at_the_same_time(served, store
             answers = {each.result().content for each in asked}
         assert len(answers) == 1
     assert len(sessions_in(store)) == 2
-
-
-def test_a_session_that_exists_is_never_replaced(client, killed, store):
-    [_, checkpoint_id] = ids(client)
-    before = killed.path.read_bytes()
-    assert problem(restored(client, checkpoint_id, session_id="ann-1", key="k")) == (409, ["session_id"])
-    assert killed.path.read_bytes() == before
-    assert restored(client, checkpoint_id, session_id="ann-2", key="k").status_code == 200  # the key was not used up
 
 
 # Who may
@@ -517,6 +513,15 @@ def test_what_is_wrong_is_a_problem_document_that_names_the_field_and_changes_no
         assert problem(answer) == (status, [field] if field else []), options
         assert ("Allow" in answer.headers) == (status == 405)
         assert sessions_in(store) == ["ann-1"]
+
+
+async def test_a_sender_who_leaves_before_the_body_is_there_is_no_error_of_the_server(client, killed, store):
+    path, send = f"/checkpoints/{ids(client)[0]}/restore", AsyncMock()
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"content-type", b"application/json")]}
+    begun, left = {"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}
+    await restore_app(store, authorize=lambda *_: True)(scope, AsyncMock(side_effect=[begun, left]), send)
+    assert send.await_args_list[0].args[0]["status"] == 400
+    assert sessions_in(store) == ["ann-1"]
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a\0b", "ä" * 200, "%2e%2e"])
