@@ -340,7 +340,8 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         if isinstance(found, Mapping):
             return {key: found[key] for key in keys if key in found}
         name = f"batch loader {getattr(loader, '__qualname__', type(loader).__qualname__)}()"
-        if isinstance(found, str | bytes | Set) or not isinstance(found, Collection):  # an array is one
+        is_table = hasattr(found, "keys") or hasattr(found, "columns")  # of pandas or polars, whose order is another
+        if is_table or isinstance(found, str | bytes | Set) or not isinstance(found, Collection):  # an array is one
             wanted = "a mapping from key to value, or a list of values in the order of the keys"
             raise TypeError(f"{name} must return {wanted}; it returned {type(found).__name__}")
         if len(found) != len(keys):

@@ -161,8 +161,11 @@ class Current:
         for one in (*(settings for _, settings in self.base), *(layer.settings for layer in self.layers)):
             settings.update(one)
         settings["middleware"] = self._instrumentation + settings.get("middleware", ())
-        if os.environ.get("AGENT_CACHE_ENABLED", "").strip().lower() in {"0", "false", "no", "off"}:
+        word = os.environ.get("AGENT_CACHE_ENABLED", "").strip().lower()
+        if word in {"0", "false", "no", "off"}:
             settings["enabled"] = False
+        elif word not in {"", "1", "true", "yes", "on"}:  # who meant to switch the cache off would not notice
+            raise ConfigurationError(f"the environment variable AGENT_CACHE_ENABLED must be 0 or 1, got {word!r}")
         return Configuration(**settings)
 
 
@@ -238,7 +241,7 @@ def configure(
         backup: the tier between the two, or several, nearest first, for every global tool without a `backup=` or
             `remote_cache=` of its own; None: none.
         enabled: False switches all caching off: tools run, sessions trace and count, writes still invalidate. The
-            environment variable ``AGENT_CACHE_ENABLED=0`` does the same and wins.
+            environment variable ``AGENT_CACHE_ENABLED=0`` does the same and wins. It is 0, 1 or left out.
         max_bytes: bound on the estimated size of everything stored locally from now on: values, keys and tags; None: no
             bound. The largest store evicts first. An answer that is larger than the bound alone is not stored.
         middleware: what observes the calls of tools that no local hit has answered, outermost first: each an

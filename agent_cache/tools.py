@@ -42,7 +42,7 @@ from agent_cache.core.parameters import Parameters, PassedOn, parameters_of
 from agent_cache.core.tags import ComputedTags, TagSet, parse_tag, root_of
 from agent_cache.engine.blocking import blocking, run_blocking
 from agent_cache.engine.body import read_body, stream_body, write_body
-from agent_cache.engine.operation import CacheKey, Operation
+from agent_cache.engine.operation import CacheKey
 from agent_cache.engine.read import ReadOperation
 from agent_cache.engine.scope import PLACE, Scope, closes_generator, leave_scope
 from agent_cache.engine.state import mark_written
@@ -171,11 +171,8 @@ class Decorator:
         name = self._name if self._name is not None else f"{tool.__module__}:{tool.__qualname__}"
         parameters = parameters_of(tool, function, self._skip_args, name, self._ignore, is_read=is_read)
         is_sync, is_stream = _kind_of(function)
-        kind: type[Operation[Any]]
-        if is_stream:
-            kind = StreamingRead if is_read else StreamingWrite
-        else:
-            kind = ReadOperation if is_read else WriteOperation
+        reads, writes = (StreamingRead, StreamingWrite) if is_stream else (ReadOperation, WriteOperation)
+        kind: Any = reads if is_read else writes
         tags = self.tags(parameters.names, name)
         if isinstance(self, AgentCache):
             if not isinstance(parameters, PassedOn):
@@ -186,7 +183,7 @@ class Decorator:
                 raise ConfigurationError(f"{name}: validate is for results, and the tool is a generator; leave it out")
             if is_sync:
                 checked_function(self.policy.validate, f"{name}: validate of a `def`")
-        operation: Any = kind(tool, name, parameters, tags, self.policy, self.tiers, is_sync=is_sync)
+        operation = kind(tool, name, parameters, tags, self.policy, self.tiers, is_sync=is_sync)
         make_body: Any = stream_body if is_stream else read_body if is_read else write_body
         body = make_body(operation)
         body.resource, body.scope, body.__agent_cache__ = self._resource, self.policy.scope, operation

@@ -394,6 +394,7 @@ async def test_a_cancelled_caller_disturbs_no_other_one():
         (lambda keys: "abc", TypeError, "it returned str"),
         (lambda keys: set(keys), TypeError, "it returned set"),
         (lambda keys: 3, TypeError, "it returned int"),
+        (type("Series", (list,), {"keys": list}), TypeError, "it returned Series"),  # pandas has an order of its own
     ],
 )
 async def test_an_answer_that_cannot_be_matched_with_the_keys_is_an_error_and_not_a_guess(answer, error, words):

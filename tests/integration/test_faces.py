@@ -15,6 +15,7 @@ from agent_cache import (
     AgentCache,
     AgentCacheInvalidator,
     AgentCacheSession,
+    ConfigurationError,
     Read,
     Toolbox,
     UncacheableArgumentsError,
@@ -297,6 +298,9 @@ def test_the_environment_is_read_again_by_reset(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv("AGENT_CACHE_ENABLED", word)
         testing.reset()
         assert library.setting("enabled") is enabled, word
+    monkeypatch.setenv("AGENT_CACHE_ENABLED", "disabled")
+    with pytest.raises(ConfigurationError, match="AGENT_CACHE_ENABLED must be 0 or 1, got 'disabled'"):
+        testing.reset()
     monkeypatch.delenv("AGENT_CACHE_ENABLED")
     testing.reset()
     assert library.setting("enabled")

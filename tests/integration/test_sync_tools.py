@@ -7,21 +7,11 @@ from typing import Any
 
 import pytest
 
-from agent_cache import (
-    AgentCache,
-    AgentCacheInvalidator,
-    AgentCacheSession,
-    ConfigurationError,
-)
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("clock")
 
 RUNS: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def no_runs() -> None:
-    RUNS.clear()
 
 
 @AgentCache("parcel:{parcel_id}", ttl=60)
@@ -41,6 +31,7 @@ def send_parcel(parcel_id: str) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_stored() -> None:
+    RUNS.clear()
     get_parcel.clear()
 
 
