@@ -11,7 +11,7 @@ from dataclasses import replace
 from inspect import isawaitable
 from threading import RLock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar, cast, overload
 
 from agent_cache.config import Configuration
 from agent_cache.core.asker import Apart, Injected, UnknownAsker, asker_in
@@ -43,6 +43,7 @@ from agent_cache.toolbox.rules import (
     Rule,
     ToolInfo,
     ToolRow,
+    ToolRule,
     ToolTable,
     Watch,
     Write,
@@ -97,7 +98,7 @@ class Toolbox:
 
     def __init__(
         self,
-        rules: Mapping[str, Rule] | None = None,
+        rules: Mapping[str, ToolRule] | None = None,
         *,
         namespace: str,
         unknown: Literal["write", "watch", "pass"] = "write",
@@ -109,7 +110,7 @@ class Toolbox:
         if not isinstance(rules, Mapping | None):
             raise ConfigurationError(f"Toolbox: rules must be a mapping of names of tools to rules, got {rules!r}")
         self.namespace: Final = namespace
-        self.rules = dict(rules or {})
+        self.rules: dict[str, Rule] = dict(cast("Any", rules) or {})
         for name, rule in self.rules.items():
             checked_text(name, "Toolbox: the name of a tool")
             if not isinstance(rule, Rule):
@@ -400,16 +401,13 @@ class Toolbox:
         self._warn_of_unknown(found, full_name)
         if isinstance(rule, Pass | Inner):
             return _Tool(None, rule, schema)
-        is_write = isinstance(rule, Write)
-        kind, policy = (
-            (_NamedWrite, form.of_write(rule)) if isinstance(rule, Write) else (_NamedRead, form.of_read(rule))
-        )
-        operation: Any = kind(
+        kind: Any = _NamedWrite if isinstance(rule, Write) else _NamedRead
+        operation = kind(
             _runner(name, form.returns, is_sync=is_sync),
             full_name,
-            JsonArguments(is_read=not is_write, form=form.label),
+            JsonArguments(is_read=kind is _NamedRead, form=form.label),
             self._tags_of(rule, name, schema),
-            policy,
+            form.of_write(rule) if isinstance(rule, Write) else form.of_read(rule),
             rule.decorator.tiers,
             is_sync=is_sync,
         )

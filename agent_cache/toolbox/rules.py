@@ -28,12 +28,21 @@ __all__ = [
 Parse = Literal["json"] | None
 
 
-class TaggedRule:
+class ToolRule:
+    """What all rules derive from: a dict of several kinds is one of these to type checkers."""
+
+    __slots__ = ()
+    kind: str
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class TaggedRule(ToolRule):
     """What a tool depends on, or touches, with the options of its decorator."""
 
-    __slots__ = ("decorator", "resource", "shared")
+    __slots__ = ("decorator", "resource", "resources", "shared")
 
-    kind: str
     _made_by: type[AgentCache | AgentCacheInvalidator]
     _without: tuple[str, ...]
     """Options of the decorator that a rule has not, beside those that say how a function is called."""
@@ -47,6 +56,7 @@ class TaggedRule:
             checked_choice(parse, ("json",), f"{kind}: parse", or_else="None")
         self.decorator: Decorator = self._made_by(resource, **options).by_name(None if parse is None else parsed)
         self.resource = resource
+        self.resources = [resource] if isinstance(resource, str | ComputedTags) else resource
         self.shared: bool = options.get("shared", False)
         compiled_tags(self, None, kind)
 
@@ -94,7 +104,7 @@ class Write(TaggedRule):
     _without = ("clear_all", "key_fn")
 
 
-class Watch:
+class Watch(ToolRule):
     """A tool that reads what no write of the agent changes, such as a clock or a search of the web.
 
     Concurrent identical calls share one run, unless a write of the toolbox has begun since. Its calls are traced,
@@ -115,22 +125,16 @@ class Watch:
         # An answer without a life is not stored, and no failure. What it depends on is said by the toolbox.
         self.decorator = AgentCache("watch", ttl=no_life, loop=checked_hints(loop, "Watch", is_write=False))
 
-    def __repr__(self) -> str:
-        return "Watch()"
 
-
-class Pass:
+class Pass(ToolRule):
     """A tool that is left alone: neither cached, nor traced, nor recorded. Handoffs, agents as tools."""
 
     __slots__ = ()
 
     kind = "pass"
 
-    def __repr__(self) -> str:
-        return "Pass()"
 
-
-class Inner:
+class Inner(ToolRule):
     """A tool that calls another one, which its arguments name: ``route``, ``execute-tool``. A call of it goes by the
     rule of the inner tool, with the inner tool's arguments.
 
@@ -227,8 +231,7 @@ def hinted_kind(annotations: Any) -> Literal["read", "write"] | None:
 
 def roots_of(rules: Mapping[str, Rule], namespace: str) -> tuple[str, ...]:
     """Every root that a tool of these rules reads or writes; the namespace if there is none."""
-    tagged = [rule.resource for rule in rules.values() if isinstance(rule, TaggedRule)]
-    resources = [one for each in tagged for one in ([each] if isinstance(each, str | ComputedTags) else each)]
+    resources = [one for rule in rules.values() if isinstance(rule, TaggedRule) for one in rule.resources]
     found = [
         escape(one.root if isinstance(one, ComputedTags) else parse_template(one, _AnyName(), "rule")[0])
         for one in resources
@@ -340,8 +343,7 @@ def row_of(info: ToolInfo, found: Found) -> ToolRow:
     rule, why = found.rule, found.why
     tags = ttl = ""
     if isinstance(rule, Read | Write):
-        resources = [rule.resource] if isinstance(rule.resource, str | ComputedTags) else rule.resource
-        tags = ", ".join(one if isinstance(one, str) else f"{one.root}: computed" for one in resources)
+        tags = ", ".join(one if isinstance(one, str) else f"{one.root}: computed" for one in rule.resources)
     if isinstance(rule, Inner):
         why += f"; by the rule of the tool that {rule.tool!r} names"
     if isinstance(rule, Read):

@@ -630,7 +630,8 @@ async def calls_by_name(box: Toolbox) -> None:
     box.forget()
 
 
-Toolbox({"get": Read("a", ttl=1), "put": Write("a", doubt=1), "now": Watch(), "hand": Pass()}, namespace="x")
+RULES = {"get": Read("a", ttl=1), "put": Write("a", doubt=1), "now": Watch(), "hand": Pass()}
+Toolbox(RULES, namespace="x")
 
 
 @Toolbox(namespace="x").tool
