@@ -204,7 +204,7 @@ class _Prefix:
         if outline.foreign:
             text = "was recorded by agentcassette, which does not say what writes: it cannot be forked"
             raise CassetteError(text, cassette.path)
-        self.cassette, self.at, self.lanes = cassette, at, outline.lanes
+        self.cassette, self.at, self.lanes, self._index_of = cassette, at, outline.lanes, outline.index_of
         self._parents, self._positions = outline.enclosing(), outline.positions()
         first = None if at is None else self._index(at, "at")
         self._cut = 2 * len(outline) if first is None else self._positions[first]
@@ -243,7 +243,7 @@ class _Prefix:
             self._check_world([cassette[index] for index in writes if index in runs & may_be_made])
 
     def _index(self, number: int, name: str) -> int:
-        index = self.cassette.outline.index_of.get(number)
+        index = self._index_of.get(number)
         if index is None:
             raise CassetteError(f"{name}: there is no call {number}", self.cassette.path)
         return index
@@ -298,12 +298,8 @@ class Branch(Tape):
 
     def __init__(self, path: Path, prefix: _Prefix, redaction: Redaction, *, is_guarded: bool, http: Any) -> None:
         cassette = prefix.cassette
-        origin = {
-            "path": Path(cassette.path).name,
-            "recorded_at": cassette.recorded_at,
-            "at": prefix.at,
-            "edits": sorted(cassette.outline.ids[index] for index in prefix.edits),
-        }
+        origin: dict[str, Any] = {"path": Path(cassette.path).name, "recorded_at": cassette.recorded_at}
+        origin |= {"at": prefix.at, "edits": sorted(cassette[index].id for index in prefix.edits)}
         described_http = None if http is None else http.describe(redaction)
         file = CassetteLog(path, cassette.model, redaction, described_http, origin)
         answers = Matcher(cassette, redaction)

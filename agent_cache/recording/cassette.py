@@ -98,7 +98,7 @@ class Cassette:
         for number, line in enumerate(map(bytes.strip, lines[1:]), 2):
             if not line:
                 continue
-            if end.trailer is not None or line.startswith(_HEADER):
+            if end.trailer is not None or line.startswith(b'{"agent_cache_cassette"'):
                 what = "a line follows the trailer" if end.trailer is not None else "a second header follows"
                 raise CassetteError(f"{what}: use one of the recordings that were merged", path, number)
             if line.startswith(_OTHERS):
@@ -276,7 +276,6 @@ class _Document(msgspec.Struct):
 # Reading
 
 _CONFLICT = (b"<<<<<<< ", b"=======", b">>>>>>> ", b"||||||| ")
-_HEADER = b'{"agent_cache_cassette":'
 _TRAILER = b'{"trailer":'
 _OTHERS = (_TRAILER, b'{"times":', b'{"intent":', b'{"open":', b'{"checkpoint":', b'{"resumed":')
 

@@ -149,6 +149,8 @@ _MAX_TEXT = 400
 _REQUEST = re.compile(r"[A-Z]+ https?://(?P<server>[^/]*)(?P<rest>/.*)?")
 ADVICE = 'If the run has changed on purpose, record it again, or record what is new with mode="new_episodes".'
 _OF_REQUESTS = "\nWhat differs in each run, as times and ids, Http(ignore_fields=) or a pattern of redact= leaves out."
+_OF_FUNCTIONS = "\nWhat differs in each run, take from recording.now() and uuid4(), or leave out by cache_key= or key=."
+_IN_EACH_RUN = re.compile(r"(?i)\d{4}-\d\d-\d\d|\d\d:\d\d|[\da-f]{8}-[\da-f]{4}-|\b0x[\da-f]{6}|\d{10}|/te?mp")
 
 
 def call_data(call: ActiveCall) -> dict[str, Any]:
@@ -187,7 +189,7 @@ def differences(recorded: RecordedCall, call: ActiveCall) -> str:
     if not found and recorded.asker != call.asker:
         found = ["the same arguments of another asker: vary=, key=, the tenant or the user of a context has changed"]
     elif not found and recorded.key is None is call.key and recorded.digest != call.digest.hex():
-        found = ["the same arguments, and the digest of others: the line was edited; record it again"]
+        found = ["the same arguments, and the digest of others: the line was edited; Cassette.redact() makes it anew"]
     elif not found:
         is_inside = call.parent is not None or recorded.parent
         found = [f"the same call, {'enclosed by other calls' if is_inside else 'in another place'}"]
@@ -211,13 +213,14 @@ def missing(
     text = rule or f"{shown} was not recorded{inside}{until}"
     nearest = nearest_to(matcher, call)
     if nearest is None:
-        name = call.function.name
-        text += f". No call of {name} was recorded{_under_other_names(call, matcher.cassette)}"
+        text += f". No call of {call.function.name} was recorded{_under_other_names(call, matcher.cassette)}"
     elif not rule:
         found = matcher.shown(nearest)
         state = "played already" if matcher.is_covered[nearest] else "not played yet"
-        text += f". Nearest is call {found.id}, {state}:\n{differences(found, call)}"
-        text += _OF_REQUESTS if _REQUEST.fullmatch(call.function.name) else ""
+        differing = differences(found, call)
+        text += f". Nearest is call {found.id}, {state}:\n{differing}"
+        is_new = _IN_EACH_RUN.search(differing) is not None
+        text += _OF_REQUESTS if _REQUEST.fullmatch(call.function.name) else _OF_FUNCTIONS if is_new else ""
     return -1 if nearest is None else nearest, f"{text}\n{ADVICE}", DivergenceError
 
 

@@ -25,7 +25,7 @@ from agent_cache.engine.hooks import HookedCall, replay_into_sessions
 from agent_cache.engine.operation import Operation
 from agent_cache.engine.scope import PLACE
 from agent_cache.engine.state import warn_once
-from agent_cache.errors import CassetteError, DivergenceError, ReplayExhausted, UncacheableArgumentsError
+from agent_cache.errors import CassetteError, DivergenceError, RecordedError, ReplayExhausted, UncacheableArgumentsError
 from agent_cache.recording.arguments import plain_arguments
 from agent_cache.recording.call_log import CallLog
 from agent_cache.recording.cassette import Cassette
@@ -351,6 +351,10 @@ class Tape:
             value, error = None, None
             if "error" in outcome:
                 error = read_error(outcome["error"])
+                if isinstance(error, RecordedError) and not outcome["error"].get("unknown"):
+                    was = error.type_name
+                    text = "is not found here, or says something else now; a RecordedError takes its place"
+                    warn_once(f"raised {was} when it was recorded, which {text}", recorded.name)
             else:
                 value = self.read(call, outcome)
             if call.tool_call is not None:
@@ -579,10 +583,8 @@ class Tape:
         if self.error is None and self.is_strict and self._answers_calls and answers.remaining:
             index = next(answers.left_over())
             call = answers.shown(index)
-            text = (
-                f"{answers.remaining} recorded calls were not made. The first is call {call.id}, "
-                f"{described(call.name, call.arguments)}"
-            )
+            shown = described(call.name, call.arguments)
+            text = f"{answers.remaining} recorded calls were not made. The first is call {call.id}, {shown}"
             raise self.diverged(index, None, text)
 
 

@@ -230,7 +230,7 @@ async def test_causes_notes_and_groups_come_back(path):
     assert repr(caught.exceptions) == "(ValueError('a'),)"
 
 
-async def test_no_class_that_a_cassette_names_is_ever_imported(path):
+async def test_no_class_that_a_cassette_names_is_ever_imported(path, caplog):
     fail, _ = raiser(ValueError("x"))
     with record(path), pytest.raises(ValueError):
         await fail()
@@ -238,3 +238,4 @@ async def test_no_class_that_a_cassette_names_is_ever_imported(path):
     with replay(path), pytest.raises(RecordedError, match="antigravity:Boom"):
         await fail()
     assert "antigravity" not in sys.modules
+    assert "fail: raised antigravity:Boom when it was recorded, which is not found here" in caplog.text

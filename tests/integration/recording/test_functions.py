@@ -97,6 +97,7 @@ async def test_an_inner_call_is_not_taken_for_the_same_call_outside(stage, path)
 DIVERGENCES = {
     "once more": ([1, 1], [1, 1, 1], ReplayExhausted, "was recorded 2 times", 2),
     "the nearest": ([1, 4000], [4001], DivergenceError, "number: 4000 -> 4001", 2),
+    "what is new in each run": (["at 10:01"], ["at 10:02"], DivergenceError, r"recording\.now\(\)", 1),
     "a number and its text": (["1"], [1], DivergenceError, "number: '1' -> 1\n", 1),
 }
 
