@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -202,7 +203,8 @@ class _Spans:
             result = await proceed()
         except BaseException as error:
             running.leave()
-            self._end(running, call, None, error)
+            has_stopped = call.is_stream and isinstance(error, CancelledError)  # its reader has, which is no failure
+            self._end(running, call, None, GeneratorExit() if has_stopped else error)
             raise
         running.leave()
         self._end(running, call, result, None)

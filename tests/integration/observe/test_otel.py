@@ -167,6 +167,14 @@ async def test_a_stream_has_one_span_that_its_reads_are_inside_of(instrument, te
     ]
     result = telemetry.span("execute_tool otel_lines").attributes["gen_ai.tool.call.result"]
     assert json.loads(result) == {"$tuple": ["order 1", "order 2"]}
+    telemetry.clear()
+    stopped = lines("b")
+    await anext(stopped)
+    await stopped.aclose()
+    span = telemetry.span("execute_tool otel_lines")
+    assert span.status.status_code is StatusCode.UNSET, "a reader may stop"
+    assert not {"error.type", "gen_ai.tool.call.result"} & span.attributes.keys()
+    assert not any("error.type" in dict(key) for key in telemetry.points("gen_ai.execute_tool.duration"))
 
 
 # Content
