@@ -168,10 +168,11 @@ class _Reader:
             return
         line = 1
         for part in re.split(rb"\n(?=[\[{])", data):
-            for text in [part] if _decoded(part) is not None else part.splitlines():
+            whole = _decoded(part)
+            for text in part.splitlines() if whole is None else [part]:
                 self._place = f"line {line}"
                 line += text.count(b"\n") + 1
-                if isinstance(value := _decoded(text), dict | list):
+                if isinstance(value := _decoded(text) if whole is None else whole, dict | list):
                     yield value
                 elif text.strip():
                     self.note("what is no JSON was left out")

@@ -96,7 +96,7 @@ _WRITE_WORDS: Final = _set(
     " decline comment label tag untag revert rebase upload publish subscribe unsubscribe grant revoke ship restock"
     " reply forward draft toggle start stop launch kill clear purge link unlink share lock unlock escalate checkin"
     " complete finish trash destroy restart scale deploy amend place void finalize follow unfollow execute run install"
-    " fork transition format sync trigger dispatch import"
+    " fork transition format sync trigger dispatch import terminate activate deactivate suspend rotate rollback"
 )
 _VERBS: Final = _READ_WORDS | _WRITE_WORDS
 

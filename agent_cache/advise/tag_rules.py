@@ -280,8 +280,7 @@ class RuleText:
         if tool.kind == "read":
             figures.append(f"{self.outcomes['advised'].hits_of[tool.tool]:,} hits expected")
         yield f"{self._shown(tool.tool)}: {', '.join(figures)}; {tool.kind}: {self._text(tool.reason)}"
-        links = [link for link in self.advice.links if link.pair.read == tool.tool]
-        links.sort(key=lambda one: -one.changes)
+        links = sorted((one for one in self.advice.links if one.pair.read == tool.tool), key=lambda one: -one.changes)
         for link in links[:_MOST_LINKS]:
             path = shortened(self._text(link.pair.write_path), 60)
             shown = self._shown(_short(link.pair.write)) + (f" ({path})" if path else "")
@@ -323,10 +322,11 @@ class RuleText:
         return "\n\n\n".join(["\n".join([*head, "", *imports]).rstrip(), *blocks]) + "\n"
 
     def _function(self, tool: ToolAdvice, taken: set[str]) -> str:
-        lines, parameters = _comments(self._evidence(tool)), list(tool.parameters)
+        lines = _comments(self._evidence(tool))
         if tool.kind == "watch":
             return "\n".join([*lines, "# Leave it undecorated."])
-        name = self._names[tool.tool].rpartition(".")[2]
+        name, given = self._names[tool.tool].rpartition(".")[2], tool.parameters
+        parameters = sorted(given, key=lambda one: not given[one])  # those with a default behind the others
         if name in taken or not all(_is_name(one) and self.redaction.text(one) == one for one in (name, *parameters)):
             return "\n".join([*lines, "# No function of Python has this name and such parameters: take --format toml."])
         taken.add(name)
@@ -334,8 +334,7 @@ class RuleText:
         if needs_parsing(tool) or "result" in parameters:
             tags = [tag.partition(":")[0] if "{result[" in tag else tag for tag in tags]
             lines.append("# Its answers are JSON as text, which --format toml reads: so whole roots.")
-        needed = [one for one in parameters if tool.parameters[one]]
-        needed += [f"{one}=None" for one in parameters if not tool.parameters[one]]
+        needed = [one if given[one] else f"{one}=None" for one in parameters]
         literals = [_python(tag) for tag in dict.fromkeys(tags)]
         resource = literals[0] if len(literals) == 1 else _array(literals)
         lines.append(f"@{_DECORATORS[tool.kind]}({resource}{self._scope})")

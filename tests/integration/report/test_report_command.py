@@ -103,7 +103,7 @@ def test_what_is_no_run_is_said_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("path", ["", ".", "/"])
+@pytest.mark.parametrize("path", [".", "/"])
 def test_a_path_without_a_name_is_said_in_one_line(path: str, command: Command):
     code, out, err = command("report", path)
     assert (code, out, err.count("\n")) == (2, "", 1)
