@@ -13,7 +13,6 @@ from agent_cache.core.keys import Uncacheable, key_part
 
 __all__ = ["UNKNOWN", "LoggedCall", "answer_digest", "is_failure", "is_transient", "key_of", "says_outage"]
 
-
 UNKNOWN: Final = type("Unknown", (), {"__slots__": ()})()
 """The result of a call that shows none: the log has none, or a cache answered, or the call failed."""
 

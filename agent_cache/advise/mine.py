@@ -129,9 +129,7 @@ def _kind_of(tool: str, facts: ToolFacts, servers: Mapping[str, int]) -> Given:
 
 
 class _Worlds(NamedTuple):
-    """Whether runs share one state; how many answers were as before a change of an earlier run; and the reads that
-    differ between runs which begin alike.
-    """
+    """Whether runs share a state; how many answers were as before a change of an earlier run; reads unsteady anew."""
 
     are_one: bool
     resets: int = 0

@@ -381,10 +381,13 @@ def _imported(target: str) -> ModuleType:
     sys.path[:0] = [folder for folder in [*folders, str(Path.cwd())] if folder not in sys.path]  # later imports, too
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            return importlib.import_module(Path(target).stem if is_file else target)
+            module = importlib.import_module(Path(target).stem if is_file else target)
         except (Exception, SystemExit) as error:  # the user's code, which may raise anything
             text = " ".join(str(error).split())
             raise ConfigurationError(f"{target} cannot be imported: {type(error).__name__}: {text}") from error
+    if is_file and Path(str(module.__file__)).resolve() != Path(target).resolve():
+        raise ConfigurationError(f"{target}: another module is named {module.__name__}: name it as package.module")
+    return module
 
 
 # Why an answer would have been stale

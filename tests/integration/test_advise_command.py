@@ -328,6 +328,7 @@ MISTAKES = [  # the first before others import some
     (("day.jsonl", "-o", "missing/rules.toml"), "No such file or directory"),
     (("day.jsonl", "-o", "day.jsonl"), "day.jsonl is there already"),
     (("--check", "nowhere.py", "day.jsonl"), "nowhere.py cannot be imported: ModuleNotFoundError"),
+    (("--check", "tools/email.py", "day.jsonl"), "another module is named email: name it as package.module"),
 ]
 ONE_AFTER_ANOTHER = """
 import contextlib, io, json, sys
@@ -344,6 +345,8 @@ print(json.dumps([[code, out.getvalue(), err.getvalue()] for code, out, err in f
 def test_bad_use_is_said_in_one_line(shop: Path) -> None:
     (shop / "leaves.py").write_text("raise SystemExit(3)\n")
     (shop / "empty.py").write_text("")
+    (shop / "tools").mkdir()
+    (shop / "tools/email.py").write_text(SHOP)
     (shop / "bad.toml").write_text('namespace = "x"\n[tools.a]\ntags = ["b"]\n')
     (shop / "nocalls.jsonl").write_text("")
     arguments = json.dumps([arguments for arguments, _ in MISTAKES])
