@@ -36,6 +36,7 @@ from agent_cache.core.parameters import name_of
 from agent_cache.recording import register
 from agent_cache.values.canonical import by_object, declared_names, is_model
 from agent_cache.values.compare import etag_of
+from agent_cache.values.copies import UncopyableError
 
 
 def checked_box(box: object, vary: object, caller: str) -> None:
@@ -242,7 +243,7 @@ class Private:
     answer: Any
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise TypeError("what a server has asked one client is no answer for another")
+        raise UncopyableError("it is for its caller alone, who was asked something, or whose state it has changed")
 
 
 def is_public(answer: Any) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import re
 import socket
 import uuid
@@ -45,6 +46,8 @@ from agent_cache.relay.stdio import introduced, signals
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 """Names in lower case, with their values, in order; a name may occur more than once."""
+
+_LOG = logging.getLogger("agent_cache")
 
 _JSON: Final = (b"content-type", b"application/json")
 _ACCEPT: Final = (b"accept", b"application/json, text/event-stream")
@@ -172,16 +175,18 @@ async def parts_of(response: httpx2.Response) -> AsyncGenerator[tuple[bytes, Mes
     """The body, in parts that joined are the body, and the message in each: an event where there are events, else all
     of it. An event that the end has cut is none.
     """
-    rest = b""
+    rest = bytearray()  # what is joined to it costs no copy of what came before
     try:
         if not _is_event_stream(response):
             yield await response.aread(), parsed(response.content)
             return
         async with aclosing(response.aiter_bytes()) as chunks:
             async for chunk in chunks:
-                at, rest = max(len(rest) - 3, 0), rest + chunk
+                at = max(len(rest) - 3, 0)
+                rest += chunk
                 while found := _EVENT_END.search(rest, at):
-                    event, rest, at = rest[: found.end()], rest[found.end() :], 0
+                    event, at = bytes(rest[: found.end()]), 0
+                    del rest[: len(event)]
                     yield event, parsed(event_data(event))
     except httpx2.RequestError as error:
         raise ConnectionLost(_BROKEN_OFF.format(str(error) or type(error).__name__)) from error
@@ -206,7 +211,8 @@ async def answer_in(response: httpx2.Response) -> Message:
                     return message
     finally:
         await response.aclose()
-    raise RpcError(f"the server answered HTTP {response.status_code}")
+    to = response.headers.get("location")
+    raise RpcError(f"the server answered HTTP {response.status_code}" + (f": its endpoint is {to}" if to else ""))
 
 
 # Hosts
@@ -230,8 +236,8 @@ class _Exchange(HostRequest):
         url, to = upstream.url, query.decode("latin-1")
         self.url = url.copy_with(raw_path=scope["raw_path"] + (b"?" + query if query else b""), fragment=None)
         self.is_to_endpoint = self.url.path.rstrip("/") == url.path.rstrip("/")  # as the server will see it
-        if self.is_to_endpoint:
-            self.url = url.copy_with(query=b"&".join(part for part in (url.query, query) if part)) if query else url
+        if self.is_to_endpoint and url.query:
+            self.url = self.url.copy_with(query=b"&".join(part for part in (url.query, query) if part))
         # Recordings are replayed for another version of their host: there all revisions share answers
         told = [pair for pair in headers if not (listener.relay.is_taped and pair[0] == b"mcp-protocol-version")]
         super().__init__(self.found or Message(), identity_of(told, listener.vary_by, url=to))
@@ -402,6 +408,7 @@ class HttpListener:
             await exchange.end(error_line(None, refusal), status=403)
         elif not exchange.is_to_endpoint:  # a server may have its endpoint under several names
             if is_replay or (exchange.is_post and b"tools/call" in body):
+                _LOG.warning("a call of a tool came to %s; it is answered at %s alone", exchange.url.path, self.path)
                 await exchange.end(error_line(None, f"calls of tools go to {self.path}"), status=404)
             else:
                 await exchange.pass_on()

@@ -90,8 +90,8 @@ _KINDS: Final = {
         'kind = "write", tags = {tags}',
     ),
 }
-_ID: Final = re.compile(r"(.+?)_?(?:id|ids|path|name|key|uri|url|slug|number)$", re.IGNORECASE)
-"""A parameter that names an entity, and the entity: ``repo_path``, ``orderId``."""
+_ID: Final = re.compile(r"(.+?)_?(?:id|ids|(path|uri|url)|name|key|slug|number)$", re.IGNORECASE)
+"""A parameter that names an entity, and the entity: ``repo_path``, ``orderId``. A path has several spellings."""
 _WORDS: Final = re.compile(r"[a-z]+|[A-Z][a-z]*")
 _BY_ITSELF: Final = frozenset({
     "clock", "current", "date", "diff", "health", "latest", "now", "ping", "poll", "price", "progress", "random",
@@ -131,5 +131,6 @@ def _tags_for(tool: Mapping[str, Any]) -> str:
     for name in sorted(properties, key=lambda one: one not in first):
         found = _ID.match(name)
         if found is not None and name.isidentifier():
-            return json.dumps([f"{found[1].rstrip('_').lower()}:{{{name}}}"])
+            root = found[1].rstrip("_").lower()
+            return json.dumps([root if found[2] else f"{root}:{{{name}}}"])
     return json.dumps([re.sub(r"[^a-z0-9]+", "_", tool["name"].lower()).strip("_").rpartition("_")[2] or "all"])

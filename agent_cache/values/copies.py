@@ -66,6 +66,8 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
         is_iterator = hasattr(kind, "__next__") or hasattr(kind, "__anext__")
         if not is_iterator or hasattr(kind, "getvalue"):  # `io.BytesIO` has its content
             return _copier_from_image(value) or partial(copy.deepcopy, copy.deepcopy(value))
+    except UncopyableError:  # of a class that says so itself
+        raise
     except Exception as error:
         why = f": {error}" if type(error) is TypeError and str(error).startswith("cannot pickle ") else ""
         raise UncopyableError(f"a {kind.__name__} cannot be copied{why}; return plain data, or set copy=") from error

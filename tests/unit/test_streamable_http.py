@@ -36,6 +36,11 @@ def test_events_are_cut_where_they_end_however_they_arrive(events, sizes):
     assert [event_data(each) for each in found] == [event_data(each) for each in whole]
 
 
+def test_what_a_large_event_costs_is_in_proportion_to_its_size():
+    body = b"data: " + b"x" * 6_000_000 + b"\n\n"
+    assert asyncio.run(parts(body, [64])) == [body]  # 94,000 parts: hours, were each joined to a copy
+
+
 async def parts(body, sizes):
     async def arriving():
         at, number = 0, 0

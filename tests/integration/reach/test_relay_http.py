@@ -320,9 +320,10 @@ class Proxy:
 
     async def __call__(self, scope, receive, send):
         request = Request(scope, receive)
-        message = {} if scope["path"] == "/old" else await request.json()
-        if not message:
-            response = RedirectResponse(request.url.replace(path="/mcp"))
+        to = {"/old": "/mcp", "/moved": "/moved/"}.get(scope["path"])
+        message = {} if to else await request.json()
+        if to:
+            response = RedirectResponse(request.url.replace(path=to))
         elif "set_value" in str(message):
             response = Response("bad gateway", 502, {"retry-after": "7"})
         else:
@@ -342,6 +343,17 @@ async def test_a_write_that_a_proxy_has_answered_is_in_doubt_and_a_redirection_l
         assert len({await host.call("get_value", key=key) for _ in range(2)} | {first}) == 3
         redirected = await host.get("/old")
         assert (redirected.status, redirected.headers["location"]) == (307, "/mcp")
+        await host.close()
+
+
+async def test_a_redirection_to_another_spelling_of_the_endpoint_leads_to_that(rules, key, caplog):
+    async with running(Proxy()) as origin, relaying(f"{origin}/moved", rules) as relay:
+        host = HttpHost(relay.url)
+        redirected = await host.begin("get_value", key=key)
+        assert (redirected.status, redirected.headers["location"]) == (307, "/moved/")
+        assert f"its endpoint is {origin}/moved/" in caplog.text
+        host.url += "/"
+        assert await host.call("get_value", key=key) == await host.call("get_value", key=key)
         await host.close()
 
 
@@ -378,12 +390,13 @@ async def test_a_call_on_another_spelling_of_the_path_goes_through_the_rules(rel
         assert sent.status != 200 or await host.call("get_value", key=key) != first
 
 
-async def test_a_call_on_another_path_is_refused(relay, key):
+async def test_a_call_on_another_path_is_refused(relay, key, caplog):
     async with hosted(relay.url) as host:
         write, headers = host.message("tools/call", {"name": "set_value", "arguments": {"key": key, "value": "x"}})
         sent = await host._send("POST", headers, json.dumps(write).encode(), relay.url + "/more")
         assert sent.status == 404
         assert "calls of tools go to /mcp" in sent.body.decode()
+        assert "a call of a tool came to /mcp/more" in caplog.text
 
 
 async def test_a_signal_in_the_first_moment_ends_it(server, rules):

@@ -68,7 +68,7 @@ async def test_what_readme_shows_of_the_relay_is_true(tmp_path):
         assert len(set(logs)) == 1
         (folder / "two").write_text("two")
         await host.call("git_add", repo_path=repo, files=["two"])
-        await host.call("git_commit", repo_path=repo, message="the second")
+        await host.call("git_commit", repo_path=f"{repo}/", message="the second")
         assert "the second" in await host.call("git_log", repo_path=repo)
     assert "calls 12, hits 4" in host.errors
 

@@ -63,6 +63,7 @@ async def test_the_answer_to_a_read_that_asked_the_host_is_not_stored(rules):
         host.answer = lambda message: {"action": "accept", "content": {"color": "blue"}}
         assert await host.call("ask_host", key="a") == "blue (2)"
         assert [each["method"] for each in host.asked] == ["elicitation/create"] * 2
+        await host.until(lambda: "it is for its caller alone" in host.errors)
 
 
 # What passes by
