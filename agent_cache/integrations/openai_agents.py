@@ -5,7 +5,8 @@ that invoker, so that it sees exceptions, and outside of the function, so that a
 run at every call, hits included. An MCP server is wrapped at `call_tool`, where an error result is still marked as one.
 
 Private names of the SDK that this module reads, each pinned by a test: `_FailureHandlingFunctionToolInvoker` with
-`_invoke_tool_impl` and `_function_tool`; `FunctionTool._is_agent_tool`; `Handoff._agent_ref`.
+`_invoke_tool_impl` and `_function_tool`; `_agent_instance` and `_is_agent_tool` of a `FunctionTool`;
+`Handoff._agent_ref`.
 """
 
 from __future__ import annotations
@@ -73,8 +74,9 @@ def cached(agent: AnyAgent, box: Toolbox, vary: Vary | None = None, *, shared: b
 
     The copy has copies of the function tools and wrappers of the MCP servers, and hands off to copies of agents. What
     the SDK does around a tool stays: strict schemas, approvals, guardrails, ``is_enabled``, hooks, timeouts, texts for
-    failures. Decorated tools pass, as do tools that run at the provider, and those that are no function tools. Agents
-    as tools pass too: ``cached(inner, box).as_tool(...)`` caches the tools of one.
+    failures. Decorated tools pass, as do tools that run at the provider, and those that are no function tools. An
+    agent as a tool passes if its tools are cached: ``cached(inner, box).as_tool(...)``. Else nobody sees what they
+    write, so it is a write, of everything without a rule, unless a rule of its name says that it is none.
 
     Two tools of one name, of two agents that hand off to each other, are kept apart by the names of their agents. An
     MCP tool has the name that its server gives it, whatever prefix the SDK shows to the model, and the entries of two
@@ -106,7 +108,7 @@ def describe(agent: Any) -> list[ToolInfo] | None:
     infos: dict[str, ToolInfo] = {}
     for each in _reached_from(agent):
         for tool in each.tools:
-            if isinstance(tool, FunctionTool) and not tool._is_agent_tool:
+            if _is_taken(tool):
                 name, schema = tool.qualified_name, tool.params_json_schema
                 is_decorated, gets_context = _is_decorated(tool), _gets_context(tool)
                 infos.setdefault(name, ToolInfo(name, schema, tool.mcp_annotations, is_decorated, gets_context))
@@ -164,8 +166,9 @@ class _Copies:
         return made
 
     def _of_tool(self, tool: Any) -> Any:
-        is_taken = isinstance(tool, FunctionTool) and not tool._is_agent_tool
-        if not is_taken or _is_decorated(tool) or hasattr(tool.on_invoke_tool, "_agent_cached"):
+        if not _is_taken(tool) or _is_cached(tool):
+            return tool
+        if tool._is_agent_tool and self._box.rule(tool.qualified_name).kind != "write":
             return tool
         made, inner = copy.copy(tool), tool.on_invoke_tool
         if isinstance(inner, _FailureHandlingFunctionToolInvoker):
@@ -299,6 +302,21 @@ def _varied(vary: Vary, context: Any) -> Any:
         return vary(context)
     except Exception as error:
         raise ConfigurationError(f"vary(context) failed, so the tool was not called: {error!r}") from error
+
+
+def _is_taken(tool: Any) -> bool:
+    """Whether a tool is called through the toolbox: a function tool, and an agent as one whose own tools are not."""
+    inner = tool._agent_instance if isinstance(tool, FunctionTool) else None
+    if not isinstance(inner, Agent):
+        return isinstance(tool, FunctionTool)
+    reached = _reached_from(inner)
+    servers = [server for each in reached for server in each.mcp_servers]
+    are_cached = all(hasattr(server, "_agent_cached") for server in servers)
+    return not are_cached or any(_is_taken(one) and not _is_cached(one) for each in reached for one in each.tools)
+
+
+def _is_cached(tool: FunctionTool) -> bool:
+    return _is_decorated(tool) or hasattr(tool.on_invoke_tool, "_agent_cached")
 
 
 def _is_decorated(tool: FunctionTool) -> bool:

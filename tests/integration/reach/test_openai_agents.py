@@ -129,11 +129,22 @@ async def test_the_answer_of_an_agent_as_a_tool_is_not_stored():
     shop = Shop()
     inner = shop.agent([read()])
     inner.model = ScriptedModel([[assistant_message("first")], [assistant_message("second")]])
-    tool = inner.as_tool("get_answer", "Ask.")
     calls = [[("get_answer", {"input": "7"})]] * 2
+    tool = cached(inner, toolbox()).as_tool("get_answer", "Ask.")
     outer = cached(shop.agent(*calls, tools=[tool]), toolbox())
     assert outer.tools == [tool]
     assert await run(outer) == {"c0.0": "first", "c1.0": "second"}
+
+
+@pytest.mark.parametrize("are_cached", [True, False])
+async def test_what_the_tools_of_an_agent_as_a_tool_have_written_is_read_anew(are_cached):
+    shop, box = Shop(), toolbox()
+    inner = shop.agent([("cancel_order", {"order_id": "7"})])
+    tool = (cached(inner, box) if are_cached else inner).as_tool("ask", "Ask.")
+    outer = shop.agent([read()], [("ask", {"input": "7"})], [read()], [read()], tools=[shop.get_order, tool])
+    assert [info.name for info in describe(outer) or ()] == ["get_order", *(() if are_cached else ["ask"])]
+    await run(cached(outer, box))
+    assert [name for name, _ in shop.runs] == ["get_order", "cancel_order", "get_order"]
 
 
 def test_the_tools_of_agents_that_are_handed_off_to_are_described():
