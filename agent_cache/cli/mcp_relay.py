@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 import string
 import sys
 from typing import Any
@@ -26,6 +27,8 @@ from agent_cache.relay.stdio import introduced_by_command, serve
 
 __all__ = ["add_options", "run"]
 
+_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_CONTROL = re.compile(r"[\0-\x08\x0a-\x1f\x7f]")
 _NEEDS = {"strict": "replay", "listen": "url", "header": "url", "vary_header": "listen"}
 
 
@@ -76,6 +79,8 @@ def _check(options: argparse.Namespace) -> None:
     for name, other in _NEEDS.items():
         if name in given and other not in given:
             raise ConfigurationError(f"--{name.replace('_', '-')} needs --{other}")
+    if not all(map(_NAME.fullmatch, options.vary_header)):
+        raise ConfigurationError("--vary-header: give the name of a header, such as X-Tenant")
     if {"server", "url"} <= given:
         raise ConfigurationError("give either --url or the command of the server, not both")
     if "url" in given and not given & {"listen", "explain"}:
@@ -129,16 +134,18 @@ async def _listen(relay: Relay, options: argparse.Namespace) -> int:
 def _header(text: str) -> tuple[bytes, bytes]:
     """The header that ``--header`` gives. Texts of errors do not show its value."""
     name, colon, value = text.partition(":")
-    if not colon or not name.strip():
+    if not colon or not _NAME.fullmatch(name := name.strip()):
         raise ConfigurationError("--header: write NAME:VALUE, as in --header 'Authorization: Bearer ${TOKEN}'")
     try:
-        filled = string.Template(value.strip()).substitute(os.environ)
-        return name.strip().lower().encode("ascii"), filled.encode("latin-1")
+        filled = string.Template(value).substitute(os.environ).strip()  # a file of secrets ends with a new line
+        if _CONTROL.search(filled):
+            raise ValueError
+        return name.lower().encode("ascii"), filled.encode("latin-1")
     except KeyError as error:
         raise ConfigurationError(f"--header: the environment has no variable {error}") from None
     except ValueError:
         text = "has a $ of no variable (write $$ for a $), or a letter that headers cannot have"
-        raise ConfigurationError(f"--header: {name.strip()} {text}") from None
+        raise ConfigurationError(f"--header: {name} {text}") from None
 
 
 async def _explain(options: argparse.Namespace) -> int:

@@ -421,7 +421,8 @@ async def introduced_by_command(command: Sequence[str]) -> tuple[str, list[Any]]
 
         async def ask(method: str, params: dict[str, Any]) -> Any:
             number = None if method.startswith("notifications/") else next(numbers)
-            to_server.write(request_line(number, method, params))
+            with contextlib.suppress(BrokenPipeError):  # nothing comes then
+                to_server.write(request_line(number, method, params))
             while number is not None:
                 if not (line := await lines.get()):
                     raise ConnectionLost("the server has ended")

@@ -436,9 +436,9 @@ async def test_the_command_listens_until_a_signal_which_finishes_the_recording(s
 
 
 async def test_a_header_of_the_command_goes_where_the_host_has_none(server, rules):
-    header = ("--header", "authorization: Bearer abc")
+    header = ("--header", "authorization: Bearer ${TOKEN}")
     async with (
-        listening(server, "--config", rules, *header) as (_, url),
+        listening(server, "--config", rules, *header, TOKEN="abc\n") as (_, url),
         hosted(url) as host,
         hosted(url, authorization="Bearer other") as other,
     ):

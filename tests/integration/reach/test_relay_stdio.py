@@ -225,6 +225,8 @@ def test_a_mistake_in_the_file_ends_with_two_and_names_the_key(tmp_path, text, e
         (("--url", "http://a/"), "--url needs --listen"),
         (("--replay", "x", "--listen", "127.0.0.1:1"), "--listen needs --url"),
         (("--url", "http://a/", "--vary-header", "a"), "--vary-header needs --listen"),
+        (("--url", "http://a/", "--listen", "1", "--vary-header", "A: b"), "--vary-header: give the name"),
+        (("--explain", "--", "false"), "the server has ended"),
         *(
             pytest.param(*row, marks=OVER_HTTP)
             for row in [
@@ -232,6 +234,8 @@ def test_a_mistake_in_the_file_ends_with_two_and_names_the_key(tmp_path, text, e
                 (("--url", "http://a:99999/", "--explain"), "give the endpoint of the server"),
                 (("--url", "http://a/", "--listen", "nowhere"), "'nowhere' is no address"),
                 (("--url", "http://a/", "--listen", "1", "--header", "Authorization"), "write NAME:VALUE"),
+                (("--url", "http://a/", "--listen", "1", "--header", "A B: c"), "write NAME:VALUE"),
+                (("--url", "http://a/", "--listen", "1", "--header", "A: b\nC: d"), "that headers cannot have"),
                 (("--url", "http://a/", "--listen", "1", "--header", "A: ${NO_SUCH_ONE}"), "no variable 'NO_SUCH_ONE'"),
             ]
         ),
