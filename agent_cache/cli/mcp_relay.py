@@ -28,7 +28,6 @@ from agent_cache.relay.stdio import introduced_by_command, serve
 __all__ = ["add_options", "run"]
 
 _NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
-_CONTROL = re.compile(r"[\0-\x08\x0a-\x1f\x7f]")
 _NEEDS = {"strict": "replay", "listen": "url", "header": "url", "vary_header": "listen"}
 
 
@@ -138,14 +137,15 @@ def _header(text: str) -> tuple[bytes, bytes]:
         raise ConfigurationError("--header: write NAME:VALUE, as in --header 'Authorization: Bearer ${TOKEN}'")
     try:
         filled = string.Template(value).substitute(os.environ).strip()  # a file of secrets ends with a new line
-        if _CONTROL.search(filled):
-            raise ValueError
-        return name.lower().encode("ascii"), filled.encode("latin-1")
+        sent = filled.encode("latin-1") if filled.isprintable() else None
     except KeyError as error:
         raise ConfigurationError(f"--header: the environment has no variable {error}") from None
     except ValueError:
+        sent = None
+    if sent is None:
         text = "has a $ of no variable (write $$ for a $), or a letter that headers cannot have"
-        raise ConfigurationError(f"--header: {name} {text}") from None
+        raise ConfigurationError(f"--header: {name} {text}")
+    return name.lower().encode("ascii"), sent
 
 
 async def _explain(options: argparse.Namespace) -> int:

@@ -157,9 +157,8 @@ def _image_of(context: ToolContext) -> Any:
 
 def _is_error(answer: Any) -> bool:
     """Whether an answer says that it is an error, as ADK does by ``error``, and an MCP server by ``isError``."""
-    if not isinstance(answer, dict):
-        return False
-    return bool(answer.get("error")) or (answer.get("isError") or answer.get("is_error")) is True
+    told = answer if isinstance(answer, dict) else {}
+    return bool(told.get("error")) or (told.get("isError") or told.get("is_error")) is True
 
 
 def _annotations_of(tool: BaseTool) -> Any:

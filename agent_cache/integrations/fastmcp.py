@@ -282,13 +282,9 @@ def _answer(result: Any, *, is_private: bool) -> Answer:
         return Private(as_json(result.input_required))
     if not isinstance(result, ToolResult):
         return Private(as_json(result))
-    form = as_json(result)
-    answer = {"content": form["content"]}
-    for name, public in (("structured_content", "structuredContent"), ("meta", "_meta")):
-        if name in form:
-            answer[public] = form[name]
-    if form["is_error"]:
-        answer["isError"] = True
+    form, names = as_json(result), {"content": "content", "structured_content": "structuredContent", "meta": "_meta"}
+    answer = {public: form[name] for name, public in names.items() if name in form}
+    answer |= {"isError": True} if form["is_error"] else {}
     return Private(answer) if is_private else answer
 
 

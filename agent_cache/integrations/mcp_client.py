@@ -185,9 +185,8 @@ async def _listed(session: Any) -> dict[str, ToolInfo]:
 
 def _result(answer: dict[str, Any]) -> Any:
     """A result of an answer, which is another object for each call."""
-    if answer.get("resultType") == "input_required":
-        return types.InputRequiredResult.model_validate(answer)
-    return types.CallToolResult.model_validate(answer)
+    is_question = answer.get("resultType") == "input_required"
+    return (types.InputRequiredResult if is_question else types.CallToolResult).model_validate(answer)
 
 
 def describe(agent: object) -> list[ToolInfo] | None:

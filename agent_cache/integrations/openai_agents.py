@@ -114,7 +114,7 @@ def describe(agent: Any) -> list[ToolInfo] | None:
                 infos.setdefault(name, ToolInfo(name, schema, tool.mcp_annotations, is_decorated, gets_context))
         for server in each.mcp_servers:
             for one in server.cached_tools or ():
-                infos.setdefault(one.name, ToolInfo(one.name, _schema_of(one), one.annotations))
+                infos.setdefault(one.name, ToolInfo(one.name, as_json(one).get("inputSchema"), one.annotations))
     return list(infos.values())
 
 
@@ -249,10 +249,6 @@ def _passing_loops(kind: type[Agent[Any]]) -> type[Agent[Any]]:
 class _Leaving(BaseException):
     """Carries an error past the SDK, which would make a text for the model of any `Exception`."""
 
-    def __init__(self, error: AgentsException) -> None:
-        super().__init__(error)
-        self.error = error
-
 
 def _leave(error: AgentLoopDetectedError | ConfigurationError) -> NoReturn:
     """End the run by a loop, or by a mistake in the rules."""
@@ -271,7 +267,7 @@ def _leaving(invoke: Invoke) -> Invoke:
         try:
             return await invoke(context, raw)
         except _Leaving as leaving:
-            raise leaving.error from leaving.error.__cause__
+            raise leaving.args[0] from leaving.args[0].__cause__
         finally:
             _CONTEXT.reset(token)
 
@@ -304,23 +300,23 @@ def _varied(vary: Vary, context: Any) -> Any:
         raise ConfigurationError(f"vary(context) failed, so the tool was not called: {error!r}") from error
 
 
-def _is_taken(tool: Any) -> bool:
-    """Whether a tool is called through the toolbox: a function tool, and an agent as one whose own tools are not."""
-    inner = tool._agent_instance if isinstance(tool, FunctionTool) else None
+def _is_taken(one: Any) -> bool:
+    """Whether the calls of a tool or a server go through the toolbox; of an agent as a tool, if those of its own tools
+    do not.
+    """
+    inner = getattr(one, "_agent_instance", None)
     if not isinstance(inner, Agent):
-        return isinstance(tool, FunctionTool)
-    reached = _reached_from(inner)
-    servers = [server for each in reached for server in each.mcp_servers]
-    are_cached = all(hasattr(server, "_agent_cached") for server in servers)
-    return not are_cached or any(_is_taken(one) and not _is_cached(one) for each in reached for one in each.tools)
+        return isinstance(one, FunctionTool | MCPServer)
+    below = (part for each in _reached_from(inner) for part in (*each.tools, *each.mcp_servers))
+    return any(_is_taken(part) and not _is_cached(part) for part in below)
 
 
-def _is_cached(tool: FunctionTool) -> bool:
-    return _is_decorated(tool) or hasattr(tool.on_invoke_tool, "_agent_cached")
+def _is_cached(one: Any) -> bool:
+    return hasattr(getattr(one, "on_invoke_tool", one), "_agent_cached") or _is_decorated(one)
 
 
-def _is_decorated(tool: FunctionTool) -> bool:
-    return hasattr(getattr(tool, "__wrapped__", tool.on_invoke_tool), "__agent_cache__")
+def _is_decorated(tool: Any) -> bool:
+    return hasattr(getattr(tool, "__wrapped__", getattr(tool, "on_invoke_tool", None)), "__agent_cache__")
 
 
 # MCP servers
@@ -339,7 +335,7 @@ def _cached_server(server: MCPServer, box: Toolbox, vary: Vary | None, *, shared
 
         async def list_tools(self, *args: Any, **kwargs: Any) -> list[Any]:
             found: list[Any] = await server.list_tools(*args, **kwargs)
-            listed = {tool.name: (_schema_of(tool), tool.annotations) for tool in found}
+            listed = {tool.name: (as_json(tool).get("inputSchema"), tool.annotations) for tool in found}
             if any(known.get(name, one) != one for name, one in listed.items()):
                 box.forget()
             known.update(listed)  # filters may show another part of the list to another agent
@@ -396,8 +392,3 @@ def _gets_context(tool: FunctionTool) -> bool:
     """Whether a function tool gets the run's context: any, but for a function without a parameter for it."""
     function = getattr(tool, "__wrapped__", None)
     return function is None or takes_context(function)
-
-
-def _schema_of(tool: Any) -> Any:
-    """The schema of an MCP tool's arguments, in the names of either major version of the MCP SDK."""
-    return getattr(tool, "input_schema", None) or getattr(tool, "inputSchema", None)

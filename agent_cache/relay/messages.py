@@ -123,8 +123,7 @@ def is_unjudged(line: bytes, message: Message | None) -> bool:
 
 def envelope_of(params: Mapping[str, Any]) -> dict[str, Any]:
     """What a request of revision 2026-07-28 or later says of its host in its ``_meta``; empty for an earlier one."""
-    meta = params.get("_meta")
-    return {key: said for key, said in meta.items() if key.startswith(ENVELOPE)} if isinstance(meta, dict) else {}
+    return {key: said for key, said in object_in(params.get("_meta")).items() if key.startswith(ENVELOPE)}
 
 
 def _line_of(**members: Any) -> bytes:
@@ -153,8 +152,8 @@ class RpcError(Exception):
 
     def __init__(self, error: Any) -> None:
         super().__init__(error)
-        is_known = isinstance(error, dict)
-        self.error: dict[str, Any] = error if is_known else {"code": INTERNAL_ERROR, "message": str(error)}
+        own = {"code": INTERNAL_ERROR, "message": str(error)}
+        self.error: dict[str, Any] = error if isinstance(error, dict) else own
 
     def __str__(self) -> str:
         return f"{self.error.get('message')} ({self.error.get('code')})"

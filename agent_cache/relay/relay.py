@@ -33,6 +33,7 @@ from agent_cache.relay.messages import (
     envelope_of,
     error_line,
     listed,
+    object_in,
     result_line,
 )
 from agent_cache.relay.relay_settings import RelaySettings, new_session
@@ -235,8 +236,7 @@ class Relay:
         """Answer a request in a task of its own; to cancel the task is to cancel the request. It may have its response
         long before the task ends, if the server answered by a task of the protocol.
         """
-        meta = request.params.get("_meta")
-        version = requested_version(meta) if isinstance(meta, dict) else None
+        version = requested_version(object_in(request.params.get("_meta")))
         if version is not None:
             request.vary = [request.vary, version]
         if self.identity is not None:
@@ -390,8 +390,7 @@ class Relay:
         """What the server says of a tool; nothing if it does not list it."""
         host = self._host_of(request)
         if host.tools is None:
-            work = self._listed(request)
-            host.tools = asyncio.get_running_loop().create_task(work, context=self._inside.copy())
+            host.tools = asyncio.get_running_loop().create_task(self._listed(request), context=self._inside.copy())
         return host.known(name) if host.tools.done() else (await asyncio.shield(host.tools)).get(name, {})
 
     def _host_of(self, request: HostRequest) -> HostSession:

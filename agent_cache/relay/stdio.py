@@ -73,14 +73,11 @@ class _Request(HostRequest):
         self.task = link.relay.start(self)
 
     async def forward(self) -> Message:
-        self._link.forwarded.add(self)
         try:
             return await self._link.exchange(self.id, self.message.line)
         except asyncio.CancelledError:
             self._link.pass_on(request_line(None, "notifications/cancelled", {"requestId": self.id}))
             raise
-        finally:
-            self._link.forwarded.discard(self)
 
     async def ask(self, method: str, params: dict[str, Any]) -> Message:
         name = f"agent-cache:{next(self._link.numbers)}"
@@ -98,7 +95,6 @@ class _Link:
 
     def __init__(self, relay: Relay) -> None:
         self.exit_code = self._signal = 0
-        self.forwarded: set[_Request] = set()
         self.numbers = itertools.count(1)
         self.relay = relay
         sys.stdout.flush()
@@ -234,8 +230,8 @@ class _Link:
             self._run(asyncio.create_task(self._observe(message)))
         elif message.method:
             if message.id is not None and message.method != "ping":
-                for request in self.forwarded:
-                    request.asked_host = True
+                for request in self.calls.values():
+                    request.asked_host |= request.is_sent
             self.write(line)
         elif (future := self._open.pop(self._asked(message.id), None)) is not None:
             if not future.done():
@@ -376,14 +372,12 @@ def started(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 async def ended(server: subprocess.Popen[bytes], *, at_once: bool = False) -> int:
     """Let a server whose input is closed end, or end it. Returns its exit code; 0 if it had to be ended."""
-    patience = 0 if at_once else _PATIENCE_FOR_SERVER
-    is_forced = False
-    for seconds, end in ((patience, server.terminate), (_PATIENCE_FOR_SERVER, server.kill)):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = await asyncio.to_thread(server.wait, seconds)
-            return 0 if is_forced else code
-        is_forced = True
-        end()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return await asyncio.to_thread(server.wait, 0 if at_once else _PATIENCE_FOR_SERVER)
+    server.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        await asyncio.to_thread(server.wait, _PATIENCE_FOR_SERVER)
+    server.kill()  # unless it has ended
     await asyncio.to_thread(server.wait)
     return 0
 

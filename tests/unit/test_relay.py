@@ -199,13 +199,16 @@ async def test_a_list_is_answered_from_the_cache_of_its_asker_while_it_is_fresh(
         assert (await asked(relay, serve, vary="ada"))["number"] == 3
 
 
-@pytest.mark.parametrize(
-    "hints", [{}, {"ttlMs": 60_000}, {"ttlMs": 0, "cacheScope": "public"}, {"ttlMs": 9, "cacheScope": "us"}]
-)
-async def test_a_list_without_hints_is_not_stored(clock, hints):
+FRESH = {"ttlMs": 60_000, "cacheScope": "public"}
+
+
+@pytest.mark.parametrize("more", [{}, {"requestState": "s", "inputResponses": {}}])
+@pytest.mark.parametrize("hints", [{}, {"ttlMs": 60_000}, {**FRESH, "ttlMs": 0}, {**FRESH, "cacheScope": "us"}, FRESH])
+async def test_neither_a_list_without_hints_is_stored_nor_what_continues_a_question(clock, hints, more):
     serve = Lists(**hints)
     async with Relay(Toolbox(RULES, namespace="lists")) as relay:
-        assert [(await asked(relay, serve))["number"] for _ in range(2)] == [1, 2]
+        found = [(await asked(relay, serve, "resources/read", uri="a://b", **more))["number"] for _ in range(2)]
+        assert found == ([1, 1] if hints is FRESH and not more else [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -225,14 +228,6 @@ async def test_a_notification_ends_what_it_names(clock, method, params, notifica
         assert (await asked(relay, serve, method, **params))["number"] == 1
         await relay.observe(notification, changed)
         assert (await asked(relay, serve, method, **params))["number"] == 2
-
-
-async def test_what_continues_a_question_is_not_answered_from_the_cache(clock):
-    serve = Lists(ttlMs=60_000, cacheScope="public")
-    async with Relay(Toolbox(RULES, namespace="lists")) as relay:
-        for number in (1, 2):
-            found = await asked(relay, serve, "resources/read", uri="a://b", requestState="s", inputResponses={})
-            assert found["number"] == number
 
 
 async def test_an_earlier_revision_asks_the_server_each_time():
@@ -269,16 +264,11 @@ async def test_what_traces_a_request_is_no_part_of_what_is_asked(clock):
 
 @pytest.mark.parametrize("name", ["cache_hint", "io.modelcontextprotocol/cache_hint"])
 async def test_a_result_that_its_server_keeps_from_caches_is_not_stored(clock, name):
-    calls = []
-
-    async def serve(request):
-        calls.append(request)
-        return result([], _meta={name: "no-cache"})
-
+    serve = Lists(_meta={name: "no-cache"})
     async with Relay(Toolbox(RULES, namespace="hinted")) as relay:
         for _ in range(2):
             await answer(relay, serve, "get", id="a")
-    assert len(calls) == 2
+    assert serve.calls == 2
 
 
 async def test_a_tool_that_reads_by_its_hint_is_no_write_because_of_a_pattern(clock):
