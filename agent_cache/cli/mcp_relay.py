@@ -17,13 +17,14 @@ import string
 import sys
 from typing import Any
 
-from agent_cache import ConfigurationError, Toolbox
+from agent_cache import ConfigurationError
 from agent_cache.cli.output import escaped
 from agent_cache.recording import CassetteError
 from agent_cache.relay.messages import RpcError
 from agent_cache.relay.relay import Relay
-from agent_cache.relay.relay_settings import RelaySettings, load, proposals, starter_rules
+from agent_cache.relay.relay_settings import load, proposals, starter_rules
 from agent_cache.relay.stdio import introduced_by_command, serve
+from agent_cache.toolbox import ToolInfo
 
 __all__ = ["add_options", "run"]
 
@@ -88,14 +89,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigurationError("give the command of the server after --, as in: agent-cache mcp -- mcp-server-git")
 
 
-def _settings(options: argparse.Namespace) -> tuple[Toolbox, RelaySettings]:
-    if options.config is None:
-        return Toolbox({}, namespace="mcp", hints="kind"), RelaySettings()
-    return load(options.config)
-
-
 async def _relay(options: argparse.Namespace) -> int:
-    box, settings = _settings(options)
+    box, settings = load(options.config)
     relay = Relay(box, settings, record_to=options.record, replay_from=options.replay, strict=options.strict)
     code = await (serve(relay, options.server) if options.url is None else _listen(relay, options))
     if options.stats:
@@ -149,9 +144,7 @@ def _header(text: str) -> tuple[bytes, bytes]:
 
 
 async def _explain(options: argparse.Namespace) -> int:
-    from agent_cache.toolbox import ToolInfo
-
-    box, _ = _settings(options)
+    box, _ = load(options.config)
     if options.url is None:
         name, tools = await introduced_by_command(options.server)
     else:

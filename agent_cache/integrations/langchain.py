@@ -373,8 +373,7 @@ def describe(agent: Any) -> list[ToolInfo] | None:
     nodes = [agent] if isinstance(agent, ToolNode) else _tool_nodes(agent)
     tools = {name: _Tool(tool) for node in nodes for name, tool in node.tools_by_name.items()}
     return [
-        ToolInfo(name, tool.schema, tool.annotations, tool.is_decorated, tool.gets_context)
-        for name, tool in tools.items()
+        ToolInfo(name, one.schema, one.annotations, one.is_decorated, one.gets_context) for name, one in tools.items()
     ]
 
 

@@ -136,8 +136,6 @@ class CachedClient:
         session = self._client if self._is_session else self._client.session  # another one after a reconnection
         if session is not self._heard:
             self._hear(session)
-        if self._tools is not None:
-            return self._tools
         async with self._listing:
             while self._tools is None:
                 changes = self._changes

@@ -47,8 +47,6 @@ from agent_cache.relay.stdio import introduced, signals
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 """Names in lower case, with their values, in order; a name may occur more than once."""
 
-_LOG = logging.getLogger("agent_cache")
-
 _JSON: Final = (b"content-type", b"application/json")
 _ACCEPT: Final = (b"accept", b"application/json, text/event-stream")
 _BROKEN_OFF: Final = "the server has broken off: {}"
@@ -408,7 +406,8 @@ class HttpListener:
             await exchange.end(error_line(None, refusal), status=403)
         elif not exchange.is_to_endpoint:  # a server may have its endpoint under several names
             if is_replay or (exchange.is_post and b"tools/call" in body):
-                _LOG.warning("a call of a tool came to %s; it is answered at %s alone", exchange.url.path, self.path)
+                text = "a call of a tool came to %s; calls are answered at %s alone"
+                logging.getLogger("agent_cache").warning(text, exchange.url.path, self.path)
                 await exchange.end(error_line(None, f"calls of tools go to {self.path}"), status=404)
             else:
                 await exchange.pass_on()

@@ -11,7 +11,6 @@ active or deleted, what is left is a file of rules.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -41,9 +40,10 @@ class RelaySettings(msgspec.Struct, frozen=True, kw_only=True):
     on: dict[Annotated[str, Meta(pattern="^notifications/")], _Ends] = {}
 
 
-def load(path: str | os.PathLike[str]) -> tuple[Toolbox, RelaySettings]:
-    """Read a file of rules and settings. Raises `ConfigurationError`, which names the file and the key."""
-    path = os.fspath(path)
+def load(path: str | Path | None) -> tuple[Toolbox, RelaySettings]:
+    """Read a file of rules and settings, if there is one. Raises `ConfigurationError`, which names file and key."""
+    if path is None:
+        return Toolbox({}, namespace="mcp", hints="kind"), RelaySettings()
     box = Toolbox.from_file(path, hints="kind")
     try:
         settings = msgspec.toml.decode(Path(path).read_text("utf-8-sig"), type=RelaySettings)

@@ -37,7 +37,6 @@ IMMUTABLE: Final[frozenset[type]] = frozenset({
 """Types whose values are shared, whatever ``copy=`` is."""
 
 _FLAT: Final = frozenset({dict, list, set})
-_TREE: Final = frozenset({dict, list})
 _PLAIN: Final[frozenset[type]] = frozenset({str, int, float, bool, type(None), bytes})
 """Types without parts that MessagePack gives back as they were, all but the largest integers and half characters."""
 
@@ -136,7 +135,7 @@ def faster(copier: Callable[[], Any]) -> Callable[[], Any]:
     tree = copier()  # nobody else has this one
     containers = level = [tree]
     for _ in range(_MAX_LEVELS):
-        if not _TREE.issuperset(map(type, level)) or len({*map(id, containers)}) < len(containers):
+        if not {dict, list}.issuperset(map(type, level)) or len({*map(id, containers)}) < len(containers):
             break
         level = [part for part in gc.get_referents(*level) if type(part) not in _PLAIN]
         if not level:
@@ -162,16 +161,15 @@ def shared(_value: Any) -> None:
     """The rule of ``copy="never"``."""
 
 
-def copy_rule_named(choice: object) -> CopyRule | None:
+def copy_rule_named(choice: Any) -> CopyRule | None:
     """The rule for a ``copy=`` option: ``"auto"``, ``"never"`` or a callable; None for anything else."""
     if not callable(choice):
         return auto_copier if choice == "auto" else shared if choice == "never" else None
-    copier: Callable[[Any], Any] = choice
 
     def snapshot(value: Any) -> Callable[[], Any]:
         try:
-            return partial(copier, copier(value))
+            return partial(choice, choice(value))
         except Exception as error:
-            raise UncopyableError(f"copy={copier!r} failed") from error
+            raise UncopyableError(f"copy={choice!r} failed") from error
 
     return snapshot
