@@ -145,7 +145,7 @@ LINES = {
     "service": 634,  # of 520: the schemas are 90, the drift of restored sessions 75
     "testing": 586,  # of 820: the contract of backends is 379, 15 for backends that end writers in `read` alone,
     # make a step of a renewal, share a connection between event loops, or name no store
-    "integrations": 2_443,  # of 2,070: `wrap`, `explain` (190) and tools made for each user (50) were no row; who asks
+    "integrations": 2_441,  # of 2,070: `wrap`, `explain` (190) and tools made for each user (50) were no row; who asks
     # is a fifth of each adapter
     "relay": 1_727,  # of 1,350: JSON-RPC (181) was no row, nor were lists by hints (70) and tasks (60); pipes that
     # are read and written without a change of thread are 85, half of which saves two thirds of what a message costs

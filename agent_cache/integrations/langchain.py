@@ -371,10 +371,8 @@ def describe(agent: Any) -> list[ToolInfo] | None:
     if not isinstance(agent, ToolNode | Pregel):
         return None
     nodes = [agent] if isinstance(agent, ToolNode) else _tool_nodes(agent)
-    tools = {name: _Tool(tool) for node in nodes for name, tool in node.tools_by_name.items()}
-    return [
-        ToolInfo(name, one.schema, one.annotations, one.is_decorated, one.gets_context) for name, one in tools.items()
-    ]
+    every = {name: _Tool(tool) for node in nodes for name, tool in node.tools_by_name.items()}.items()
+    return [ToolInfo(name, one.schema, one.annotations, one.is_decorated, one.gets_context) for name, one in every]
 
 
 def _tool_nodes(graph: Pregel) -> Iterator[ToolNode]:

@@ -109,9 +109,8 @@ def describe(agent: Any) -> list[ToolInfo] | None:
     for each in _reached_from(agent):
         for tool in each.tools:
             if _is_taken(tool):
-                name, schema = tool.qualified_name, tool.params_json_schema
-                is_decorated, gets_context = _is_decorated(tool), _gets_context(tool)
-                infos.setdefault(name, ToolInfo(name, schema, tool.mcp_annotations, is_decorated, gets_context))
+                told = tool.qualified_name, tool.params_json_schema, tool.mcp_annotations
+                infos.setdefault(told[0], ToolInfo(*told, _is_decorated(tool), _gets_context(tool)))
         for server in each.mcp_servers:
             for one in server.cached_tools or ():
                 infos.setdefault(one.name, ToolInfo(one.name, as_json(one).get("inputSchema"), one.annotations))
