@@ -123,11 +123,7 @@ class Host(AnyHost):
 
     async def handshake(self, version: str = "2025-06-18") -> dict[str, Any]:
         """Begin as hosts did before 2026."""
-        capabilities = {"elicitation": {}, "roots": {}}
-        info = {"name": "tests", "version": "1"}
-        hello = await self.request(
-            "initialize", {"protocolVersion": version, "capabilities": capabilities, "clientInfo": info}
-        )
+        hello = await self.request("initialize", hello_of(version))
         await self.notify("notifications/initialized")
         return hello
 
@@ -147,6 +143,12 @@ class Host(AnyHost):
         while line := await self.process.stderr.readline():
             self.errors += line.decode(errors="replace")
             self._change.set()
+
+
+def hello_of(version: str = "2025-06-18", name: str = "tests") -> dict[str, Any]:
+    """What a host of this name begins with."""
+    capabilities: dict[str, Any] = {"elicitation": {}, "roots": {}}
+    return {"protocolVersion": version, "capabilities": capabilities, "clientInfo": {"name": name, "version": "1"}}
 
 
 def text_of(result: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ import uvicorn
 from agent_cache.relay.http_proxy import HttpListener, Upstream, end_to_end, event_data, listen, parts_of
 from agent_cache.relay.relay import Relay
 from agent_cache.relay.relay_settings import load
-from tests.harness.mcp_host import ENVELOPE, AnyHost, text_of
+from tests.harness.mcp_host import ENVELOPE, AnyHost, hello_of, text_of
 
 __all__ = [
     "ACCEPT", "Answer", "HttpHost", "end_to_end", "event_data", "hosted", "listen", "parts_of", "relaying", "running",
@@ -110,12 +110,7 @@ class HttpHost(AnyHost):
 
     async def handshake(self, version: str = "2025-11-25") -> Answer:
         """Begin a session."""
-        params = {
-            "protocolVersion": version,
-            "capabilities": {"elicitation": {}, "roots": {}},
-            "clientInfo": {"name": "tests", "version": "1"},
-        }
-        hello = await self.request("initialize", params)
+        hello = await self.request("initialize", hello_of(version))
         if "mcp-session-id" in hello.headers:
             self.headers["mcp-session-id"] = hello.headers["mcp-session-id"]
         self.headers["mcp-protocol-version"] = version

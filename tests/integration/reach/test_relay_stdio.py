@@ -14,7 +14,7 @@ pytest.importorskip("mcp", reason="the servers of these tests are made by its SD
 
 from agent_cache.recording import Cassette
 from tests.harness.advice import read_log
-from tests.harness.mcp_host import RELAY, SERVER, relayed, run_of, started, text_of
+from tests.harness.mcp_host import RELAY, SERVER, hello_of, relayed, run_of, started, text_of
 
 OVER_HTTP = pytest.mark.skipif(find_spec("httpx2") is None, reason="the relay over HTTP needs httpx2")
 RULES = """
@@ -142,7 +142,7 @@ async def test_the_end_of_the_input_lets_calls_end_and_the_server_too(rules, tmp
     script = "\n".join(
         json.dumps({"jsonrpc": "2.0", **each})
         for each in (
-            {"id": 1, "method": "initialize", "params": HELLO},
+            {"id": 1, "method": "initialize", "params": hello_of()},
             {"method": "notifications/initialized"},
             {"id": 2, "method": "tools/call", "params": {"name": "get_value", "arguments": {"key": "a"}}},
             {"id": 3, "method": "tools/call", "params": {"name": "get_value", "arguments": {"key": "a"}}},
@@ -256,9 +256,6 @@ def run(*arguments):
     )
 
 
-HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "tests", "version": "1"}}
-
-
 # Recordings
 
 
@@ -281,14 +278,7 @@ async def test_a_recorded_run_replays_without_any_server(rules, tape, strict):
 
 async def test_what_says_who_asks_is_not_recorded(rules, tape):
     async with relayed("--config", rules, "--record", tape, greets=False) as host:
-        await host.request(
-            "initialize",
-            {
-                "protocolVersion": "2025-06-18",
-                "capabilities": {},
-                "clientInfo": {"name": "marked-host", "version": "1"},
-            },
-        )
+        await host.request("initialize", hello_of(name="marked-host"))
         await host.notify("notifications/initialized")
         for method, params in (
             ("tools/list", {}),
