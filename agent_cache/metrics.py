@@ -251,8 +251,7 @@ def counter_families(labels: ToolLabels) -> list[CounterFamily]:
     counts: dict[str, defaultdict[tuple[str, ...], float]] = {name: defaultdict(int) for name, *_ in _FAMILIES}
     of_no_tool = snapshot["invalidations"]
     for tool, row in snapshot["tools"].items():
-        label = labels.of(tool)
-        reads = _cacheable(row)
+        label, reads = labels.of(tool), _cacheable(row)
         bypassed = row["calls"] - reads - row["writes"]
         answered = {"hit": row["hits"], "miss": row["misses"], "shared": row["shared"]}
         rest = {"validated": row["validated"], "uncached": bypassed, "write": row["writes"]}

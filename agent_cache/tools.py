@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Se
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import Token
 from copy import copy as copy_of
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, cast, overload
@@ -173,7 +174,7 @@ class Decorator:
         is_sync, is_stream = _kind_of(function)
         reads, writes = (StreamingRead, StreamingWrite) if is_stream else (ReadOperation, WriteOperation)
         kind: Any = reads if is_read else writes
-        tags = self.tags(parameters.names, name)
+        tags, policy = self.tags(parameters.names, name), self.policy
         if isinstance(self, AgentCache):
             if not isinstance(parameters, PassedOn):
                 _check_call(self.policy.key, parameters, f"{name}: key is called with")
@@ -183,7 +184,9 @@ class Decorator:
                 raise ConfigurationError(f"{name}: validate is for results, and the tool is a generator; leave it out")
             if is_sync:
                 checked_function(self.policy.validate, f"{name}: validate of a `def`")
-        operation = kind(tool, name, parameters, tags, self.policy, self.tiers, is_sync=is_sync)
+            if policy.key is not None:
+                policy = replace(policy, key=tags.with_key(policy.key, parameters.bind))
+        operation = kind(tool, name, parameters, tags, policy, self.tiers, is_sync=is_sync)
         make_body: Any = stream_body if is_stream else read_body if is_read else write_body
         body = make_body(operation)
         body.resource, body.scope, body.__agent_cache__ = self._resource, self.policy.scope, operation
@@ -217,7 +220,7 @@ class AgentCache(Decorator):
             recordings. Known contexts are left out without it, but for what they say of the asker: see `shared`.
         backup: a tier between the local store and the remote one, or several, nearest first.
         remote_cache: a tier shared with other processes.
-        key: ``key(*args, **kwargs)`` is the identity of a call, instead of its arguments; None: it runs uncached.
+        key: ``key(*args, **kwargs)`` identifies a call, with its tags, instead of its arguments; None: not cached.
         vary: ``vary(arguments)`` or ``vary()`` is added to the identity: tenant, working directory, version. The
             mapping has all parameters, also contexts that the framework injects: nothing else of these counts then.
         shared: whether all users share the results, although the tool gets a context that may say who asks. Without
@@ -298,6 +301,7 @@ class AgentCache(Decorator):
         for option, given, *numbers in (("key", key), ("vary", vary, 0, 1), ("cache_if", cache_if, 1)):
             checked_function(given, f"{where}: {option}", *numbers)
         self._is_for_streams = max_stream_bytes is not None
+        stream_bytes = DEFAULT_STREAM_BYTES if max_stream_bytes is None else max_stream_bytes
         life, lasts = checked_validation(validate, validate_after, checked_life(ttl, f"{where}: ttl"), where)
         self.policy = ReadPolicy(
             scope=checked_choice(scope, ("global", "session"), f"{where}: scope"),
@@ -316,9 +320,7 @@ class AgentCache(Decorator):
             jitter=checked_fraction(jitter, f"{where}: jitter"),
             grace=seconds(grace, f"{where}: grace", zero=True),
             stale_if_error=seconds(stale_if_error, f"{where}: stale_if_error", zero=True),
-            max_stream_bytes=count(1, max_stream_bytes, f"{where}: max_stream_bytes")
-            if max_stream_bytes is not None
-            else DEFAULT_STREAM_BYTES,
+            max_stream_bytes=count(1, stream_bytes, f"{where}: max_stream_bytes"),
             audit=None if audit is None else checked_share(audit, f"{where}: audit"),
             version=None if version is None else checked_text(version, f"{where}: version"),
             validate=validate,
@@ -518,8 +520,7 @@ class _Writing(BlockOnly, AbstractAsyncContextManager[None], AbstractContextMana
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        write = self._begun
-        await (write.end(fills=write.fills) if error is None else write.fail(error))
+        await (self._begun.end(fills=self._begun.fills) if error is None else self._begun.fail(error))
 
     def __enter__(self) -> None:
         self._begun = write = _new_write(self._tags, "a block of writing()", is_sync=True)

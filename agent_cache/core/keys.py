@@ -48,8 +48,7 @@ def key_part(value: Any) -> Part:
         image = marshal.dumps(value, 4)  # it refers back to what occurs again: a cyclic value stays linear in size
     except ValueError:
         return canonical(value)
-    known = ALIASES.get(image)
-    if known is not None:
+    if (known := ALIASES.get(image)) is not None:
         return known
     encoder = Encoder()
     encoded = encoder.encode(value)

@@ -104,8 +104,7 @@ class Parameters:
         getters: tuple[Any, ...] = (),
         function: Callable[..., Any] | None = None,
     ) -> None:
-        self._function = function
-        self.all, self.signature, self.owner, self.getters = all, signature, owner, getters
+        self.all, self.signature, self.owner, self.getters, self._function = all, signature, owner, getters, function
         self.contexts: Mapping[str, Role] = contexts or {}
         self.names = tuple(one.name for one in all)
         self._in_key = tuple(one for one in all if one.in_key)
@@ -148,20 +147,14 @@ class Parameters:
             owner = ""
         contexts = {name: role for name, role in roles.items() if role not in (None, "none") and name not in ignore}
         contexts |= {positional[0]: "receiver"} if owner else {}
-        return cls(
-            tuple(
-                Parameter(
-                    name, one.kind, one.default, name not in left_out, owner != "" and name == positional[0],
-                    _is_sentinel(one.default), _hint(one.annotation),
-                )
-                for name, one in every.items()
-            ),
-            signature,
-            owner,
-            contexts,
-            getters_of(function),
-            function,
+        found = tuple(
+            Parameter(
+                name, one.kind, one.default, name not in left_out, owner != "" and name == positional[0],
+                _is_sentinel(one.default), _hint(one.annotation),
+            )
+            for name, one in every.items()
         )  # fmt: skip
+        return cls(found, signature, owner, contexts, getters_of(function), function)
 
     @property
     def may_say_who_asks(self) -> bool:

@@ -315,6 +315,15 @@ class TagSet(NamedTuple):
 
         return self._replace(late=tuple(map(parsing, self.late)))
 
+    def with_key(self, key: Callable[..., Any], bind: Callable[..., Mapping[str, Any]]) -> Callable[..., Any]:
+        """A ``key=`` that returns the tags of a call, too: no entry outlives a write of one of the calls it answers."""
+
+        def with_tags(*args: Any, **kwargs: Any) -> Any:
+            own = key(*args, **kwargs)
+            return None if own is None else [own, [rule.make(bind(args, kwargs), None) for rule in self.early]]
+
+        return with_tags if self.early else key
+
     def taking_null_for_all(self) -> TagSet:
         """The same for a write that touches the whole root if an argument that a template names is null."""
         early, late = ([rule._replace(null_is_all=True) for rule in rules] for rules in (self.early, self.late))

@@ -402,15 +402,10 @@ class Toolbox:
         if isinstance(rule, Pass | Inner):
             return _Tool(None, rule, schema)
         kind: Any = _NamedWrite if isinstance(rule, Write) else _NamedRead
-        operation = kind(
-            _runner(name, form.returns, is_sync=is_sync),
-            full_name,
-            JsonArguments(is_read=kind is _NamedRead, form=form.label),
-            self._tags_of(rule, name, schema),
-            form.of_write(rule) if isinstance(rule, Write) else form.of_read(rule),
-            rule.decorator.tiers,
-            is_sync=is_sync,
-        )
+        tags, function = self._tags_of(rule, name, schema), _runner(name, form.returns, is_sync=is_sync)
+        policy: Any = form.of_write(rule) if isinstance(rule, Write) else form.of_read(rule, tags)
+        parameters = JsonArguments(is_read=kind is _NamedRead, form=form.label)
+        operation = kind(function, full_name, parameters, tags, policy, rule.decorator.tiers, is_sync=is_sync)
         # If it was new, it would warn of roots that no tool writes or reads: that tool may not have been called yet.
         operation.form, operation.rule, operation.is_new = form, rule, False
         described = (_properties_in(schema) or {}).items()
@@ -484,7 +479,7 @@ class _Form(NamedTuple):
         names = [f"{getattr(one, '__module__', '')}.{name}" for one, name in zip(self[1:], functions, strict=True)]
         return ",".join([repr(self.returns), *names])
 
-    def of_read(self, rule: Read | Watch) -> ReadPolicy:
+    def of_read(self, rule: Read | Watch, tags: TagSet) -> ReadPolicy:
         """The policy of a read whose answers have this form."""
         policy: ReadPolicy = rule.decorator.policy
         failed, store_if, own, key, label = self.failed, self.store_if, policy.cache_if, policy.key, self.label
@@ -510,7 +505,7 @@ class _Form(NamedTuple):
             policy = replace(policy, cache_if=may_be_stored)
         if validate is not None:
             policy = replace(policy, validate=still_holds)
-        return policy if key is None else replace(policy, key=key_of)
+        return policy if key is None else replace(policy, key=tags.with_key(key_of, lambda _, given: Named(given)))
 
     def of_write(self, rule: Write) -> WritePolicy:
         """The policy of a write whose answers have this form."""

@@ -355,6 +355,20 @@ async def test_a_write_that_names_no_id_in_one_place_and_anything_in_another_dro
     assert await runs.keeps(1) == [ending == "names no id"]
 
 
+@pytest.mark.parametrize("is_by_name", [False, True])
+async def test_calls_that_have_one_key_and_other_tags_share_no_answer(is_by_name: bool):
+    """A write of the one would leave the answer, which has the tags of the other."""
+    runs = Runs("r:{x}", key=lambda x, *_, **__: x.lower())
+    box = Toolbox({"get": Read("r:{x}", key=lambda x: x.lower())}, namespace="keyed")
+
+    async def read(x: str) -> Any:
+        return await (box.call("get", {"x": x}, lambda: runs.tool.fresh(x)) if is_by_name else runs.tool(x))
+
+    assert [await read(x) for x in ("A", "a", "A")] == [1, 2, 1]
+    await invalidate("r:a")
+    assert [await read(x) for x in ("A", "a")] == [1, 3]
+
+
 async def test_a_tag_is_no_address():
     """A template that names an object in place of its id would give each call a tag that no write has."""
     runs = Runs("r:{x}", key=lambda x, *_, **__: x["id"])

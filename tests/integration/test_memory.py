@@ -13,14 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import (
-    AgentCache,
-    AgentCacheInvalidator,
-    AgentCacheSession,
-    AsyncCache,
-    configure,
-    invalidate,
-)
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, AsyncCache, configure, invalidate
 from agent_cache.testing import FakeClock
 from tests.harness import library
 

@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 
 import agent_cache
-from agent_cache import (
-    AgentCache,
-    AgentCacheInvalidator,
-    ConfigurationError,
-    ToolCall,
-    bypass,
-    configure,
-)
+from agent_cache import AgentCache, AgentCacheInvalidator, ConfigurationError, ToolCall, bypass, configure
 from tests.harness import library
 
 pytestmark = pytest.mark.usefixtures("clock")

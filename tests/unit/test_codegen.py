@@ -14,12 +14,7 @@ from unittest import mock
 import pytest
 from hypothesis import strategies as st
 
-from agent_cache import (
-    AgentCache,
-    AgentCacheInvalidator,
-    UncacheableArgumentsError,
-    get_metrics,
-)
+from agent_cache import AgentCache, AgentCacheInvalidator, UncacheableArgumentsError, get_metrics
 from tests.harness.searches import searched
 from tests.harness.slow import crossed
 from tests.harness.structure import same
