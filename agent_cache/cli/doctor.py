@@ -74,28 +74,31 @@ async def examine(options: argparse.Namespace, path: str | None) -> int:
 
 async def _of_server(options: argparse.Namespace, namespace: str) -> AsyncIterator[_Result]:
     import agent_cache.remote.redis  # noqa: F401  # isort: skip  # its text names the extra
-    from redis.exceptions import RedisError
+    from redis.exceptions import RedisError, ResponseError
 
     from agent_cache.remote.deployments import Deployment
 
-    deployment = Deployment.of_url(options.url)
+    deployment, info = Deployment.of_url(options.url), dict[str, Any]()
     async with deployment.connect(options.timeout) as client, asyncio.timeout(options.timeout):
-        is_cluster = bool((await client.info("cluster")).get("cluster_enabled"))
+        with suppress(ResponseError):  # the last check says so
+            info = await client.info()
+    is_cluster = bool(info.get("cluster_enabled"))
     if is_cluster:  # of its nodes the one that has the namespace
         async with Deployment.of_url(options.url, cluster=True).connect(options.timeout) as client:
             node = client.get_node_from_key(f"{{{namespace}}}")
         deployment = Deployment.of_url(options.url, options={"host": node.host, "port": node.port})
     key = f"{{{namespace}}}:doctor:{os.urandom(6).hex()}"
     async with deployment.connect(options.timeout) as client:
-        info = await client.info()
-        yield _version(info, is_cluster=is_cluster)
-        if info.get("role") != "master" or info.get("loading"):
-            do = "give the URL of the primary, or wait until it has loaded"
-            kind = "a Sentinel" if "sentinel_masters" in info else "a replica, or still loading its data"
-            yield _Result("role", "finding", kind, do)
-            return
-        yield _memory(info)
-        yield _replication(info, is_cluster=is_cluster)
+        if info:
+            info = await client.info()
+            yield _version(info, is_cluster=is_cluster)
+            if info.get("role") != "master" or info.get("loading"):
+                do = "give the URL of the primary, or wait until it has loaded"
+                kind = "a Sentinel" if "sentinel_masters" in info else "a replica, or still loading its data"
+                yield _Result("role", "finding", kind, do)
+                return
+            yield _memory(info)
+            yield _replication(info, is_cluster=is_cluster)
         try:
             yield await _rights(client, namespace, key)
         finally:
@@ -141,7 +144,7 @@ async def _rights(client: Any, namespace: str, key: str) -> _Result:
     """Try every command of a tier."""
     from redis.exceptions import NoScriptError, RedisError
 
-    refused: dict[str, None] = {}
+    refused: dict[str, dict[str, None]] = {}  # the commands, by the reason
     for line in _COMMANDS:
         try:
             await client.execute_command(*[key if part == "KEY" else part for part in line.split()])
@@ -149,9 +152,10 @@ async def _rights(client: Any, namespace: str, key: str) -> _Result:
             pass
         except RedisError as error:
             place = f" ~{{{namespace}}}:*" if " KEY" in line else ""
-            refused[f"{line.split()[0]}{place}: {error}"] = None
+            refused.setdefault(f"{place}: {error}", {})[line.split()[0]] = None
     do = "give the user the rights that the guide lists (docs/how-to/run-a-fleet.md), and let the server take writes"
-    says = "; ".join(refused) or f"all {len(_COMMANDS)} commands that a tier uses are allowed"
+    says = "; ".join(f"{', '.join(names)}{reason}" for reason, names in refused.items())
+    says = says or f"all {len(_COMMANDS)} commands that a tier uses are allowed"
     return _result("rights", refused, says, do)
 
 

@@ -97,7 +97,9 @@ def path_of(url: str) -> str | None:
     """
     is_path = "://" not in url and (url.startswith(("/", "./", "../", "~")) or Path(url).is_file())
     path = url if is_path else path_of_url(url)
-    if path is not None and not ((file := Path(path).expanduser()).is_file() and file.stat().st_size):
+    # A home directory that nobody knows is left as it is.
+    file = None if path is None else Path(os.path.expanduser(path))  # noqa: PTH111
+    if file is not None and not (file.is_file() and file.stat().st_size):
         raise ConfigurationError(
             f"there is no file {path!r}, or it is empty; a tier makes it when a program first uses it"
         )
@@ -146,7 +148,9 @@ def run(options: argparse.Namespace, *, command: str) -> int:
 
             return asyncio.run(examine(options, path_of(options.url)))
         return asyncio.run({"stats": _stats, "keys": _keys, "clear": _clear}[command](options))
-    except (ConfigurationError, ModuleNotFoundError, RemoteTierError) as error:  # the user has called no function
+    except RemoteTierError as error:
+        print(f"{escaped(error)}{_HINT}", file=sys.stderr)
+    except (ConfigurationError, ModuleNotFoundError) as error:  # the user has called no function
         print(re.sub(r"\A(RedisTier(\.from_url)?|FileTier): ", "", escaped(error)), file=sys.stderr)
     except Exception as error:
         if not isinstance(error, OSError | TimeoutError) and type(error).__module__.partition(".")[0] != "redis":

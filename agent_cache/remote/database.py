@@ -262,9 +262,14 @@ class SqliteBackend:
     def _open(self) -> _Opened:
         path = self.path
         if not path.exists():
-            for suffix in ("-wal", "-shm"):  # SQLite would take what is left of a deleted database for this one's
-                beside(path, suffix).unlink(missing_ok=True)
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            with self._alone():
+                if not path.exists():  # else another process has made it meanwhile, and uses what is beside it
+                    for suffix in (
+                        "-wal",
+                        "-shm",
+                    ):  # SQLite would take what is left of a deleted database for this one's
+                        beside(path, suffix).unlink(missing_ok=True)
+                    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         self._identity = _identity_of(path)  # before it is opened: another process may replace it meanwhile
         with ExitStack() as stack:
             db = stack.enter_context(closing(self._connect(0.0 if self._is_slow else self._timeout)))
@@ -321,9 +326,7 @@ class SqliteBackend:
         """Replace a damaged database, unless another process has: nobody trusts copies of its values any more, then it
         goes.
         """
-        locks = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(locks, fcntl.LOCK_EX)
+        with self._alone():
             if _identity_of(self.path) != self._identity:
                 return
             if not beside(self.path, ".page").exists():  # it never was a tier's
@@ -336,6 +339,14 @@ class SqliteBackend:
             for suffix in ("-wal", ""):  # the database last: from then on another process makes a new one
                 with suppress(FileNotFoundError):
                     beside(self.path, suffix).replace(beside(self.path, f".corrupt{suffix}"))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Make or replace a database while no other process does."""
+        locks = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(locks, fcntl.LOCK_EX)
+            yield
         finally:
             os.close(locks)
 
@@ -408,7 +419,6 @@ class SqliteBackend:
 
     def _prune(self, db: sqlite3.Connection, number: int) -> None:
         db.execute("delete from feed where number <= ?", (number - _KEPT_MESSAGES,))
-        db.execute("delete from claim where deadline <= ?", (_wall_time(),))
         ((count,),) = db.execute("select count(*) from cell").fetchall()
         if count > _MOST_CELLS:  # what is forgotten reads as written just now
             middle = "select number from cell order by number limit 1 offset ?"
@@ -515,9 +525,10 @@ class SqliteBackend:
     async def claim(self, name: str, who: str, lease: float) -> str:
         with self._transaction() as db:
             now = _wall_time()
-            owner, ends = db.execute("select who, deadline from claim where name = ?", (name,)).fetchone() or ("", 0)
-            if ends > now and owner != who:
-                return str(owner)
+            db.execute("delete from claim where deadline <= ?", (now,))
+            owner = db.execute("select who from claim where name = ?", (name,)).fetchone()
+            if owner is not None and owner[0] != who:
+                return str(owner[0])
             db.execute("replace into claim values (?, ?, ?)", (name, who, now + lease))
             return who
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
+from redis.asyncio import ConnectionPool, Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import Connection, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
@@ -21,10 +21,10 @@ from redis.backoff import NoBackoff
 
 from agent_cache.errors import ConfigurationError
 
-__all__ = ["Deployment"]
+__all__ = ["CONNECTIONS", "Deployment"]
 
-_CONNECTIONS: Final = 16
-"""Of each event loop: lookups of one moment share one command, and writes have one each."""
+CONNECTIONS: Final = 16
+"""Of each event loop: lookups of one moment share commands, and writes have one each."""
 _URL: Final = re.compile(
     r"rediss?://([^/?#]*@)?(\[[^]@/?#]+]|[^][@,:/?#\s]+)(:[1-9]\d*)?/*\d*/*(\?[^#]*)?|unix://([^/?#]*@)?/[^?#]+(\?[^#]*)?",
     re.IGNORECASE,
@@ -147,8 +147,7 @@ def _limits(timeout: float) -> dict[str, Any]:
 
 def _single(kind: Any, settings: Mapping[str, Any]) -> Deployment:
     def connect(timeout: float) -> Any:
-        limits = {"timeout": timeout, "max_connections": _CONNECTIONS, **_limits(timeout)}
-        return Redis.from_pool(BlockingConnectionPool(connection_class=kind, **settings, **limits))
+        return Redis.from_pool(ConnectionPool(connection_class=kind, **settings, **_limits(timeout)))
 
     kind = _Tls if kind is SSLConnection else kind
     return Deployment([_name(settings)], connect)

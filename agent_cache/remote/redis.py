@@ -57,7 +57,7 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import IDLE, Reading, Refused, State, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.codecs import Codec
-from agent_cache.remote.deployments import Deployment
+from agent_cache.remote.deployments import CONNECTIONS, Deployment
 from agent_cache.remote.feed import LOST, News
 from agent_cache.remote.versioned import VersionedTier
 
@@ -75,6 +75,8 @@ _SPARE_LASTS: Final = 60.0
 """Seconds. Servers, and what lies before them, end connections that are idle for long."""
 _AT_ONCE: Final = 200
 """Keys that are looked at or deleted by one command."""
+_LOOKUPS: Final = 50
+"""In one command: large values of more take longer than the timeout."""
 
 _COMMON: Final = """
 local P, TTL = string.sub(KEYS[1], 1, -5), '@TTL'
@@ -231,6 +233,7 @@ class _Loop:
         self.client = client
         self.asked: list[tuple[list[Cell], Cell | None, asyncio.Future[Reading]]] = []
         self.tasks: set[asyncio.Task[Any]] = set()
+        self.turns, self.delivering = asyncio.Semaphore(CONNECTIONS), asyncio.Lock()
         self.spare: Any = None
         self.ending = self._end()
         self.is_closed = False
@@ -309,8 +312,7 @@ class _RedisBackend:
             await anext(own.ending)  # from now on the loop knows of it
         return own
 
-    async def _in_time(self, command: Callable[[Any], Awaitable[T]], seconds_left: float) -> T:
-        own = await self.own_loop()
+    async def _in_time(self, own: _Loop, command: Callable[[Any], Awaitable[T]], seconds_left: float) -> T:
         try:
             async with asyncio.timeout(seconds_left):
                 # For a connection that is closed: asyncio in Python 3.12 and 3.13, and uvloop.
@@ -321,28 +323,34 @@ class _RedisBackend:
             if own.is_closed:  # while the command was under way: the client has opened its connection again
                 await own.close()
 
-    async def _guarded(self, command: Callable[[Any], Awaitable[T]], *, patience: float = 0.0) -> T:
-        """Run a command. Only the process's own thread asks a server that has not answered.
+    async def _guarded(
+        self, command: Callable[[Any], Awaitable[T]], *, patience: float = 0.0, probes: bool = False
+    ) -> T:
+        """Run a command when it is its turn: how long it waits for others of its event loop says nothing of the server.
+        Only the process's own thread asks one that has not answered.
 
         Raises:
             ConnectionError: if it fails, or takes too long.
         """
-        begun, loop = time.monotonic(), asyncio.get_running_loop()
-        try:
-            # In an empty context: a connection that is opened meanwhile keeps that, and not its caller's.
-            return await loop.create_task(self._in_time(command, self._timeout + patience), context=Context())
-        except ResponseError as error:  # it has answered
-            is_node = hasattr(error, "node_addr")  # ASK, or MOVED
-            raise _Rejected("it is a node of a cluster: say cluster=True" if is_node else str(error)) from error
-        except (RedisError, RedisClusterException, OSError, TimeoutError, RuntimeError) as error:
-            reason = str(error) or f"no answer within {self._timeout:g} s"
-            if time.monotonic() < begun + patience + 1.5 * self._timeout:  # else its event loop was blocked
-                self.failure = reason
-            raise Refused(reason) from error
+        own, loop = await self.own_loop(), asyncio.get_running_loop()
+        async with own.turns:
+            if self.failure is not None and not probes:
+                raise Refused(self.failure)
+            begun = time.monotonic()
+            try:
+                # In an empty context: a connection that is opened meanwhile keeps that, and not its caller's.
+                return await loop.create_task(self._in_time(own, command, self._timeout + patience), context=Context())
+            except ResponseError as error:  # it has answered
+                is_node = hasattr(error, "node_addr")  # ASK, or MOVED
+                text = "it is a node of a cluster: say cluster=True" if is_node else str(error)
+                raise _Rejected(text.partition(" script: ")[0]) from error
+            except (RedisError, RedisClusterException, OSError, TimeoutError, RuntimeError) as error:
+                reason = str(error) or f"no answer within {self._timeout:g} s"
+                if time.monotonic() < begun + patience + 1.5 * self._timeout:  # else its event loop was blocked
+                    self.failure = reason
+                raise Refused(reason) from error
 
     async def _run(self, name: str, *arguments: Any, probes: bool = False) -> Any:
-        if self.failure is not None and not probes:
-            raise Refused(self.failure)
         text, sha = _scripts_of(self._cell_ttl, self.shift)[name]
         # Of two keys, one is always missing: a node that gives or gets the slot key by key refuses the script.
         values = *self._keys, *arguments
@@ -353,7 +361,7 @@ class _RedisBackend:
             except NoScriptError:
                 return await client.eval(text, 2, *values)
 
-        return await self._guarded(command)
+        return await self._guarded(command, probes=probes)
 
     # Steps that the server does not answer
 
@@ -361,7 +369,7 @@ class _RedisBackend:
         """Have a connection that the server has accepted. Called while it answers."""
         if self._spare is None or self._handed_over or boottime() > self._spare_ends:
             own = await self.own_loop()
-            own.spare = await self._guarded(self._connected)
+            own.spare = await self._guarded(self._connected, probes=True)
             former, self._spare = self._spare, (asyncio.get_running_loop(), own.spare)
             self._spare_ends, self._handed_over, self._is_full = boottime() + _SPARE_LASTS, set(), False
             if former is not None:
@@ -402,7 +410,7 @@ class _RedisBackend:
     # Backend
 
     async def read(self, cells: SomeCells, address: Cell | None) -> Reading:
-        """See `Backend`. All that is asked for in one moment is one command."""
+        """See `Backend`. What is asked for in one moment shares commands."""
         own = await self.own_loop()
         future: asyncio.Future[Reading] = asyncio.get_running_loop().create_future()
         own.asked.append(([cell for cell in cells if cell != STORE], address, future))
@@ -412,10 +420,14 @@ class _RedisBackend:
             if len(asked) == 1:
                 await self._answer(asked)
             else:
-                task = asyncio.get_running_loop().create_task(self._answer(asked))
+                task = asyncio.get_running_loop().create_task(self._answer_all(asked))
                 own.tasks.add(task)
                 task.add_done_callback(own.tasks.discard)
         return await future
+
+    async def _answer_all(self, asked: list[tuple[list[Cell], Cell | None, asyncio.Future[Reading]]]) -> None:
+        for start in range(0, len(asked), _LOOKUPS):
+            await self._answer(asked[start : start + _LOOKUPS])
 
     async def _answer(self, asked: list[tuple[list[Cell], Cell | None, asyncio.Future[Reading]]]) -> None:
         self.batches += 1
@@ -436,8 +448,6 @@ class _RedisBackend:
                 future.set_result(_reading(store.decode(), float(now), *answer))
 
     async def put(self, address: Cell, head: bytes, payload: bytes, *, keep: float | None) -> None:
-        if self.failure is not None:
-            raise Refused(self.failure)
         key, life = f"{self.prefix}v:{address}", int(max(0.001, keep or _DAY) * 1000)
         await self._guarded(lambda client: client.set(key, head + b"\n" + payload, px=life))
 
@@ -491,8 +501,10 @@ class _RedisBackend:
         return {tool.decode(): float(ttl) for tool, ttl in zip(flat[::2], flat[1::2], strict=True)}
 
     async def clear(self) -> int:
+        # The values first: a server that is full takes the step after that.
+        count: int = sum([await client.unlink(*keys) async for client, keys in self._keys_of_values()])
         await self._run("commit", "clear", _encode([EVERYTHING]), "0", LOST)
-        return sum([await client.unlink(*keys) async for client, keys in self._keys_of_values()])
+        return count
 
     async def _keys_of_values(self) -> AsyncIterator[tuple[Any, list[bytes]]]:
         """The client of this event loop, and the keys of all values, some at a time."""
@@ -642,6 +654,11 @@ class RedisTier(VersionedTier):
         term = self.trust.term
         if term is not None and self.feed.listeners and not (term.is_running() or self.is_closed):
             await super().catch_up()  # copies count from the question before: they need not wait for the next period
+
+    async def flush(self) -> None:
+        """See `VersionedTier`. One caller of an event loop delivers for the others, which wait."""
+        async with (await self.backend.own_loop()).delivering:
+            await super().flush()
 
     def wait_for_news(self, period: float) -> Awaitable[object]:
         """See `VersionedTier`."""

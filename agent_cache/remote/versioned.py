@@ -583,7 +583,7 @@ class VersionedTier:
             ConnectionError: if something is left.
         """
         for name, one in list(self.pending.items()):
-            if not one.may_wait:
+            if self.pending.get(name) is one and not one.may_wait:
                 await self._send(name, one)
 
     def _note_pending(self) -> None:
@@ -720,12 +720,12 @@ class VersionedTier:
         """Drop every value, and all copies in all processes; what is being loaded is not stored. Returns how many.
 
         Raises:
-            RemoteTierError: if the store cannot be used: nothing was dropped.
+            RemoteTierError: if the store cannot be used: what was dropped is not known.
         """
         try:
             return await self.backend.clear()
         except ConnectionError as error:
-            raise RemoteTierError(f"nothing was dropped: {error}", self) from error
+            raise RemoteTierError(f"not everything was dropped: {error}", self) from error
 
     def stats(self) -> dict[str, Any]:
         """Counts of this process since the tier was made, and its present state: a copy, to be logged or exported.

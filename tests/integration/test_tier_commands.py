@@ -234,11 +234,29 @@ def test_the_doctor_finds_a_full_server_that_evicts_nothing(start_server, run):
     assert code == 1
     assert "raise maxmemory" in checks["memory"][1]
     assert checks["rights"][0] == "finding"
+    assert "INCR, HSET, ZADD, XADD ~{agent_cache}:*: " in checks["rights"][1]
+
+
+def test_a_full_server_is_emptied(start_server, run):
+    server = start_server(maxmemory="20mb", maxmemory_policy="noeviction")
+    with_entries(server.url, carts=500)
+    server.config_set(maxmemory=server.info("memory")["used_memory"] - 50_000)
+    code, _, err = run("clear order:7", "--url", server.url)
+    assert code == 2
+    assert "not allowed" in err
+    assert "see agent-cache tier doctor" in err
+    assert run("clear --all --yes", "--url", server.url)[0] == 0
+    assert run("clear order:7", "--url", server.url)[0] == 0
 
 
 @pytest.mark.parametrize(
     ("lacking", "says"),
-    [("-evalsha", "EVALSHA ~{agent_cache}:*"), ("-time", "TIME"), *slow_rows(("-xread", "XREAD ~{agent_cache}:*"))],
+    [
+        ("-evalsha", "EVALSHA ~{agent_cache}:*"),
+        ("-info", "INFO: "),
+        *slow_rows(("-time", "TIME")),
+        *slow_rows(("-xread", "XREAD ~{agent_cache}:*")),
+    ],
 )
 def test_the_doctor_names_the_rights_that_are_missing(fit, run, lacking, says):
     fit.command("ACL", "SETUSER", "agent", "on", ">secret", "~*", "&*", "+@all", lacking)
@@ -338,6 +356,7 @@ def test_what_cannot_be_used_is_said_and_no_password_with_it(command, run, monke
     assert (code, out) == (2, "")
     assert "there is no file" in err
     assert list(tmp_path.iterdir()) == []
+    assert "there is no file" in run(command, "--url", "~nobody-of-this-name/tools.db")[2]
     (tmp_path / "other.db").touch()
     assert run(command, "--url", f"{tmp_path}/other.db")[0] == 2
     assert [file.stat().st_size for file in tmp_path.iterdir()] == [0], "an empty file is left empty"

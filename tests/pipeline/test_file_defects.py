@@ -305,6 +305,25 @@ async def test_a_process_that_starts_while_another_one_sets_the_database_aside_w
         await each.aclose()
 
 
+async def test_of_processes_that_find_no_file_one_makes_it_and_the_others_leave_what_is_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made: list[FileTier] = []
+
+    def exists(_: Path, is_checked: list[bool] = []) -> bool:  # noqa: B006 - of all calls
+        if is_checked:
+            monkeypatch.undo()
+            made.append(FileTier(tmp_path / "cache"))
+        is_checked.append(True)
+        return False
+
+    monkeypatch.setattr(Path, "exists", exists)
+    async with FileTier(tmp_path / "cache") as tier, made[0] as other:
+        await load(tier, read("order:7"), "value")
+        assert await value_of(other, read("order:7")) == "value"
+    assert not (tmp_path / "cache.corrupt").exists()
+
+
 async def test_a_new_database_has_a_new_page_for_who_had_the_one_before(tmp_path: Path):
     """A process that goes on with the page of the former one would raise a number that others do not see."""
     tier, _ = await following(tmp_path / "cache")

@@ -28,26 +28,29 @@ from tests.harness.processes import run_python
 
 
 @pytest.mark.parametrize(
-    ("mounts", "kind"),
+    ("mounts", "says"),
     [
         ("/dev/sda2 / ext4", ""),
-        ("files:/home {parent} nfs4", "nfs4"),
+        ("files:/home {parent} nfs4", r"network file system \(nfs4\).*RedisTier"),
         ("files:/home {parent} nfs4\n/dev/sdb1 {folder} xfs", ""),
         ("/dev/sdb1 {folder} xfs\nfiles:/home {parent} nfs4", ""),
-        ("bucket {folder} fuse.gcsfuse", "fuse.gcsfuse"),
-        ("systemd-1 {folder} autofs\nfiles:/auto {folder} nfs", "nfs"),
+        ("bucket {folder} fuse.gcsfuse", r"network file system \(fuse.gcsfuse\)"),
+        ("systemd-1 {folder} autofs\nfiles:/auto {folder} nfs", r"network file system \(nfs\)"),
         ("files:/home {folder}er nfs4", ""),
+        ("/dev/sda2 {folder}/cache ext4", "mounted by itself.*mount its directory"),
     ],
 )
-def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: str, kind: str):
+def test_a_mount_that_machines_do_not_share_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: str, says: str
+):
     """That of a folder is the one that is mounted innermost."""
     folder = tmp_path / "by ssh"
     folder.mkdir(0o700)
     names = {"folder": str(folder).replace(" ", r"\040"), "parent": tmp_path}
     lines = [f"{line} rw,relatime 0 0\n" for line in mounts.format(**names).splitlines()]
     monkeypatch.setattr(Path, "read_text", lambda *_: "".join(lines))
-    if kind:
-        with pytest.raises(ConfigurationError, match=rf"network file system \({kind}\).*RedisTier"):
+    if says:
+        with pytest.raises(ConfigurationError, match=says):
             FileTier(folder / "cache")
         assert not list(folder.iterdir())
     else:
@@ -210,6 +213,21 @@ async def test_the_bytes_of_all_values_stay_below_the_bound(tmp_path: Path):
         assert 50_000 < size <= 100_000
         assert size == counted
         assert await value_of(tier, read("order:399", key=399)) == "x" * 1_000
+
+
+async def test_a_file_does_not_grow_with_the_loads_that_processes_share(tmp_path: Path):
+    path, sizes = tmp_path / "cache", list[int]()
+    for _ in range(2):
+        async with FileTier(path, max_bytes=65_536) as tier:
+
+            @AgentCache("order:{order_id}", remote_cache=tier, remote=RemotePolicy(flight="fleet"), name="shared")
+            async def get_order(order_id: str) -> str:
+                return order_id
+
+            for _ in range(1_000):
+                await get_order(os.urandom(8).hex())
+        sizes.append(path.stat().st_size)
+    assert sizes[1] < 1.2 * sizes[0]
 
 
 async def test_what_has_ended_makes_room_first_and_then_what_was_stored_first(tmp_path: Path):

@@ -234,6 +234,33 @@ async def test_very_many_writes_that_could_not_be_announced_are_one_when_the_ser
     assert await value_of(other, read("order:7")) == "new"
 
 
+async def test_what_is_pending_is_delivered_by_one_reader_for_all_of_an_event_loop(
+    make: Make, valkey: Server, proxy: Proxy
+):
+    tier = make(proxy.url)
+    await tier.lookup(read("order:7"))
+    proxy.refuse()
+    for number in range(100):
+        await tier.begin(intent := write(f"order:{number}"))
+        await commit(tier, intent)
+    valkey.command("CONFIG", "RESETSTAT")
+    proxy.heal()
+    while tier.stats()["pending"]:
+        await asyncio.gather(*(tier.lookup(read("order:7")) for _ in range(50)))
+    assert valkey.info("commandstats")["cmdstat_xadd"]["calls"] < 500
+
+
+@pytest.mark.slow  # of real time
+async def test_commands_that_wait_for_each_other_are_no_outage(make: Make, valkey: Server, proxy: Proxy):
+    """An event loop has sixteen connections."""
+    tier = make(proxy.url, timeout=3.0)
+    await tier.lookup(read("order:7"))
+    proxy.delay(to_client=1.2)
+    await asyncio.gather(*(load(tier, read(f"order:{number}", key=number), "value") for number in range(33)))
+    assert tier.stats()["stores"] == 33
+    assert tier.stats()["failures"] == 0
+
+
 def test_a_server_that_is_back_is_used_again_under_uvloop(valkey: Server, proxy: Proxy):
     """Its closed connections raise another error than those of asyncio."""
     uvloop = pytest.importorskip("uvloop")

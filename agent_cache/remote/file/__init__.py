@@ -202,18 +202,18 @@ class FileTier(VersionedTier):
 # Where the files lie
 
 
-def _filesystem_of(folder: Path) -> str:
-    """The type of the file system that a folder is in, as Linux says; empty if it is not known."""
-    found, longest = "", -1
+def _mount_of(place: Path) -> tuple[str, str]:
+    """Where the file system is mounted that a file is in, and its type, as Linux says; empty if that is not known."""
+    found = "", ""
     try:
         mounts = Path("/proc/self/mounts").read_text("utf-8", "surrogateescape")
     except OSError:  # another system than Linux
-        return ""
+        return found
     for line in mounts.splitlines():
         _, point, kind, *_ = line.split(" ")
         point = point.replace(r"\040", " ")
-        if len(point) >= longest and folder.is_relative_to(point):
-            found, longest = kind, len(point)
+        if len(point) >= len(found[0]) and place.is_relative_to(point):
+            found = point, kind
     return found
 
 
@@ -235,11 +235,13 @@ def checked_path(path: Any) -> Path:
             is_wrong = not stat.S_ISREG(place.stat().st_mode)
     except (OSError, ValueError, RuntimeError, TypeError) as error:  # a missing directory, or one that is not readable
         raise ConfigurationError(f"FileTier: {path!r} cannot be the path of a file: {error}") from error
-    kind = _filesystem_of(place.parent)
+    point, kind = _mount_of(place)
     if is_wrong or not stat.S_ISDIR(mode):
         problem = "it is no file"
     elif mode & stat.S_IWOTH:
         problem = "everybody may write into its directory; use one of your own (mkdir -m 700)"
+    elif point == str(place):
+        problem = "it is mounted by itself, so the files beside it are others than elsewhere; mount its directory"
     elif kind in NETWORK_FILE_SYSTEMS:
         problem = f"it is on a network file system ({kind}); use a local disk, or a RedisTier"
     elif not os.access(place.parent, os.W_OK | os.X_OK) or (place.exists() and not os.access(place, os.R_OK | os.W_OK)):
