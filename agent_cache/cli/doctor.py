@@ -177,5 +177,10 @@ async def _of_file(path: str, options: argparse.Namespace) -> AsyncIterator[_Res
     exposed = ", ".join(one.name for one in files if one.stat().st_mode & 0o077)
     says = f"others may read or write {exposed}" if exposed else "only this user may read and write the files"
     yield _result("permissions", exposed, says, "chmod 600 them: values are in there, and invalidations")
+    disk = os.statvfs(place.parent)
+    left = disk.f_bavail * disk.f_frsize
+    is_full = left < 1 << 20 or (disk.f_files and not disk.f_favail)
+    do = "make room: until an invalidation can be written, nobody uses the file"
+    yield _result("space", is_full, f"{size_text(left)} and {disk.f_favail:,} files are free on its disk", do)
     do = "see which program holds it (lsof); a damaged one is set aside by the next process that uses it"
     yield _result("integrity", damages, damages or "quick_check finds nothing", do)

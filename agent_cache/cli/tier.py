@@ -22,6 +22,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from agent_cache.cli.output import Printer, escaped, print_json, shortened, size_text
+from agent_cache.core.options import count, seconds
 from agent_cache.core.tags import parse_tag
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import WriteIntent, path_of_url
@@ -143,6 +144,9 @@ def run(options: argparse.Namespace, *, command: str) -> int:
         return 2
     logging.getLogger("agent_cache").addHandler(_NO_LOG)
     try:
+        seconds(options.timeout, "--timeout")
+        if command == "keys":
+            count(1, options.limit, "--limit")
         if command == "doctor":
             from agent_cache.cli.doctor import examine
 
@@ -152,6 +156,8 @@ def run(options: argparse.Namespace, *, command: str) -> int:
         print(f"{escaped(error)}{_HINT}", file=sys.stderr)
     except (ConfigurationError, ModuleNotFoundError) as error:  # the user has called no function
         print(re.sub(r"\A(RedisTier(\.from_url)?|FileTier): ", "", escaped(error)), file=sys.stderr)
+    except BrokenPipeError:  # of the output
+        raise
     except Exception as error:
         if not isinstance(error, OSError | TimeoutError) and type(error).__module__.partition(".")[0] != "redis":
             raise

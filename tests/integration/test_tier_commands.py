@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -322,11 +323,16 @@ def test_the_commands_work_on_all_of_a_cluster(cluster, run):
 # doctor, of a file
 
 
-def test_the_doctor_finds_nothing_wrong_with_a_file_and_changes_nothing(path, run):
+def test_the_doctor_finds_nothing_wrong_with_a_file_but_a_full_disk_and_changes_nothing(path, run, monkeypatch):
     with_entries(f"sqlite:///{path}")
     before = {one.name: one.read_bytes() for one in path.parent.iterdir() if one.suffix == ".db"}
     for command in ("stats", "keys", "doctor"):
         assert run(command, "--url", str(path))[0] == 0
+    with monkeypatch.context() as patched:
+        left = SimpleNamespace(f_bavail=99, f_frsize=4096, f_files=0, f_favail=0)
+        patched.setattr(os, "statvfs", lambda _: left)
+        code, checks = verdicts(run, "--url", str(path))
+        assert (code, checks["space"][0]) == (1, "finding")
     assert {one.name: one.read_bytes() for one in path.parent.iterdir() if one.suffix == ".db"} == before
 
 
@@ -386,6 +392,7 @@ def test_a_server_that_hangs_costs_the_timeout(command, own_valkey, run):
         ("--url", "redis://x?pasword=y", "redis-py refuses a setting: "),
         ("--url", "redis://x/shop", "the URL cannot be read"),
         ("--namespace", "a b", "--namespace: namespace must be a short text"),
+        ("--timeout", "inf", "--timeout must be more than 0 seconds"),
     ],
 )
 def test_usage_is_checked_first_and_names_nothing_that_was_not_typed(option, value, says, valkey, run):
@@ -441,6 +448,13 @@ def test_a_file_needs_no_redis_py_and_a_server_names_the_extra(path, tmp_path):
 
     for command in ("stats", "doctor"):
         assert tier_command(command, "--url", str(path)).returncode == 0
+        shown = subprocess.run(
+            ["sh", "-c", f"{sys.executable} -m agent_cache tier {command} --url {path} | head -c 0"],
+            env=environment,
+            capture_output=True,
+            check=False,
+        )
+        assert shown.stderr == b""
         made = tier_command(command, "--url", "redis://h")
         assert made.returncode == 2
         assert "agent-cache[redis]" in made.stderr
