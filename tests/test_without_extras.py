@@ -37,7 +37,6 @@ print(json.dumps(errors))
 """
 # Only imported by a module that has said what is missing, or by pytest.
 BEHIND_OTHERS = (
-    "agent_cache.cli.doctor",
     "agent_cache.pytest_plugin.",
     "agent_cache.relay.http_proxy",
     "agent_cache.remote.deployments",

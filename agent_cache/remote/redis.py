@@ -51,7 +51,6 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError('RedisTier needs redis-py: pip install "agent-cache[redis]"') from error
 
 from agent_cache.clock import boottime
-from agent_cache.core.lease import Term
 from agent_cache.core.options import seconds
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import IDLE, Reading, Refused, State, open_head
@@ -461,10 +460,9 @@ class _RedisBackend:
         values = writer, _encode(list(moved)), repr(hold), message
         try:
             return int((await self._run("commit", *values))[1])
-        except _Rejected:
-            raise
-        except ConnectionError:
-            await self._hand_over(*values)
+        except ConnectionError as error:
+            if not isinstance(error, _Rejected):
+                await self._hand_over(*values)
             raise
 
     async def claim(self, name: str, who: str, lease: float) -> str:
@@ -668,9 +666,6 @@ class RedisTier(VersionedTier):
         """See `VersionedTier`."""
         self.backend.after_fork()
         super().after_fork()
-        self.heard, self._answered = Term(boottime), float("-inf")
-        if self.trust.term is not None and not self.is_closed:
-            self.trust.term.until = self.heard.until
 
     async def aclose(self) -> None:
         """Close all connections, and end the thread. Nothing is trusted any more.

@@ -774,6 +774,9 @@ class VersionedTier:
         """In the child, which is another process: what is pending is delivered by the parent."""
         self.pending = {}
         self.feed.after_fork()
+        self.heard, self._answered = Term(boottime), float("-inf")
+        if self.trust.term is not None and not self.is_closed:
+            self.trust.term.until = self.heard.until
         if self.keeper is not None:
             self.keeper = Keeper()
 

@@ -239,9 +239,10 @@ def test_the_doctor_finds_a_full_server_that_evicts_nothing(start_server, run):
 
 
 def test_a_full_server_is_emptied(start_server, run):
-    server = start_server(maxmemory="20mb", maxmemory_policy="noeviction")
-    with_entries(server.url, carts=500)
-    server.config_set(maxmemory=server.info("memory")["used_memory"] - 50_000)
+    server = start_server(maxmemory_policy="noeviction")
+    for number in range(8):
+        server.command("SET", f"{{agent_cache}}:v:@{number}", "x" * 500_000)
+    server.config_set(maxmemory=server.info("memory")["used_memory"] - 1_000_000)
     code, _, err = run("clear order:7", "--url", server.url)
     assert code == 2
     assert "not allowed" in err

@@ -226,28 +226,15 @@ async def test_very_many_writes_that_could_not_be_announced_are_one_when_the_ser
         await tier.begin(intent := write(f"order:{number}"))
         await commit(tier, intent)
     assert tier.stats()["pending"] <= 1_001
-    proxy.heal()
-    await until(lambda: tier.stats()["pending"] == 0)
-    assert await value_of(other, read("order:7")) == "nothing"
-    assert await value_of(other, read("user:1", key="1")) == "nothing"  # the price of forgetting their names
-    await load(tier, read("order:7"), "new")
-    assert await value_of(other, read("order:7")) == "new"
-
-
-async def test_what_is_pending_is_delivered_by_one_reader_for_all_of_an_event_loop(
-    make: Make, valkey: Server, proxy: Proxy
-):
-    tier = make(proxy.url)
-    await tier.lookup(read("order:7"))
-    proxy.refuse()
-    for number in range(100):
-        await tier.begin(intent := write(f"order:{number}"))
-        await commit(tier, intent)
     valkey.command("CONFIG", "RESETSTAT")
     proxy.heal()
     while tier.stats()["pending"]:
         await asyncio.gather(*(tier.lookup(read("order:7")) for _ in range(50)))
-    assert valkey.info("commandstats")["cmdstat_xadd"]["calls"] < 500
+    assert valkey.info("commandstats")["cmdstat_xadd"]["calls"] < 3_000  # one of them delivers for all
+    assert await value_of(other, read("order:7")) == "nothing"
+    assert await value_of(other, read("user:1", key="1")) == "nothing"  # the price of forgetting their names
+    await load(tier, read("order:7"), "new")
+    assert await value_of(other, read("order:7")) == "new"
 
 
 @pytest.mark.slow  # of real time
@@ -401,13 +388,6 @@ async def test_a_fresh_process_says_an_outage_on_stderr_once_and_its_tools_run(s
         assert "it cannot be used, so the tools run without it" in told[0]
 
 
-@pytest.fixture
-def way(valkey: Server) -> Iterator[Proxy]:
-    """A proxy, which knows how many connections there are."""
-    with Proxy.start(valkey.port) as proxy:
-        yield proxy
-
-
 def ours() -> list[str]:
     """Tasks of this loop and threads of this process that belong to a tier."""
     names = [task.get_name() for task in asyncio.all_tasks()] + [thread.name for thread in threading.enumerate()]
@@ -416,13 +396,13 @@ def ours() -> list[str]:
 
 
 @pytest.mark.parametrize("delay", [100.0, *slow(0.05)])
-async def test_closing_ends_everything_whatever_is_under_way(way: Proxy, delay: float):
+async def test_closing_ends_everything_whatever_is_under_way(proxy: Proxy, delay: float):
     """Connections that are being made, reads that wait for messages, for values, or for cells, and writes."""
-    tier = RedisTier.from_url(way.url, timeout=0.4)
+    tier = RedisTier.from_url(proxy.url, timeout=0.4)
     tier.subscribe(lambda _: None)
     if delay < 100:
         await load(tier, read("order:7"), "value")
-    way.delay(to_client=delay)
+    proxy.delay(to_client=delay)
     intent = write("order:7")
     work = [
         asyncio.create_task(tier.lookup(read("order:7"))),
@@ -436,14 +416,14 @@ async def test_closing_ends_everything_whatever_is_under_way(way: Proxy, delay: 
     async with asyncio.timeout(60):
         await asyncio.gather(*work)
     await until(lambda: not ours())
-    way.heal()
-    await until(lambda: way.connections == 0)
+    proxy.heal()
+    await until(lambda: proxy.connections == 0)
     found, ticket = await tier.lookup(read("order:7"))
     assert found is None
     assert not ticket.is_clean()
     await tier.store(ticket, "value", (), 0.1, age=0.0)
     assert not await tier.caught_up()
-    assert way.connections == 0
+    assert proxy.connections == 0
     assert not ours()
 
 
@@ -471,18 +451,18 @@ async def test_a_closed_tier_refuses_and_says_that_nobody_is_told(valkey: Server
 
 @pytest.mark.parametrize("is_back", [True, False])
 async def test_closing_tries_once_to_deliver_what_is_owed(
-    way: Proxy, valkey: Server, caplog: pytest.LogCaptureFixture, *, is_back: bool
+    proxy: Proxy, valkey: Server, caplog: pytest.LogCaptureFixture, *, is_back: bool
 ):
-    tier = RedisTier.from_url(way.url, timeout=9.0 if is_back else 0.4, max_staleness=30.0)
+    tier = RedisTier.from_url(proxy.url, timeout=9.0 if is_back else 0.4, max_staleness=30.0)
     async with RedisTier.from_url(valkey.url, **PATIENT) as other:
         await load(other, read("order:7"), "old")
     await tier.lookup(read("order:7"))
-    way.refuse()
+    proxy.refuse()
     intent = write("order:7")
     await tier.begin(intent)
     await commit(tier, intent)
     assert tier.stats()["pending"] == 1
-    way.heal() if is_back else way.half_open()
+    proxy.heal() if is_back else proxy.half_open()
     async with asyncio.timeout(60):
         await tier.aclose()
     assert tier.stats()["pending"] == (0 if is_back else 1)
@@ -536,9 +516,9 @@ async def test_a_loop_that_ends_in_the_middle_of_a_write_says_nothing_and_commit
     assert not valkey.command("EXISTS", "{agent_cache}:w")
 
 
-async def test_a_closed_tier_that_nobody_has_any_more_is_gone(way: Proxy):
+async def test_a_closed_tier_that_nobody_has_any_more_is_gone(proxy: Proxy):
     """With the tools that have used it, and with its thread and connections."""
-    tier = RedisTier.from_url(way.url, **PATIENT)
+    tier = RedisTier.from_url(proxy.url, **PATIENT)
 
     @AgentCache("order:{id}", remote_cache=tier)
     async def get_order(id: int) -> int:
@@ -552,7 +532,7 @@ async def test_a_closed_tier_that_nobody_has_any_more_is_gone(way: Proxy):
 
     def gone() -> bool:
         gc.collect()
-        return left() is None and not ours() and way.connections == 0
+        return left() is None and not ours() and proxy.connections == 0
 
     await until(gone)
 
@@ -560,21 +540,19 @@ async def test_a_closed_tier_that_nobody_has_any_more_is_gone(way: Proxy):
 # Loops that end, and tasks that are cancelled
 
 
-async def test_a_commit_that_is_cancelled_on_its_way_is_owed(valkey: Server):
-    with Proxy.start(valkey.port) as proxy:
-        tier = RedisTier.from_url(proxy.url, **PATIENT)
-        await load(tier, read("order:7"), "old")
-        intent = replace(write("order:7", "user:1"), on_unreachable="refuse")  # waited for
-        await tier.begin(intent)
-        proxy.half_open()
-        landing = asyncio.ensure_future(tier.commit(intent, intent.tags, failed=False, hold=0.0))
-        await idle()
-        landing.cancel()
-        await asyncio.wait([landing])
-        assert tier.stats()["pending"] == 1
-        proxy.heal()
-        await until(lambda: tier.stats()["pending"] == 0)
-        await tier.aclose()
+async def test_a_commit_that_is_cancelled_on_its_way_is_owed(proxy: Proxy, make: Make):
+    tier = make(proxy.url)
+    await load(tier, read("order:7"), "old")
+    intent = replace(write("order:7", "user:1"), on_unreachable="refuse")  # waited for
+    await tier.begin(intent)
+    proxy.half_open()
+    landing = asyncio.ensure_future(tier.commit(intent, intent.tags, failed=False, hold=0.0))
+    await idle()
+    landing.cancel()
+    await asyncio.wait([landing])
+    assert tier.stats()["pending"] == 1
+    proxy.heal()
+    await until(lambda: tier.stats()["pending"] == 0)
 
 
 async def test_a_lookup_that_is_cancelled_says_nothing(own_valkey: Server, make: Make):
