@@ -21,10 +21,8 @@ from redis.backoff import NoBackoff
 
 from agent_cache.errors import ConfigurationError
 
-__all__ = ["CONNECTIONS", "Deployment"]
+__all__ = ["Deployment"]
 
-CONNECTIONS: Final = 16
-"""Of each event loop: lookups of one moment share commands, and writes have one each."""
 _URL: Final = re.compile(
     r"rediss?://([^/?#]*@)?(\[[^]@/?#]+]|[^][@,:/?#\s]+)(:[1-9]\d*)?/*\d*/*(\?[^#]*)?|unix://([^/?#]*@)?/[^?#]+(\?[^#]*)?",
     re.IGNORECASE,

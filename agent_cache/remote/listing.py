@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import Any
 
-from agent_cache.remote.backend import HELD, Head, State, open_head
+from agent_cache.remote.backend import HELD, Head, open_head
 from agent_cache.remote.cells import STORE, Cell
 
 __all__ = ["entries_of"]
@@ -28,6 +28,10 @@ async def entries_of(
         cells = {cell for head in heads if head is not None for cell in head.versions}
         reading = await tier.backend.read(cells | {STORE}, None)
         for (address, _, size, left), head in zip(some, heads, strict=True):
+            is_current = head is not None and all(
+                reading.states[cell][0] == version and reading.states[cell][1] < HELD
+                for cell, version in head.versions.items()
+            )
             facts: dict[str, Any] = {
                 "digest": address[1:],
                 "tool": "" if head is None else head.tool,
@@ -38,7 +42,7 @@ async def entries_of(
                 "grace": None if head is None else head.grace,
                 "cost": None if head is None else round(head.cost, 6),
                 "expires_in": None if left is None else round(max(0.0, left), 3),
-                "is_current": (left is None or left > 0) and _is_current(head, reading.states),
+                "is_current": is_current and (left is None or left > 0),
             }
             yield facts, () if head is None else head.versions
 
@@ -52,10 +56,3 @@ def _tags(head: Head | None, named: Mapping[Cell, str]) -> set[str]:
         elif rest[:1] == ":":
             found.add(named.get(cell, f"{root}:#{rest[1:13]}"))
     return found
-
-
-def _is_current(head: Head | None, states: Mapping[Cell, State]) -> bool:
-    """Whether a lookup would find it."""
-    return head is not None and all(
-        states[cell][0] == version and states[cell][1] < HELD for cell, version in head.versions.items()
-    )

@@ -23,10 +23,8 @@ The feed of a process is complete until `max_staleness` after it has *sent* the 
 answered. That question writes a key as well, so an old primary that has lost its replicas refuses it, if it is
 configured to. Only while that holds are local copies and values served.
 
-A server may be stopped, and go on for moments. What it was sent over connections that it has accepted is executed
-then, in any order, before anything that it is sent later. So a write that it does not answer is on its way to it when
-it returns, over a connection that is kept for that; and copies count from the question *before* the one that was
-answered last: see `VersionedTier.catch_up`, and the model `tests/properties/stopped_server.py`.
+A server may be stopped, and go on for moments: see ``docs/explanation/fleet.md``, `VersionedTier.catch_up`, and the
+model `tests/properties/stopped_server.py`.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import IDLE, Reading, Refused, State, open_head
 from agent_cache.remote.cells import EVERYTHING, STORE, Cell, SomeCells
 from agent_cache.remote.codecs import Codec
-from agent_cache.remote.deployments import CONNECTIONS, Deployment
+from agent_cache.remote.deployments import Deployment
 from agent_cache.remote.feed import LOST, News
 from agent_cache.remote.versioned import VersionedTier
 
@@ -72,10 +70,10 @@ _MOST_HANDED_OVER: Final = 1_000
 """Writes to a server that does not answer that are sent to it all the same."""
 _SPARE_LASTS: Final = 60.0
 """Seconds. Servers, and what lies before them, end connections that are idle for long."""
-_AT_ONCE: Final = 200
-"""Keys that are looked at or deleted by one command."""
-_LOOKUPS: Final = 50
-"""In one command: large values of more take longer than the timeout."""
+_AT_ONCE: Final = 50
+"""Values that one command looks up or deletes: more of them, if they are large, take longer than the timeout."""
+_CONNECTIONS: Final = 16
+"""Of each event loop: lookups of one moment share commands, and writes have one each."""
 
 _COMMON: Final = """
 local P, TTL = string.sub(KEYS[1], 1, -5), '@TTL'
@@ -232,7 +230,7 @@ class _Loop:
         self.client = client
         self.asked: list[tuple[list[Cell], Cell | None, asyncio.Future[Reading]]] = []
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.turns, self.delivering = asyncio.Semaphore(CONNECTIONS), asyncio.Lock()
+        self.turns, self.delivering = asyncio.Semaphore(_CONNECTIONS), asyncio.Lock()
         self.spare: Any = None
         self.ending = self._end()
         self.is_closed = False
@@ -351,7 +349,6 @@ class _RedisBackend:
 
     async def _run(self, name: str, *arguments: Any, probes: bool = False) -> Any:
         text, sha = _scripts_of(self._cell_ttl, self.shift)[name]
-        # Of two keys, one is always missing: a node that gives or gets the slot key by key refuses the script.
         values = *self._keys, *arguments
 
         async def command(client: Any) -> Any:
@@ -425,8 +422,8 @@ class _RedisBackend:
         return await future
 
     async def _answer_all(self, asked: list[tuple[list[Cell], Cell | None, asyncio.Future[Reading]]]) -> None:
-        for start in range(0, len(asked), _LOOKUPS):
-            await self._answer(asked[start : start + _LOOKUPS])
+        for start in range(0, len(asked), _AT_ONCE):
+            await self._answer(asked[start : start + _AT_ONCE])
 
     async def _answer(self, asked: list[tuple[list[Cell], Cell | None, asyncio.Future[Reading]]]) -> None:
         self.batches += 1
@@ -661,11 +658,6 @@ class RedisTier(VersionedTier):
     def wait_for_news(self, period: float) -> Awaitable[object]:
         """See `VersionedTier`."""
         return self.backend.wait_for_news(self.feed.number or 0, period)
-
-    def after_fork(self) -> None:
-        """See `VersionedTier`."""
-        self.backend.after_fork()
-        super().after_fork()
 
     async def aclose(self) -> None:
         """Close all connections, and end the thread. Nothing is trusted any more.

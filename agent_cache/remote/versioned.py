@@ -9,9 +9,6 @@ counts while all of them are current. A write gives the cells that it touches a 
 after it; in between they are *held*: what was read meanwhile is never found. If only its result will name an entity,
 its root is *armed*: hits go on, but a writer that dies then takes the whole root with it. What others write reaches
 this process by the `Feed`. All of that is here; a `Backend` is a few atomic operations on cells.
-
-Processes share loads by claims, which end with their lease. A claim proves nothing: what another process has loaded is
-found by a whole lookup. So one that is lost costs one more load.
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ _MOST_PENDING: Final = 1_000
 _LONGEST_PAUSE: Final = 0.1
 _MOST_LOADERS: Final = 2
 """Of other processes that a reader waits for. The second one replaces a process that has died."""
-_UNUSABLE = "it cannot be used, so the tools run without it"
+UNUSABLE = "it cannot be used, so the tools run without it"
 
 
 @dataclass(slots=True, eq=False)
@@ -592,12 +589,9 @@ class VersionedTier:
     def _note_failure(self, error: Exception) -> None:
         self.counts["failures"] += 1
         if not getattr(self.backend, "is_over", False):
-            self.log.once(_UNUSABLE, error if isinstance(error, ConnectionError) else repr(error))
+            self.log.once(UNUSABLE, error if isinstance(error, ConnectionError) else repr(error))
         if self.pending:
             self._note_pending()
-
-    def _note_success(self) -> None:
-        self.log.allow_again(_UNUSABLE)
 
     # What others write
 
@@ -622,7 +616,7 @@ class VersionedTier:
         period = self.max_staleness / 3
         try:
             await self.catch_up()
-            self._note_success()
+            self.log.allow_again(UNUSABLE)
             if self.pending:
                 await self.flush()
         except ConnectionError as error:
@@ -768,10 +762,12 @@ class VersionedTier:
 
     def before_fork(self) -> Callable[[], None]:
         """Called in the parent. Returns what it does after it."""
-        return lambda: None
+        return self.backend.before_fork() if hasattr(self.backend, "before_fork") else lambda: None
 
     def after_fork(self) -> None:
         """In the child, which is another process: what is pending is delivered by the parent."""
+        if hasattr(self.backend, "after_fork"):
+            self.backend.after_fork()
         self.pending = {}
         self.feed.after_fork()
         self.heard, self._answered = Term(boottime), float("-inf")

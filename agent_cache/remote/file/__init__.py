@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -23,14 +23,12 @@ from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import checked_namespace, drive
 from agent_cache.remote.codecs import Codec
 from agent_cache.remote.keeper import Keeper
-from agent_cache.remote.versioned import VersionedTier
+from agent_cache.remote.versioned import UNUSABLE, VersionedTier
 
 if sys.platform != "win32":  # which is refused
     from agent_cache.remote.database import SqliteBackend
 
 __all__ = ["FileTier", "checked_path"]
-
-_PERIOD: Final = 0.1
 
 NETWORK_FILE_SYSTEMS: Final = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.blobfuse2", "fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs",
@@ -182,19 +180,14 @@ class FileTier(VersionedTier):
                 await self.flush()
             is_due = time.monotonic() >= self.backend.look_by
             if (is_due or not self.trust.is_valid()) and await self.caught_up():
-                self._note_success()
+                self.log.allow_again(UNUSABLE)
         except ConnectionError:
             if self.pending:
                 self._note_pending()  # again, until it is delivered
-        return asyncio.sleep(_PERIOD)
-
-    def before_fork(self) -> Callable[[], None]:
-        """See `VersionedTier`."""
-        return self.backend.before_fork()
+        return asyncio.sleep(0.1)
 
     def after_fork(self) -> None:
         """See `VersionedTier`."""
-        self.backend.after_fork()
         super().after_fork()
         self.trust.stamp = -1
 
