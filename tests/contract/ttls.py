@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agent_cache.remote import Tier
 from tests.contract.workbench import Workbench, load, read, value_of
 
 __all__ = ["TtlTests"]
@@ -60,18 +59,16 @@ class TtlTests(Workbench):
     async def test_what_is_older_than_the_ttl_of_a_read_is_not_found(self) -> None:
         """It was stored when the ttl of its tool was a longer one."""
         async with self.following() as (a, b, _, _):
-            tiers: tuple[Tier, Tier] = (a, b)  # type: ignore[assignment]  # they are both
-            await load(tiers[0], read("order:7", ttl=1000 * self.moment), "old")
-            assert await value_of(tiers[1], read("order:7", ttl=500 * self.moment)) == "old"
+            await load(a, read("order:7", ttl=1000 * self.moment), "old")
+            assert await value_of(b, read("order:7", ttl=500 * self.moment)) == "old"
             await self.advance(self.moment)
-            assert await value_of(tiers[1], read("order:7", ttl=self.moment / 2)) == "nothing"
+            assert await value_of(b, read("order:7", ttl=self.moment / 2)) == "nothing"
 
     async def test_what_a_process_has_missed_it_learns_when_it_is_back(self) -> None:
         async with self.following() as (a, b, _, there):
-            tier: Tier = b  # type: ignore[assignment]  # it is both
-            await self.cut(tier)
+            await self.cut(b)
             a.publish_ttl(GET, 12.5)
-            await self.reconnect(tier)
+            await self.reconnect(b)
             await there.becomes({GET: 12.5})
 
     async def test_what_was_published_while_the_server_was_away_arrives_when_it_is_back(self) -> None:
@@ -79,7 +76,6 @@ class TtlTests(Workbench):
             await self.stop_server()
             a.publish_ttl(GET, 12.5)
             await self.start_server()
-            tier: Tier = a  # type: ignore[assignment]  # it is both
-            await tier.lookup(read("order:7"))
+            await a.lookup(read("order:7"))
             await there.becomes({GET: 12.5})
             assert here == {GET: 12.5}

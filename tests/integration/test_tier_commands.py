@@ -443,19 +443,13 @@ def test_a_file_needs_no_redis_py_and_a_server_names_the_extra(path, tmp_path):
     (tmp_path / "redis.py").write_text("raise ModuleNotFoundError(name='redis')")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(agent_cache.__file__).parents[1]}"}
 
-    def tier_command(*words: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "agent_cache", "tier", *words]
-        return subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    def tier_command(*words: str, then: str = "") -> subprocess.CompletedProcess[str]:
+        line = f"{sys.executable} -m agent_cache tier {' '.join(words)} {then}"
+        return subprocess.run(["sh", "-c", line], env=environment, capture_output=True, text=True, check=False)
 
     for command in ("stats", "doctor"):
         assert tier_command(command, "--url", str(path)).returncode == 0
-        shown = subprocess.run(
-            ["sh", "-c", f"{sys.executable} -m agent_cache tier {command} --url {path} | head -c 0"],
-            env=environment,
-            capture_output=True,
-            check=False,
-        )
-        assert shown.stderr == b""
+        assert tier_command(command, "--url", str(path), then="| head -c 0").stderr == ""
         made = tier_command(command, "--url", "redis://h")
         assert made.returncode == 2
         assert "agent-cache[redis]" in made.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 import pytest
@@ -253,21 +252,6 @@ async def test_a_running_write_is_renewed_until_it_ends(server: MemoryServer):
 
 
 # Broken tiers
-
-
-@pytest.mark.parametrize("order", ["begin", "commit"])
-async def test_a_tier_that_fails_does_not_break_a_write_and_is_logged_once(
-    truth: Truth, here: WatchedTier, order: Any, caplog: pytest.LogCaptureFixture
-):
-    process = Process(truth, here)
-    here.fail(order, OSError("gone"), times=100)
-    with caplog.at_level(logging.WARNING, "agent_cache"):
-        for id in ("7", "8", "7"):
-            assert await process.set_order(id) == id
-            assert await process.get_order(id) == "new"
-    assert len(caplog.records) == 1
-    assert "set_order" in caplog.text
-    assert "OSError: gone" in caplog.text
 
 
 async def test_a_tier_that_fails_does_not_keep_the_others_from_being_told(here: WatchedTier, elsewhere: MemoryTier):

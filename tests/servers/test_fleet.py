@@ -25,15 +25,6 @@ def test_processes_without_a_server_between_them_are_caught():
 
 
 @pytest.mark.slow
-def test_one_process_alone_has_nothing_to_be_stale_about():
-    outcome = run(FAULTS["none"], Fleet(processes=1, operations=2_000, in_memory=True))
-    assert outcome.complaints == ()
-    assert outcome.verdict.stale == []
-    assert outcome.verdict.operations == 2_000
-    assert outcome.verdict.hits > 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("dies", ["before", "after"])
 def test_processes_die_in_their_last_write_and_are_replaced(dies):
     outcome = run(Fault(dies=dies), Fleet(processes=2, operations=1_200, in_memory=True))
