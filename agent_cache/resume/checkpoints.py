@@ -145,9 +145,7 @@ def register_state(kind: type[T], *, framework: str | None = None) -> type[T]:
     """
     is_class = isinstance(kind, type) and not issubclass(kind, tuple)
     if not is_class or not (is_model(kind) or declared_names(kind) is not None):
-        raise ConfigurationError(
-            f"register_state takes a dataclass, or a class of msgspec, attrs or pydantic: {kind!r}"
-        )
+        raise ConfigurationError(f"register_state takes a dataclass, a class of msgspec, attrs or pydantic: {kind!r}")
     name = name_of(kind) if framework is None else framework
     if not isinstance(name, str) or name in ("", "custom", "langchain", "openai_agents"):
         raise ConfigurationError(f"register_state: framework must be a name of your own, got {name!r}")
@@ -208,15 +206,19 @@ def state_data(state: Any) -> dict[str, Any]:
     Raises:
         CheckpointError: if one cannot be written.
     """
-    if not isinstance(state, _State):
-        return _as_json(state)
+    return _written(fields_of(state)) if isinstance(state, _State) else _as_json(state)
+
+
+def _written(values: Mapping[Any, Any], within: str = "") -> dict[str, Any]:
     plain = {}
-    for name, value in fields_of(state).items():
+    for name, value in values.items():
         try:
             plain[name] = _ANY.to_plain(value)
         except Unencodable as error:
+            if not within and type(value) is dict:
+                _written(value, f"{name}.")  # which names the value in it
             text = "pass plain values, or as the whole state an object of a class given to register_state"
-            raise CheckpointError(f"{error}; {text}", name) from None
+            raise CheckpointError(f"{error}; {text}", f"{within}{name}") from None
     return plain
 
 

@@ -178,9 +178,7 @@ def _choices(given: Any) -> tuple[str, dict[str, str | Check]]:
         if not callable(choice) or isinstance(choice, type):
             checked_choice(choice, _WORDS, f"Journal: on_doubt of {name}", "a function")
         elif not takes(choice, 2):
-            raise ConfigurationError(
-                f"Journal: on_doubt of {name} must be called as check(arguments, key), got {choice!r}"
-            )
+            raise ConfigurationError(f"Journal: on_doubt of {name} is called as check(arguments, key), got {choice!r}")
         found[name] = choice
     return "raise", found
 
@@ -316,8 +314,7 @@ class _JournalTape(Tape):
         """Refuse a new write that may be one that the run had made before, and has not come to now.
 
         Of the block's own task that is any; which task of the journal another task is may not be known, so its write is
-        refused if it is that of a function with another module, or has more arguments or fewer, and compared at the end
-        of the block.
+        refused if its function has another module or other parameters, and compared at the end of the block.
         """
         name = call.function.name
         before = [one for one in self._left.values() if not (call.lane or one.lane) or _may_be(call, one)]
@@ -431,9 +428,9 @@ class _JournalTape(Tape):
 
         What it enclosed is answered then. If it is a write, it is in doubt.
         """
-        enclosing = self._root if call.parent is None else call.parent.place
         stored = self.file.journal_file.read() or self._stored
-        self._paused.setdefault((enclosing, call.matched), []).append(call.occurrence)
+        place = self._root if call.parent is None else call.parent.place, call.matched
+        self._paused.setdefault(place, []).append(call.occurrence)
         self.answers = self._load(stored, self.redaction)
         self._left |= {one.id: one for one in stored.in_doubt if is_inside(one.id, {call.id}, stored.parents)}
 
@@ -474,8 +471,7 @@ class _JournalTape(Tape):
             if new := self._new_writes.get(one.name) or self._new_writes.get(encode(one.arguments)):
                 text = (
                     f"{self._shown(new.function.name, new.arguments)} was made as a new write, and call {one.id}, "
-                    f"{self._shown(one.name, one.arguments)}, which this run had made before, was not made again: it "
-                    "may have taken effect twice"
+                    f"{self._shown(one.name, one.arguments)}, was not made again: it may have taken effect twice"
                 )
                 return DivergenceError(None, None, None, text, self.file.path)
         if self._left:
@@ -486,9 +482,9 @@ class _JournalTape(Tape):
 
 def _may_be(call: ActiveCall, earlier: RecordedCall | Intent) -> bool:
     """Whether a write may be an earlier one, of another module or with other parameters in a new program."""
-    now, was = call.arguments.items(), earlier.arguments.items()
-    is_changed = call.function.name != earlier.name or len(now) != len(was)
-    return is_changed and function_in(call.function.name) == function_in(earlier.name) and (now <= was or was <= now)
+    now, was, names = call.arguments, earlier.arguments, (call.function.name, earlier.name)
+    is_like = function_in(names[0]) == function_in(names[1]) and all(now[one] == was[one] for one in now if one in was)
+    return is_like and (names[0] != names[1] or now.keys() != was.keys())
 
 
 def _content(one: Checkpoint) -> tuple[Any, ...]:
@@ -679,19 +675,18 @@ class _Attached(Block[_JournalTape]):
                 text = "is inside of one that has a journal, which has its calls; give only the outer one a journal"
                 raise ConfigurationError(f"the session {self._session_id!r} {text}")
             scope = scope.outside
-        journal = self._journal
-        file = JournalFile(self._path, is_durable=journal.is_durable, key=journal.key)
+        file = JournalFile(self._path, is_durable=self._journal.is_durable, key=self._journal.key)
         try:
             stored = file.read()
             if stored is None:
-                line = encode(JournalHeader(session_id=self._session_id, **journal.settings())) + b"\n"
+                line = encode(JournalHeader(session_id=self._session_id, **self._journal.settings())) + b"\n"
                 stored = StoredJournal(self._path, line)
             elif self._is_of_ended_run(stored):
                 file.set_aside(stored.run)
                 return self._open()
             else:
                 line = encode({"resumed": {"at": now_text(), "calls": len(stored.calls)}}) + b"\n"
-            tape = _JournalTape(journal, stored, file)
+            tape = _JournalTape(self._journal, stored, file)
             file.append(line, is_urgent=True)
         except BaseException as error:
             file.close()
@@ -717,8 +712,7 @@ class _Attached(Block[_JournalTape]):
                 raise ConfigurationError(f"Journal: {text}")
         ended = {call.id for call in stored.calls}
         for call in stored.calls:
-            is_lost = call.hidden or not call.outcome.keys().isdisjoint(("unencodable", "redacted"))
-            if is_lost and call.parent not in ended:
+            if (call.hidden or call.outcome.keys() & {"unencodable", "redacted"}) and call.parent not in ended:
                 raise JournalError(
                     f"cannot be resumed: the outcome of {call.name} (call {call.id}) cannot be given back, because "
                     "redaction has changed it or it could not be written. A journal with a key= keeps what redaction "

@@ -86,9 +86,7 @@ class AutoReplayManager:
         if not isinstance(min_importance, int | float) or not 0 <= min_importance <= 1:
             raise ConfigurationError(f"AutoReplayManager: min_importance is from 0 to 1, got {min_importance!r}")
         self._events = events_after(events, after)
-        self._where = where
-        self._min_importance = min_importance
-        self._on_event = on_event
+        self._where, self._min_importance, self._on_event = where, min_importance, on_event
         self.replayed: list[Event] = []
 
     async def run(self) -> ReplayReport:

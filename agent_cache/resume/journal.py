@@ -136,8 +136,7 @@ class NotingRedaction(Redaction):
         return str(self._compared(text, self.rules.labelled(name, text)))
 
     def is_secret(self, name: str) -> bool:
-        found = self.rules.is_secret(name)
-        self.noted.is_changed |= found
+        self.noted.is_changed |= (found := self.rules.is_secret(name))
         return found
 
     def _compared(self, before: Any, after: Any) -> Any:
@@ -277,8 +276,7 @@ class JournalFile:
     """
 
     def __init__(self, path: Path, *, is_durable: bool, key: bytes | None = None) -> None:
-        self.path = path
-        self.is_closed = False
+        self.path, self.is_closed = path, False
         self._is_durable, self._key = is_durable, key
         self._cipher = None if key is None else LineCipher(key)
         self._size = self._lines = self._idle = 0

@@ -12,7 +12,7 @@ import functools
 import inspect
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
 
@@ -298,59 +298,67 @@ async def _restore_thread(state: LangChainState, graph: Any) -> None:
     except Exception as error:  # it has no checkpointer, or one without asynchronous methods
         raise RestoreError(f"the thread cannot be read: {error!r}", (error,)) from error
 
+    async def write() -> None:
+        from langgraph.channels import BinaryOperatorAggregate
+        from langgraph.types import Overwrite
+
+        wanted = values, state.next
+        if state.metadata.get("thread_id") == thread["thread_id"] and "checkpoint_id" in state.metadata:
+            itself = {"checkpoint_ns": "", **thread, "checkpoint_id": state.metadata["checkpoint_id"]}
+            found = await graph.aget_state({"configurable": itself})
+            if not (_differences(found, *wanted) or await _write_behind(graph, found.config, None, *wanted)):
+                return
+        update = {
+            name: Overwrite(value) if isinstance(graph.channels[name], BinaryOperatorAggregate) else value
+            for name, value in values.items()
+        }
+        if left := await _write_behind(graph, before.config, update, *wanted):
+            text = f"the graph cannot be given the state: {', '.join(left)} would differ"
+            if left != ["next"]:
+                text += ". A channel that was written after the checkpoint cannot be emptied; restore into a new thread"
+            raise RestoreError(text)
+
     async def undo() -> None:
-        if "checkpoint_id" in before.config["configurable"]:
-            await graph.aupdate_state(before.config, None)
-        else:
+        if "checkpoint_id" not in before.config["configurable"]:
             await graph.checkpointer.adelete_thread(thread["thread_id"])
+        elif left := await _write_behind(graph, before.config, None, before.values, before.next):
+            raise RestoreError(f"{', '.join(left)} would differ")
 
-    write = _write_thread(state, graph, thread, before.config, values)
-    await _all_or_nothing(write, undo, f"the thread {thread['thread_id']!r}")
+    await _all_or_nothing(write(), undo, f"the thread {thread['thread_id']!r}")
 
 
-async def _write_thread(
-    state: LangChainState, graph: Any, thread: dict[str, Any], before: Any, values: dict[str, Any]
-) -> None:
-    from langgraph.channels import BinaryOperatorAggregate
+def _differences(found: Any, values: dict[str, Any], following: Sequence[str]) -> list[str]:
+    # A channel that was never written may be left out, or empty.
+    names = [name for name in {**values, **found.values} if values.get(name, []) != found.values.get(name, [])]
+    return names if tuple(following) == tuple(found.next) else [*names, "next"]
+
+
+async def _write_behind(
+    graph: Any, config: Any, update: Any, values: dict[str, Any], following: Sequence[str]
+) -> list[str]:
+    """Write behind a checkpoint of a thread, so that it has these values and next nodes. Returns what differs."""
     from langgraph.graph import END, START
-    from langgraph.types import Overwrite
+    from langgraph.types import Command
 
-    def differences(found: Any) -> list[str]:
-        # A channel that was never written may be left out, or empty.
-        names = [name for name in {**values, **found.values} if values.get(name, []) != found.values.get(name, [])]
-        return names if tuple(state.next) == tuple(found.next) else [*names, "next"]
-
-    if state.metadata.get("thread_id") == thread["thread_id"] and "checkpoint_id" in state.metadata:
-        itself = {"configurable": {"checkpoint_ns": "", **thread, "checkpoint_id": state.metadata["checkpoint_id"]}}
-        found = await graph.aget_state(itself)
-        if not differences(found):
-            await graph.aupdate_state(found.config, None)
-            return
-    update = {
-        name: Overwrite(value) if isinstance(graph.channels[name], BinaryOperatorAggregate) else value
-        for name, value in values.items()
-    }
-    # The graph decides what is next by the node that has written a state, so each is tried.
+    # What is next is decided by the node that has written, so each is tried, or said by a command of a node.
     nodes = [name for name in graph.nodes if name != START]
+    first = [None] if update is None else [START, *nodes] if following else nodes
+    ways: list[tuple[str | None, Any]] = [(name, update) for name in first]
+    ways += [(name, Command(update=update, goto=following)) for name in nodes if following]
     left: list[str] = []
-    for name in [START, *nodes] if state.next else nodes:
+    for name, given in ways:
         try:
-            written = await graph.aupdate_state(before, update, as_node=name)
+            written = await graph.aupdate_state(config, given, as_node=name)
             found = await graph.aget_state(written)
-            if found.next and not state.next:
+            if found.next and not following:
                 found = await graph.aget_state(await graph.aupdate_state(written, None, as_node=END))
         except Exception as error:  # noqa: BLE001 - an edge of the graph is a function of the user's
             left = [f"{type(error).__name__} in {name}: {error}"]
             continue
-        left = differences(found)
-        if not left:
-            return
+        left = _differences(found, values, following)
         if left != ["next"]:
             break
-    raise RestoreError(
-        f"the graph cannot be given the state: {', '.join(left)} would differ. A channel that was written after the "
-        "checkpoint cannot be emptied; restore into a new thread"
-    )
+    return left
 
 
 # OpenAI Agents

@@ -98,6 +98,9 @@ def test_objects_of_a_registered_class_come_back(make):
     assert checkpoint(Kept(1)).framework == f"{__name__}:Kept"
     with pytest.raises(CheckpointError, match="as the whole state an object of a class"):
         checkpoint({"plan": state})
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint(LangChainState(values={"a": 1, "plan": state}))
+    assert caught.value.field == "values.plan"
 
 
 def test_a_model_with_aliases_and_computed_fields_comes_back():
