@@ -219,7 +219,7 @@ class _Evidence:
         self.intervals: dict[str, list[Interval]] = defaultdict(list)
         self.keys: dict[str, Counter[int]] = defaultdict(Counter)
         """Of each read how often each of its calls was made again."""
-        self.free_changes, self.repeats = Counter[str](), Counter[str]()
+        self.free_changes, self.repeats, self.unchanged = Counter[str](), Counter[str](), Counter[str]()
         self.calls_without, self.calls_with = Counter[str](), Counter[str]()
         by_run: dict[str, list[LoggedCall]] = defaultdict(list)
         for call in calls:
@@ -255,6 +255,7 @@ class _Evidence:
             if former is None:
                 continue
             since, is_change = former[0], former[1] != answer
+            self.unchanged[call.tool] += not is_change
             if is_change:  # a write that failed has an effect now and then, if no other can have
                 between = writes.between(since, at) or writes.between(since, at, failed=True)
             elif calls[since].is_whole and call.is_whole:
@@ -541,15 +542,15 @@ def _concluded(
 
 
 def _change_by_itself(read: ToolFacts, evidence: _Evidence, chosen: list[Link]) -> str | None:
-    """Why a read of an id, whose changes whole roots alone explain, may change by itself: what changes slowly looks so,
-    where writes lie between all of its answers. A list of all, or their count, takes no id: it is not meant.
-
-    It does not if, at the rate at which it has changed, it would have changed between writes as well.
+    """Why a read whose changes whole roots alone explain may change by itself: what changes slowly looks so, if writes
+    lie between all of its answers. It does not if, at its rate, it would have changed between writes as well. Without
+    an id, it is a list of all or a count, unless no two answers were ever the same: then it is a clock.
     """
     causes = [link.pair for link in chosen if link.changes]
-    if not causes or not all(pair.is_root for pair in causes) or not read.ids:
-        return None
     changes = sum(one.is_change for one in evidence.intervals[read.name])
+    is_clock = changes >= ENOUGH and not evidence.unchanged[read.name] and len(causes) >= _INTERVALS
+    if not causes or not all(pair.is_root for pair in causes) or not (read.ids or is_clock):
+        return None
     if changes * evidence.calls_without[read.name] >= _ENOUGH_CHANGES * evidence.calls_with[read.name]:
         return None
     writers = ", ".join(sorted(pair.write for pair in causes))
@@ -570,5 +571,4 @@ def _advised(
         kind, reason = "write", f"answers of {changed} change after it"
     elif by is None and is_judged and not linked:  # where no answer is followed, none can change
         kind, reason = "pass", "no answer changes after it"
-    parameters = dict(facts.parameters)
-    return ToolAdvice(facts.name, kind, reason, facts.calls, repeats, parameters, parse=facts.is_text)
+    return ToolAdvice(facts.name, kind, reason, facts.calls, repeats, dict(facts.parameters), parse=facts.is_text)

@@ -47,9 +47,8 @@ def _rule_of(path: str) -> TagRule:
 
 
 def values_at(call: LoggedCall, path: str, *, is_write: bool) -> tuple[str, ...] | None:
-    """The values at a path, as a template takes them; none for the whole root; None if the template fails.
-
-    Of several arguments, ``repo:number``, those of all together.
+    """The values at a path, as a template takes them, of several arguments, ``repo:number``, those of all; none for
+    the whole root; None if the template fails.
     """
     rule = _rule_of(path)
     if rule.when == "late" and (call.error is not None or call.result is UNKNOWN):

@@ -232,6 +232,15 @@ def test_a_read_that_no_id_links_to_a_write_is_said_to_change_by_itself_perhaps(
     assert advice.tools["get_order"].kind == advice.tools["get_shipped"].kind == "read"
 
 
+def test_an_answer_that_was_never_the_same_is_that_of_a_clock_whatever_was_written_between() -> None:
+    log: list[LoggedCall] = []
+    for turn, write in zip(range(30), itertools.cycle(("push", "ping", "note"))):
+        log += [call("get_time", turn), call("get_total", turn // 3), call(write, "ok", text=f"text {turn}")]
+    assert {name: one.kind for name, one in mine(log).tools.items() if one.kind != "write"} == {
+        "get_time": "watch", "get_total": "read",
+    }  # fmt: skip
+
+
 def test_a_failed_write_refutes_nothing() -> None:
     log = [call("get_order", {"v": 1}, order_id="o-1")]
     for _ in range(40):
