@@ -107,7 +107,7 @@ def _given(tool: str, kinds: Sequence[tuple[str, Literal["read", "write"]]]) -> 
 
 def _advise(options: argparse.Namespace, redaction: Redaction) -> int:
     output = None if options.output == Path("-") else options.output
-    if output is not None and output.exists():
+    if output is not None and output.is_file():
         raise ConfigurationError(f"{output} is there already: remove it, or choose another name")
     calls, hints, advice = _studied(options, redaction)
     outcomes = replay_all(calls, {name: name for name in _POLICIES}, advice=advice)

@@ -428,7 +428,7 @@ def test_no_secret_is_in_any_output(tmp_path: Path) -> None:
     check = ("advise", "--check", "watching:box", "secret.jsonl")
     ran = [
         agent_cache(tmp_path, "advise", "secret.jsonl"),
-        agent_cache(tmp_path, "advise", "secret.jsonl", "--format", "toml"),
+        agent_cache(tmp_path, "advise", "secret.jsonl", "--format", "toml", "-o", "/dev/stdout"),
         agent_cache(tmp_path, *check),
         agent_cache(tmp_path, "advise", "--check", f"watching:{KEY}", "secret.jsonl"),
         agent_cache(tmp_path, "advise", f"{GITHUB}.jsonl"),
