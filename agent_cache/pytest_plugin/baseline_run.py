@@ -12,8 +12,8 @@ import pytest
 from agent_cache.engine.scope import PLACE
 from agent_cache.engine.state import clear_everything
 from agent_cache.errors import CassetteNotFound, ConfigurationError, MissingFixture
-from agent_cache.pytest_plugin.cassette_run import tapes_of
-from agent_cache.pytest_plugin.markers import Settings
+from agent_cache.pytest_plugin.cassette_run import command, shown, tapes_of
+from agent_cache.pytest_plugin.markers import Settings, baseline_path, others_with
 from agent_cache.recording import Baseline, Cassette, DriftReport, Tolerance, record
 from agent_cache.recording.drift import accepted_runs, is_folder_of_runs, store_run
 from agent_cache.recording.redaction import redaction_of
@@ -26,16 +26,8 @@ class BaselineRun:
     `--agent-block-live` refuses it as it would without a baseline.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        settings: Settings,
-        item: pytest.Item,
-        sharing: list[str],
-        options: dict[str, Any],
-        folder: Path,
-    ) -> None:
-        self._path, self._settings, self._item = path, settings, item
+    def __init__(self, settings: Settings, item: pytest.Item, options: dict[str, Any], folder: Path) -> None:
+        self._path, self._settings, self._item = baseline_path(item, options), settings, item
         self._mode = item.config.getoption("agent_baseline")
         given = options.get("tolerance") or Tolerance()
         self._tolerance = given if isinstance(given, Tolerance) else Tolerance.load(item.path.parent / given)
@@ -44,7 +36,7 @@ class BaselineRun:
         self._new = folder / "run.jsonl"
         self.accepted: list[str] = []
         if self._mode != "compare":
-            self._check_mode(sharing)
+            self._check_mode(others_with(item, self._path))
         runs = list(map(Cassette.load, self._accepted_runs()))
         self._baseline = Baseline(*runs) if runs else None
         redaction, http = redaction_of(settings.redact), settings.http
@@ -74,7 +66,7 @@ class BaselineRun:
         except CassetteNotFound as error:
             if self._mode != "compare":
                 return []
-            how = f"pytest --agent-baseline=once {shlex.quote(self._item.nodeid)}"
+            how = command(self._item, "once", "--agent-baseline")
             text = f"{error.reason}. To accept the next run as its baseline:\n    {how}"
             raise MissingFixture(text, error.path) from None
 
@@ -102,7 +94,7 @@ class BaselineRun:
         stored, removed = store_run(new, self._path, replaces=self._mode == "accept")
         old = f", instead of {len(removed)}" if removed else ""
         counts = ", ".join(f"{number} {severity.name.lower()}" for severity, number in report.counts.items() if number)
-        self.accepted.append(f"{self._shown(stored)}{old}{counts and f'; it differs by {counts}'}")
+        self.accepted.append(f"{shown(self._item, stored)}{old}{counts and f'; it differs by {counts}'}")
 
     def end_failed(self, _error: BaseException) -> str:
         """End the run of a test that has failed or was skipped: it is neither compared nor accepted."""
@@ -115,7 +107,7 @@ class BaselineRun:
         self._record.__exit__(None, None, None)
 
     def _text(self, report: DriftReport) -> str:
-        path = self._shown(self._path)
+        path = shown(self._item, self._path)
         accept = f"    agent-cache drift accept {shlex.quote(str(self._new))} --as {shlex.quote(path)}"
         lines = [
             f"The run has drifted from its baseline {path} (the test fails on {self._tolerance.fail_on}):",
@@ -125,8 +117,3 @@ class BaselineRun:
         if is_folder_of_runs(self._path):
             lines.append(f"or beside it, so that what varies between them is tolerated:\n{accept} --add")
         return "\n".join(lines)
-
-    def _shown(self, path: Path) -> str:
-        """A path as the commands that are shown take it, from where pytest was started."""
-        start = self._item.config.invocation_params.dir
-        return str(path.relative_to(start) if path.is_relative_to(start) else path)

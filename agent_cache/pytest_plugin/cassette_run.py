@@ -11,6 +11,7 @@ import shlex
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,27 @@ import pytest
 from agent_cache.engine.scope import PLACE, Scope
 from agent_cache.engine.state import clear_everything
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError, DivergenceError, MissingFixture
-from agent_cache.pytest_plugin.markers import Settings
+from agent_cache.pytest_plugin.markers import Settings, others_with
 from agent_cache.recording import Savings, Tape, record
 from agent_cache.recording.api import LiveCallBlocker
 from agent_cache.recording.call_text import described
 from agent_cache.recording.litellm import LLMReplay
 
 _MOST_SHOWN = 10
+_HAS_HALF: pytest.StashKey[bool] = pytest.StashKey()
 
 
 class CassetteRun:
-    """The recording or replay of one test. Those of `sharing` have the same cassette."""
+    """The recording or replay of one test.
 
-    def __init__(self, path: Path, settings: Settings, test: str, sharing: list[str]) -> None:
-        self._path, self._settings, self._test, self._sharing = path, settings, test, sharing
+    A test that has failed while ``once`` recorded it, and is run again, is recorded anew.
+    """
+
+    def __init__(self, path: Path, settings: Settings, item: pytest.Item) -> None:
+        sharing = others_with(item, path)
+        if settings.mode == "once" and item.stash.get(_HAS_HALF, False) and not sharing:
+            settings = replace(settings, mode="rewrite")
+        self._path, self._settings, self._item, self._sharing = path, settings, item, sharing
         # In the other modes new calls are recorded, and those that are left over are kept.
         self._is_replay = settings.mode in ("none", "once")
         if settings.mode == "rewrite" and sharing:
@@ -61,16 +69,10 @@ class CassetteRun:
             self._tape = self._record.__enter__()
         except CassetteNotFound as error:
             reason = error.reason.replace("; record it first", "")
-            raise MissingFixture(f"{reason}. Record it:\n    {_command(self._test, 'once')}", self._path) from None
+            raise MissingFixture(f"{reason}. Record it:\n    {command(self._item, 'once')}", self._path) from None
         if self._settings.empty_cache:
             clear_everything()
         return self._tape
-
-    @property
-    def savings(self) -> Any:
-        """Model calls that the test did not have to make, as plain values: workers of pytest-xdist send them."""
-        with suppress(CassetteError):  # a call that cannot be read has failed the test already
-            return None if self._tape is None else msgspec.to_builtins(self._tape.savings)
 
     def end_passed(self) -> None:
         """End the run of a test that has passed."""
@@ -101,6 +103,7 @@ class CassetteRun:
         if isinstance(error, pytest.skip.Exception):
             self._record.drop()
             return lines[0]
+        self._item.stash[_HAS_HALF] = tape is not None and tape.answers is None
         if tape is not None and tape.answers is not None:
             count = len(tape.answers.cassette)
             lines.append(f"played: {tape.cursor} of {count} recorded calls, {tape.remaining} left")
@@ -137,7 +140,7 @@ class CassetteRun:
     def _advice(self) -> list[str]:
         """How to record it again, after a line about a recording whose test had failed, as `once` keeps one."""
         mode = "new_episodes" if self._sharing else "rewrite"  # which would lose what the others have recorded
-        lines = [f"If the agent has changed on purpose, record it again:\n    {_command(self._test, mode)}"]
+        lines = [f"If the agent has changed on purpose, record it again:\n    {command(self._item, mode)}"]
         answers = None if self._tape is None else self._tape.answers
         trailer = None if answers is None else answers.cassette.trailer
         if trailer is not None and trailer.ended != "returned":
@@ -152,12 +155,12 @@ class FixtureRun:
     only, so in a replay the guard goes on to refuse those of tools.
     """
 
-    def __init__(self, path: Path, settings: Settings, test: str, guard: LiveCallBlocker | None) -> None:
+    def __init__(self, path: Path, settings: Settings, item: pytest.Item, guard: LiveCallBlocker | None) -> None:
         if settings.policy is not None or settings.model is not None:
             raise ConfigurationError(f"{path} is a fixture of Reyn: policy and model are settings of cassettes")
         self._settings, self._guard = settings, guard
         mode = {"none": "replay", "once": "replay", "new_episodes": "new_episodes"}.get(settings.mode, "record")
-        self._replay = LLMReplay(path, mode, redact=settings.redact, advice=_command(test, "rewrite"))  # type: ignore[arg-type]
+        self._replay = LLMReplay(path, mode, redact=settings.redact, advice=command(item, "rewrite"))  # type: ignore[arg-type]
 
     def begin(self) -> LLMReplay:
         """Start to record or to replay."""
@@ -167,11 +170,6 @@ class FixtureRun:
         if self._settings.empty_cache:
             clear_everything()
         return self._replay
-
-    @property
-    def savings(self) -> Any:
-        """The same of the calls of litellm."""
-        return msgspec.to_builtins(self._replay.savings)
 
     def end_passed(self) -> None:
         """End the run of a test that has passed."""
@@ -195,8 +193,16 @@ class FixtureRun:
         self._replay.restore()
 
 
-def _command(test: str, mode: str) -> str:
-    return f"pytest --agent-record-mode={mode} {shlex.quote(test)}"
+def shown(item: pytest.Item, path: Path) -> str:
+    """A path as the commands that are shown take it, from where pytest was started."""
+    start = item.config.invocation_params.dir
+    return str(path.relative_to(start) if path.is_relative_to(start) else path)
+
+
+def command(item: pytest.Item, mode: str, option: str = "--agent-record-mode") -> str:
+    """The command that runs a test in this mode."""
+    _, colons, name = item.nodeid.partition("::")
+    return f"pytest {option}={mode} {shlex.quote(shown(item, item.path) + colons + name)}"
 
 
 def _origin_of(error: BaseException | None) -> str:
@@ -208,6 +214,12 @@ def _origin_of(error: BaseException | None) -> str:
 
 
 # Savings
+
+
+def plain_savings(handle: Tape | LLMReplay) -> Any:
+    """Model calls that the test did not have to make, as plain values: workers of pytest-xdist send them."""
+    with suppress(CassetteError):  # a call that cannot be read has failed the test already
+        return msgspec.to_builtins(handle.savings)
 
 
 def summary_of(savings: list[Any]) -> str:

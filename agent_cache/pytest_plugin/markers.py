@@ -35,6 +35,8 @@ _VALUES = {
     **dict.fromkeys(("strict", "allow_unplayed", "empty_cache"), (True, False)),
 }
 _SUFFIX = ".jsonl"
+TESTS_BY_PATH: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
+"""Tests, by their cassettes and baselines."""
 
 # Other characters are unsafe on some file system or in some shell. `\w` would allow letters that some file systems
 # store in another form than they were given.
@@ -122,6 +124,11 @@ def settings_of(config: pytest.Config, fixture: Any, options: Mapping[str, Any])
         **({} if mode is None else {"mode": mode}),
     }
     return Settings(**{name: found.get(name) for name in OPTIONS})  # type: ignore[arg-type]  # checked one by one
+
+
+def others_with(item: pytest.Item, path: Path) -> list[str]:
+    """Other tests with this cassette or baseline."""
+    return [one for one in item.config.stash[TESTS_BY_PATH].get(path, ()) if one != item.nodeid]
 
 
 # Paths

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from agent_cache.pytest_plugin.markers import (
     BASELINE_MODES,
     MODES,
     OPTIONS,
+    TESTS_BY_PATH,
     baseline_markers,
     baseline_path,
     cassette_markers,
@@ -37,8 +38,6 @@ __all__: list[str] = []
 _RUNS: pytest.StashKey[dict[str, CassetteRun | FixtureRun | BaselineRun]] = pytest.StashKey()
 """Runs of a test that are open, by the title of their section in its report."""
 _GUARD: pytest.StashKey[LiveCallBlocker] = pytest.StashKey()
-_TESTS_BY_PATH: pytest.StashKey[dict[Path, list[str]]] = pytest.StashKey()
-"""Tests, by their cassettes and baselines."""
 _FACTS: pytest.StashKey[list[tuple[str, Any]]] = pytest.StashKey()
 """What is told of a test at the end: ``"savings"`` or ``"accepted"``, and what was."""
 
@@ -91,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
         ("agent_live(reason)", "let this test call tools under --agent-block-live"),
     ):
         config.addinivalue_line("markers", f"{marker}: {promise}")
-    config.stash[_TESTS_BY_PATH] = {}
+    config.stash[TESTS_BY_PATH] = {}
 
 
 # Which cassette and which baseline belongs to which test
@@ -99,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
-    tests = config.stash[_TESTS_BY_PATH]
+    tests = config.stash[TESTS_BY_PATH]
     for item in items:
         paths: list[Path] = []
         markers = cassette_markers(item)
@@ -130,7 +129,7 @@ def agent_cassette(request: pytest.FixtureRequest, agent_cache_config: dict[str,
 
     For a fixture of Reyn it is the `LLMReplay`. It ends with the test, before fixtures are torn down.
     """
-    from agent_cache.pytest_plugin.cassette_run import CassetteRun, FixtureRun
+    from agent_cache.pytest_plugin.cassette_run import CassetteRun, FixtureRun, plain_savings
     from agent_cache.recording.litellm import is_fixture
 
     item = request.node
@@ -140,13 +139,13 @@ def agent_cassette(request: pytest.FixtureRequest, agent_cache_config: dict[str,
         settings = settings_of(request.config, agent_cache_config, markers or {})
         run: CassetteRun | FixtureRun
         if is_fixture(path):
-            run = FixtureRun(path, settings, item.nodeid, item.stash.get(_GUARD, None))
+            run = FixtureRun(path, settings, item, item.stash.get(_GUARD, None))
         else:
-            run = CassetteRun(path, settings, item.nodeid, _sharing(item, path))
+            run = CassetteRun(path, settings, item)
         handle = run.begin()
     with _open(item, "agent cassette", run):
         yield handle
-        item.stash.setdefault(_FACTS, []).append(("savings", run.savings))
+        item.stash.setdefault(_FACTS, []).append(("savings", plain_savings(handle)))
 
 
 @pytest.fixture
@@ -156,14 +155,13 @@ def _agent_baseline(request: pytest.FixtureRequest) -> Iterator[None]:
 
     item, config = request.node, request.config
     markers = baseline_markers(item) or {}
-    path = baseline_path(item, markers)
     with _own_errors():
         options = (cassette_markers(item) or {}) | {
             name: markers[name] for name in ("redact", "http") if name in markers
         }
         settings = settings_of(config, request.getfixturevalue("agent_cache_config"), options)
         folder = request.getfixturevalue("tmp_path_factory").mktemp("agent-baseline")
-        run = BaselineRun(path, settings, item, _sharing(item, path), markers, folder)
+        run = BaselineRun(settings, item, markers, folder)
         run.begin()
     with _open(item, "agent baseline", run):
         yield
@@ -180,11 +178,6 @@ def _open(item: pytest.Item, title: str, run: CassetteRun | FixtureRun | Baselin
     finally:
         del runs[title]
         run.close()
-
-
-def _sharing(item: pytest.Item, path: Path) -> list[str]:
-    """Other tests with this cassette or baseline."""
-    return [one for one in item.config.stash[_TESTS_BY_PATH].get(path, ()) if one != item.nodeid]
 
 
 @pytest.fixture(autouse=True)
@@ -233,14 +226,15 @@ pytest_runtest_teardown = pytest_runtest_setup
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    runs = item.stash.get(_RUNS, {}).copy()
-    if not runs and _GUARD not in item.stash:
-        return (yield)
-    from agent_cache.pytest_plugin.cassette_run import same_context
+    runs = item.stash.setdefault(_RUNS, {})  # the test may open one itself, by `request.getfixturevalue`
+    context: AbstractContextManager[None] = nullcontext()
+    if runs or _GUARD in item.stash:
+        from agent_cache.pytest_plugin.cassette_run import same_context
 
+        context = same_context(item)
     error: BaseException | None = None
     try:
-        with same_context(item):
+        with context:
             result = yield from _watched(item)
         if caught := getattr(item, "_excinfo", None):  # unittest catches the error of a test
             error = caught[0].value

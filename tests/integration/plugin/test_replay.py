@@ -63,7 +63,8 @@ def test_the_plugin_is_light(tmp_path: Path):
 
 
 def test_without_a_recording_nothing_runs_and_what_was_recorded_once_is_replayed(suite):
-    suite.write("test_order.py", order())
+    suite.write("tests/test_order.py", order())
+    suite.environment.chdir(suite.path / "tests")  # the command is for who is there
     result = suite.run(errors=1)
     result.stdout.fnmatch_lines(
         [
@@ -74,7 +75,7 @@ def test_without_a_recording_nothing_runs_and_what_was_recorded_once_is_replayed
     assert "pytest_plugin" not in result.stdout.str()  # no frames of ours in between
     assert (suite.live, suite.cassettes) == ([], [])
     suite.run("--agent-record-mode=once", apart=True, passed=1)
-    assert (suite.cassettes, suite.live) == ([CASSETTE], ["get_order", "cancel_order", "get_order"])
+    assert (suite.cassettes, suite.live) == ([f"tests/{CASSETTE}"], ["get_order", "cancel_order", "get_order"])
     suite.environment.setenv("ANSWER", "changed")
     suite.run(passed=1)
     assert suite.live == []
@@ -241,6 +242,15 @@ def test_a_test_that_is_run_again_is_counted_once_for_each_run(suite):
     suite.run("--agent-record-mode=once", passed=3)
     suite.write("conftest.py", AGAIN)
     suite.run(passed=6).stdout.fnmatch_lines(["agent-cache: saved *.? s and 6 model calls, 6000+300 tokens, *"])
+
+
+def test_a_test_that_failed_while_it_was_recorded_is_recorded_anew_when_it_is_run_again(suite):
+    suite.write("conftest.py", AGAIN)
+    first = ("import pytest\n", "import pytest\n    attempts = []\n")
+    suite.write("test_order.py", order(first, (WRITE, f"        assert attempts or attempts.append(1)\n{WRITE}")))
+    for live in (4, 0):
+        suite.run("--agent-record-mode=once", failed=1, passed=1)
+        assert len(suite.live) == live
 
 
 # Recording an unchanged suite again changes no file, in whatever order its tests run

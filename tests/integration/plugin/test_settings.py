@@ -39,6 +39,12 @@ def test_the_path_of_a_cassette(suite):
     assert suite.cassettes == ["cassettes/test_ask/a/named.jsonl", "fixtures/x.jsonl", "fixtures/y.jsonl"]
 
 
+def test_a_test_may_open_its_recording_itself(suite):
+    text = ASK.replace("test_it():\n", 'test_it(request):\n        request.getfixturevalue("agent_cassette")\n')
+    suite.write("test_ask.py", text.format(mark=""))
+    suite.twice(calls=1)
+
+
 def test_classes_and_parameters_are_in_the_name_and_no_two_names_become_one(suite):
     suite.write(
         "test_ask.py",
