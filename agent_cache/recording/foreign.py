@@ -21,7 +21,7 @@ from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.file import RecordedCall, digest_of, read_bytes
 from agent_cache.recording.http.bodies import ResponseBody, model_payloads, unpacked
 from agent_cache.recording.http.exchange import response_data
-from agent_cache.recording.http.identity import Http, identity
+from agent_cache.recording.http.identity import Http, identity, model_in
 from agent_cache.recording.prices import Usage, asked_model
 from agent_cache.recording.redaction import Redaction
 
@@ -105,10 +105,8 @@ def _call(number: int, interaction: Any, rules: Redaction) -> RecordedCall:
     data = _response(response, rules)
     usage = Usage()
     if kind == "llm":
-        for payload in model_payloads(data):
-            usage.add(payload)
-        if usage.model is None:
-            usage.model = asked_model(arguments)
+        usage.add(model_payloads(data))
+        usage.model = usage.model or asked_model(arguments) or model_in(url)
     counted: dict[str, Any] = usage.tokens.fields()
     return RecordedCall(
         id=number, kind=kind, name=name, arguments=arguments, digest=digest_of(name, arguments).hex(),

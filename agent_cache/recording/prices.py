@@ -92,7 +92,9 @@ def _larger(one: Tokens, other: Tokens) -> Tokens:
 def asked_model(arguments: Mapping[str, Any]) -> str | None:
     """The model that a call has asked for, by its arguments."""
     places = (arguments, *(arguments.get(name) for name in ("kwargs", "request", "json")))
-    names = (_member(place, name) for place in places for name in ("model", "modelId", "model_id"))
+    names = [_member(place, name) for place in places for name in ("model", "modelId", "model_id")]
+    if isinstance(parts := arguments.get("multipart"), list):  # of a request with a file
+        names += [_member(part, "text") for part in parts if _member(part, "name") == "model"]
     return next((name for name in names if isinstance(name, str) and name), None)
 
 
@@ -128,7 +130,7 @@ class Usage:
 
     def _search(self, answer: Any) -> None:
         blocks = [_member(answer, name) for name in _PLACES["blocks"]]
-        if _member(answer, "eval_count") is not None:
+        if any(_member(answer, name) is not None for name in _PLACES["bare"]):
             blocks.append(answer)
         for block in blocks:
             if block is not None:
@@ -251,7 +253,8 @@ def _price(call: RecordedCall, when: datetime) -> Decimal | None:
     if not _knows_tokens(call):  # a server that has answered with an error charges nothing
         response = call.outcome.get("response")
         status = response.get("status") if isinstance(response, dict) else None
-        return Decimal(0) if isinstance(status, int) and status >= 400 else None
+        is_free = call.name.endswith(tuple(_KNOWN["free"])) or (isinstance(status, int) and status >= 400)
+        return Decimal(0) if is_free else None
     try:
         import genai_prices as library  # it takes half a second to load
     except ImportError:

@@ -5,6 +5,7 @@ It also speaks the APIs of Gemini and Bedrock; `model_api` has those of OpenAI a
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import socket
@@ -42,6 +43,8 @@ CONVERSE_EVENTS: list[tuple[str, dict[str, Any]]] = [
     ("messageStop", {"stopReason": "end_turn"}),
     ("metadata", {"usage": CONVERSE["usage"], "metrics": CONVERSE["metrics"]}),
 ]
+COUNTS = {"amazon-bedrock-invocationMetrics": {"inputTokenCount": 3, "outputTokenCount": 2}}
+INVOKED = {"bytes": base64.b64encode(json.dumps(COUNTS).encode()).decode()}
 
 
 def aws_frame(kind: str, event: dict[str, Any]) -> bytes:
@@ -140,7 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path.endswith("/converse"):
             self._send(200, "application/json", json.dumps(CONVERSE).encode(), x_amzn_requestid="r1")
         else:
-            self._stream("application/vnd.amazon.eventstream", [aws_frame(*event) for event in CONVERSE_EVENTS])
+            events = [("chunk", INVOKED)] if "invoke" in path else CONVERSE_EVENTS
+            self._stream("application/vnd.amazon.eventstream", [aws_frame(*event) for event in events])
 
     def _gzip(self, body: bytes) -> None:
         content = gzip.compress(b'{"packed": true}')

@@ -108,6 +108,13 @@ def test_bodies_are_data_that_people_can_read(kind: str, raw: bytes, expected: d
     assert list(model_payloads(data)) == payloads
 
 
+def test_what_bedrock_packs_into_a_message_is_data_that_people_can_read():
+    raw = aws_frame("chunk", {"bytes": base64.b64encode(b'{"a": 1}').decode(), "p": "abc"})
+    data = received({"content-type": FRAMES}, raw)
+    assert data["frames"][0]["json"] == {"bytes": {"json": {"a": 1}, "spelling": "spaced"}, "p": "abc"}
+    assert (back(data), list(model_payloads(data))) == (raw, [{"a": 1}])
+
+
 PACKED = b'{"packed":true}'
 RAW_DEFLATE = zlib.compress(PACKED)[2:-4]
 """As some servers have it, without the header of zlib; clients unpack it all the same."""

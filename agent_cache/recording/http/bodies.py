@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from email.message import Message
 from email.parser import Parser
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -293,6 +293,11 @@ _STRING = 7
 """The type of a header whose value is text."""
 
 
+def _is_packed(value: Any, form: type) -> TypeGuard[dict[str, Any]]:
+    """Whether a message has, in base64 or as data, what a model of another provider streams through Bedrock."""
+    return type(value) is dict and type(value.get("bytes")) is form
+
+
 def _frame_data(raw: bytes) -> dict[str, Any]:
     """A frame of https://smithy.io/2.0/aws/amazon-eventstream.html, if `_frame_bytes` gives every byte of it back.
 
@@ -309,7 +314,10 @@ def _frame_data(raw: bytes) -> dict[str, Any]:
             headers[raw[at + 1 : begin].decode()] = raw[begin + 3 : begin + 3 + length].decode()
             at = begin + 3 + length
         payload = raw[12 + size : -4]
-        frame = {"headers": headers, **((_json_data(payload) if payload else None) or {"data": payload.decode()})}
+        found = (_json_data(payload) if payload else None) or {"data": payload.decode()}
+        frame: dict[str, Any] = {"headers": headers, **found}
+        if _is_packed(value := found.get("json"), str):
+            frame["json"] = {**value, "bytes": _data(base64.b64decode(value["bytes"], validate=True))}
         if _frame_bytes(frame) == raw:
             return frame
     except (struct.error, IndexError, ValueError):
@@ -320,6 +328,8 @@ def _frame_data(raw: bytes) -> dict[str, Any]:
 def _frame_bytes(frame: Mapping[str, Any]) -> bytes:
     if "headers" not in frame:
         return _bytes(frame)
+    if _is_packed(value := frame.get("json"), dict):
+        frame = {**frame, "json": {**value, "bytes": base64.b64encode(_bytes(value["bytes"])).decode()}}
     payload = _json_bytes(frame) if "json" in frame else frame["data"].encode()
     headers = b""
     for name, value in ((name.encode(), value.encode()) for name, value in frame["headers"].items()):
@@ -335,7 +345,7 @@ _STREAMS: dict[str, tuple[Callable[[bytes], dict[str, Any]], Callable[[Mapping[s
     "lines": (_data, _bytes),
 }
 _FIELD_OF_TYPE = {"text/event-stream": "events", "application/vnd.amazon.eventstream": "frames"} | dict.fromkeys(
-    ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"), "lines"
+    (f"application/{x}{name}" for x in ("", "x-") for name in ("ndjson", "jsonl", "jsonlines", "stream+json")), "lines"
 )
 
 
@@ -372,7 +382,7 @@ def model_payloads(response: Mapping[str, Any]) -> Iterator[Any]:
     """The JSON values of a recorded body: itself, or that of each event."""
     for one in (response, *(one for field in _STREAMS for one in response.get(field, ()))):
         if "json" in one:
-            yield one["json"]
+            yield one["json"].get("bytes", {}).get("json") if _is_packed(one["json"], dict) else one["json"]
 
 
 def map_response(response: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:

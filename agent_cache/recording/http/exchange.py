@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from functools import partial
 from http.client import responses
 from typing import Any, TypeAlias
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -27,14 +27,7 @@ from agent_cache.errors import CassetteError
 from agent_cache.recording.exceptions import read_error
 from agent_cache.recording.functions import ActiveCall
 from agent_cache.recording.http.bodies import ResponseBody, is_stream, model_payloads, pairs_of, pieces_of
-from agent_cache.recording.http.identity import (
-    KNOWN,
-    MODEL_IN_PATH,
-    endpoint_of,
-    host_and_server,
-    identity,
-    is_loopback,
-)
+from agent_cache.recording.http.identity import KNOWN, endpoint_of, host_and_server, identity, is_loopback, model_in
 from agent_cache.recording.lanes import CHECKPOINT
 from agent_cache.recording.outcomes import is_utf8, redact_response
 from agent_cache.recording.prices import Usage
@@ -57,25 +50,19 @@ _OPEN_ENDED = frozenset({"cancelled", "unfinished"})
 
 
 def response_data(
-    status: int,
-    reason: str,
-    headers: Pairs,
-    body: ResponseBody,
-    redaction: Redaction,
-    end: dict[str, Any] | None = None,
+    status: int, reason: str, headers: Pairs, body: ResponseBody, rules: Redaction, end: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What a cassette has under ``response``, redacted."""
+    """What a cassette has under ``response``, redacted. Names of headers are in lower case."""
     data: dict[str, Any] = {"status": status}
     if reason and reason != responses.get(status, ""):
         data["reason"] = reason
     content = body.data(is_whole=end is None)
     kept: Pairs = []
-    is_packed = any(given.lower() == "content-encoding" for given, _ in headers)
-    for given, value in headers:
-        name = given.lower()
+    is_packed = any(name == "content-encoding" for name, _ in headers)
+    for name, value in headers:
         if name == "set-cookie":  # the client's jar needs its name and attributes
             pair, semicolon, attributes = value.partition(";")
-            kept.append((name, f"{pair.partition('=')[0]}={redaction.replacement}{semicolon}{attributes}"))
+            kept.append((name, f"{pair.partition('=')[0]}={rules.replacement}{semicolon}{attributes}"))
         elif name == "content-length":  # of a response to HEAD, or one that broke off: else it is known by the body
             if (end is not None and not is_packed) or (not body.sent and value != "0"):
                 kept.append((name, value))
@@ -86,7 +73,7 @@ def response_data(
     data |= content
     if end is not None:
         data["end"] = end
-    return redact_response(data, redaction)
+    return redact_response(data, rules)
 
 
 def _may_have_body(method: str, status: int) -> bool:
@@ -332,10 +319,9 @@ class Exchange:
 
     def log(self, status: int, reason: str, headers: Pairs) -> None:
         """The head of the response has arrived."""
-        headers = [(name, _readable(value)) for name, value in headers]
+        headers = [(name.lower(), _readable(value)) for name, value in headers]
         by_name: dict[str, str] = {}
-        for given, value in headers:
-            name = given.lower()
+        for name, value in headers:
             by_name[name] = f"{by_name[name]}, {value}" if name in by_name else value
         self._head = status, _readable(reason), headers
         self._body = ResponseBody(by_name)
@@ -412,8 +398,7 @@ class Exchange:
             if call.usage is not None and "response" in outcome:
                 call.usage.add(model_payloads(outcome["response"]))
                 call.usage.complete(call, None)
-                if call.usage.model is None and (found := MODEL_IN_PATH.search(urlsplit(self._url).path)):
-                    call.usage.model = unquote(found[1])
+                call.usage.model = call.usage.model or model_in(self._url)
             if tape.file is not None:
                 tape.write(call, outcome)
         if self.learners and self._body is not None:

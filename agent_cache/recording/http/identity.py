@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from operator import itemgetter
 from typing import Annotated, Any, Final
-from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 import msgspec
 
@@ -177,7 +177,7 @@ def is_loopback(host: str) -> bool:
 # Identity
 
 _IDENTIFYING = ("range", "soapaction", "x-amz-target", "x-http-method-override")
-_HOSTS_WITH_KEY = tuple(KNOWN["query"]["hosts_with_key"])
+_KEYS: dict[str, list[str]] = KNOWN["query"]["keys"]
 _SIGNED = re.compile(KNOWN["query"]["signed"], re.IGNORECASE)
 _SIGNED_BY: dict[str, list[str]] = KNOWN["signed_by"]
 _TOKEN_PATH = re.compile(r"/(o?auth2?|v\d|connect|protocol/openid-connect)?/?((oauth|access)_)?token$", re.IGNORECASE)
@@ -185,7 +185,7 @@ _MODEL_HOST = re.compile("|".join(KNOWN["model_hosts"]))
 _MODEL_PATH = re.compile("|".join(KNOWN["model_paths"]))
 _MODEL_CLIENT = re.compile(rf"(?:^|[\s;])(?:{'|'.join(KNOWN['model_clients'])})", re.IGNORECASE)
 _SIGNED_FOR_BEDROCK = re.compile(r"Credential=[^,]*/bedrock(-runtime)?/aws4_request", re.IGNORECASE)
-MODEL_IN_PATH = re.compile(r"/(?:models?|deployments)/([^/:]+(?::\d+)?)(?:[/:]|$)")
+_MODEL_IN_PATH = re.compile(r"/(?:models?|deployments)/([^/:]+(?::\d+)?)(?:[/:]|$)")
 
 
 def _is_model(method: str, parts: SplitResult, headers: Mapping[str, str], settings: Http) -> bool:
@@ -206,6 +206,11 @@ def _is_model(method: str, parts: SplitResult, headers: Mapping[str, str], setti
         or headers.get("x-fern-sdk-name", "").lower() in ("cohere", "mistralai")
         or _SIGNED_FOR_BEDROCK.search(headers.get("authorization", "")) is not None
     )
+
+
+def model_in(url: str) -> str | None:
+    """The model that the path of a URL names."""
+    return next(map(unquote, _MODEL_IN_PATH.findall(urlsplit(url).path)), None)
 
 
 def identity(
@@ -249,8 +254,7 @@ def _query_of(parts: SplitResult, host: str) -> dict[str, Any]:
     pairs = parse_qsl(parts.query, keep_blank_values=True, errors="backslashreplace")
     names = {name for name, _ in pairs}
     out = set[str]().union(*(those for sign, those in _SIGNED_BY.items() if sign in names))
-    if host.endswith(_HOSTS_WITH_KEY):
-        out.add("key")
+    out = out.union(*(those for end, those in _KEYS.items() if host.endswith(end)))
     kept = [pair for pair in pairs if pair[0] not in out and not _SIGNED.fullmatch(pair[0])]
     return pairs_of(sorted(kept, key=itemgetter(0)))  # the order of values of one name may matter
 

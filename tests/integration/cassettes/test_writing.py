@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_cache.recording import Cassette, cached_llm_call, intercept, record, replay
+from agent_cache.recording import Cassette, intercept, record, replay
 from agent_cache.recording.litellm import read_fixture
 
 SECRET = "sk-" + "a1b2c3d4" * 4
@@ -67,20 +67,10 @@ def test_redact_by_name_and_by_pattern_is_remembered(tmp_path, command, document
     assert (code, "no regular expression" in err) == (2, True)
 
 
-def test_redact_goes_through_a_folder_and_keys_of_models(tmp_path, command):
-    @cached_llm_call(cache_key=lambda prompt: prompt, name="model")
-    def think(prompt: str) -> str:
-        return "ok"
-
-    path = tmp_path / "deep" / "a.jsonl"
-    with record(path):
-        think("PLACEHOLDER")
-    path.write_text(path.read_text().replace("PLACEHOLDER", SECRET))
-    with_secret(tmp_path / "b.jsonl")
+def test_redact_goes_through_a_folder(tmp_path, command):
+    paths = [with_secret(tmp_path / name) for name in ("deep/a.jsonl", "b.jsonl")]
     assert command("redact", tmp_path)[0] == 0
-    assert not any(SECRET in one.read_text() for one in tmp_path.rglob("*.jsonl"))
-    with replay(path, strict=True):
-        assert think(SECRET) == "ok"
+    assert not any(SECRET in path.read_text() for path in paths)
 
 
 # convert

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -29,9 +29,6 @@ class City(pydantic.BaseModel):
 class Place(pydantic.BaseModel):
     city: str
     country: str = "NO"
-
-
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -95,29 +92,20 @@ def states(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("method", "arguments"), METHODS)
-async def test_an_answer_comes_back_as_the_clients_model(method, arguments, path, api, clients):
-    create = cached_llm_call(name="create")(clients.method(f"a{method}"))
-
-    async def run() -> Any:
-        return await create(**arguments)
-
-    recorded, replayed = await twice(path, api, run)
-    assert type(replayed).__module__.partition(".")[0] in {"openai", "anthropic"}
-    assert states(replayed) == states(recorded)
-    assert (replayed, replayed._request_id) == (recorded, "req_1")
-
-
-@pytest.mark.parametrize(("method", "arguments"), METHODS)
-async def test_the_chunks_of_a_stream_come_back_as_their_models(method, arguments, path, api, clients):
+async def test_an_answer_and_the_chunks_of_a_stream_come_back_as_the_clients_models(
+    method, arguments, path, api, clients
+):
     create = cached_llm_call(name="create")(clients.method(f"a{method}"))
 
     async def run() -> Any:
         async with await create(**arguments, stream=True) as stream:
-            return [chunk async for chunk in stream]
+            return [await create(**arguments), *[chunk async for chunk in stream]]
 
     recorded, replayed = await twice(path, api, run)
-    assert len(replayed) >= 3
+    assert len(replayed) >= 4
     assert states(replayed) == states(recorded)
+    assert type(replayed[0]).__module__.partition(".")[0] in {"openai", "anthropic"}
+    assert (replayed[0], replayed[0]._request_id) == (recorded[0], "req_1")
 
 
 PARSERS = [

@@ -116,6 +116,7 @@ async def boto3_run(server: HttpServer) -> Any:
     found = [_without_transfer(client.converse(modelId="large-1", messages=MESSAGES))]
     streamed = client.converse_stream(modelId="large-1", messages=MESSAGES)
     found.append(list(streamed["stream"]))
+    found.append(list(client.invoke_model_with_response_stream(modelId="large-1", body="{}")["body"]))
     client.close()
     return found
 

@@ -56,6 +56,8 @@ def test_a_path_alone_makes_no_call_of_a_model(path):
             for url in (
                 "api.openai.com/v1/chat/completions",
                 "api.openai.com/v1/responses",
+                "api.openai.com/v1/audio/transcriptions",
+                "api.anthropic.com/v1/messages/count_tokens",
                 "eu.api.openai.com/v1/responses",
                 "shop.openai.azure.com/openai/deployments/large/chat/completions?api-version=1",
                 "api.anthropic.com/v1/messages",

@@ -113,6 +113,8 @@ def test_the_host_of_a_request_says_whose_price_it_is():
     assert cost(groq) == cost(model_call("groq/llama-3.3-70b-versatile"))
     gateway = model_call("gpt-4o", name="POST http://127.0.0.1/v1/chat/completions")
     assert cost(gateway) == cost(model_call("gpt-4o"))
+    form = [{"name": "file"}, {"name": "model", "text": "gpt-4o-transcribe"}]
+    assert cost(model_call(None, arguments={"multipart": form})) == cost(model_call("gpt-4o-transcribe"))
     bedrock = model_call(
         "amazon.nova-pro-v1:0", name="POST https://bedrock-runtime.us-east-1.amazonaws.com/model/amazon.nova/converse"
     )
@@ -126,7 +128,10 @@ def test_a_call_without_tokens_has_no_price_unless_the_server_has_refused_it():
     answered = model_call(input_tokens=0, output_tokens=0, outcome={"response": {"status": 200}})
     assert savings_of([answered], DAY).unpriced == 1
     refused = model_call(input_tokens=0, output_tokens=0, outcome={"response": {"status": 429}})
-    assert savings_of([refused], DAY) == Savings(calls=1)
+    counted = model_call(
+        input_tokens=0, output_tokens=0, name="POST https://api.anthropic.com/v1/messages/count_tokens"
+    )
+    assert savings_of([refused], DAY) == savings_of([counted], DAY) == Savings(calls=1)
 
 
 @pytest.mark.parametrize(
