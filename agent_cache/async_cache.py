@@ -221,8 +221,7 @@ class AsyncCache(Upstream):  # type: ignore[misc]  # async-cache ships no hints
         remove it. ``hit_rate`` is 0.0 before the first get.
         """
         hits, misses = self.hits, self.misses
-        hit_rate = hits / (hits + misses) if hits or misses else 0.0
-        return {"hits": hits, "misses": misses, "size": len(self._store), "hit_rate": hit_rate}
+        return {"hits": hits, "misses": misses, "size": len(self._store), "hit_rate": hits / (hits + misses or 1)}
 
     async def warmup(self, keys_with_loaders: Mapping[Hashable, Loader]) -> None:
         """Load many keys at once. Keys with an entry are not loaded again.

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 from types import EllipsisType as Unchanged
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, cast
 
 from agent_cache.core.options import checked_flag, checked_function, checked_share, count, is_asynchronous
 from agent_cache.errors import ConfigurationError
@@ -269,8 +269,7 @@ def checked_tier(tier: Any, where: str) -> Tier | None:
             f"{where}: a tier works in a thread of its own, and {library} has replaced the threads of this process; "
             "use workers that are threads or processes, or keep the cache in memory"
         )
-    checked: Tier | None = tier
-    return checked
+    return cast("Tier | None", tier)
 
 
 def checked_backup(tiers: Any, where: str) -> tuple[Tier, ...]:

@@ -179,13 +179,14 @@ class Decorator:
             if not isinstance(parameters, PassedOn):
                 _check_call(self.policy.key, parameters, f"{name}: key is called with")
                 _check_call(self.policy.validate, parameters, f"{name}: validate is called with the result and", None)
-            self._check_parameters(parameters.positional, parameters.names, name, is_stream=is_stream)
+            self._check_parameters(parameters, tags, name, is_stream=is_stream)
             if is_stream and self.policy.validate is not None:
                 raise ConfigurationError(f"{name}: validate is for results, and the tool is a generator; leave it out")
             if is_sync:
                 checked_function(self.policy.validate, f"{name}: validate of a `def`")
             if policy.key is not None:
                 policy = replace(policy, key=tags.with_key(policy.key, parameters.bind))
+            parameters.fields = [field for rule in tags.early for field in rule.arguments]
         operation = kind(tool, name, parameters, tags, policy, self.tiers, is_sync=is_sync)
         make_body: Any = stream_body if is_stream else read_body if is_read else write_body
         body = make_body(operation)
@@ -338,22 +339,22 @@ class AgentCache(Decorator):
     def __call__(self, function: Any) -> Any:
         return self._decorate(function)
 
-    def _check_parameters(self, positional: Sequence[str], names: Sequence[str], tool: str, *, is_stream: bool) -> None:
+    def _check_parameters(self, parameters: Parameters, tags: TagSet, tool: str, *, is_stream: bool) -> None:
         """Check the options that depend on the parameters of a tool."""
         if self._is_for_streams and not is_stream:
             raise ConfigurationError(f"{tool}: max_stream_bytes is for generators; leave it out")
         if self.policy.vary is not None or self.policy.key is not None:
             return
         # A template over a parameter that does not identify a call would give an entry the tag of another call.
-        left_out = dict.fromkeys(positional[: self._skip_args], "skip_args") | dict.fromkeys(self._ignore, "ignore")
-        for name, option in left_out.items():
-            try:
-                TagSet.compile(self._resource, [one for one in names if one != name], tool)
-            except ConfigurationError as error:
-                raise ConfigurationError(
-                    f"{tool}: resource {self._resource!r} depends on {name!r}, which {option}= leaves out of the "
-                    "identity; leave it in, or add vary="
-                ) from error
+        skipped = dict.fromkeys(parameters.positional[: self._skip_args], "skip_args")
+        shared = dict.fromkeys(() if self.policy.heeds_contexts else parameters.injected, "shared")
+        left_out = shared | skipped | dict.fromkeys(self._ignore, "ignore")
+        names = [field.name for rule in (*tags.early, *tags.late) for field in rule.arguments]
+        if name := next(filter(left_out.__contains__, names), ""):
+            raise ConfigurationError(
+                f"{tool}: resource {self._resource!r} depends on {name!r}, which {left_out[name]}= leaves out of the "
+                "identity; leave it in, or add vary="
+            )
 
 
 def _check_call(function: Callable[..., Any] | None, parameters: Parameters, what: str, *first: None) -> None:

@@ -93,8 +93,7 @@ def get_ttl(tool: Callable[..., Any] | str) -> float | Callable[[Any], Any] | No
 
 def _find(tool: Any, function: str) -> tuple[str, list[ReadOperation]]:
     """The name of a tool, and all read tools of this name."""
-    operation = getattr(tool, "__agent_cache__", None)
-    name = tool if operation is None else operation.name
+    name = getattr(getattr(tool, "__agent_cache__", None), "name", tool)
     found = [one for one in _read_tools() if one.name == name]
     if not found:
         raise ConfigurationError(

@@ -158,9 +158,7 @@ def _context_of(kind: Any) -> Any:
 
 _GETTERS: Final[dict[str, tuple[str, ...]]] = {
     "get_access_token": ("fastmcp.server.dependencies", "mcp.server.auth.middleware.auth_context"),
-    "get_http_headers": ("fastmcp.server.dependencies",),
-    "get_http_request": ("fastmcp.server.dependencies",),
-    "get_context": ("fastmcp.server.dependencies",),
+    **dict.fromkeys(("get_context", "get_http_headers", "get_http_request"), ("fastmcp.server.dependencies",)),
     "get_runtime": ("langgraph.runtime",),
     "get_config": ("langgraph.config",),
     "ensure_config": ("langchain_core.runnables.config",),

@@ -9,6 +9,7 @@ exactly what the caller has passed (`PassedOn`), while keys and tags name the ar
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
@@ -92,6 +93,8 @@ class Parameters:
         owner: the qualified name of the class that a method was defined in; empty for any other function.
         contexts: the parameters that a framework fills in with what may say who asks, and what that is; and the
             ``self`` or ``cls`` of a method, whose other methods may ask for it.
+        injected: the first of these alone.
+        fields: those of the tags, which count if they are of what is injected.
         getters: the functions and variables by which the tool asks for such a context, as of `getters_of`.
     """
 
@@ -106,6 +109,8 @@ class Parameters:
     ) -> None:
         self.all, self.signature, self.owner, self.getters, self._function = all, signature, owner, getters, function
         self.contexts: Mapping[str, Role] = contexts or {}
+        self.injected = [name for name, role in self.contexts.items() if role not in ("receiver", "none")]
+        self.fields: Sequence[Any] = ()
         self.names = tuple(one.name for one in all)
         self._in_key = tuple(one for one in all if one.in_key)
         self.positional = tuple(one.name for one in all if one.kind in POSITIONAL)
@@ -164,6 +169,11 @@ class Parameters:
     def all_injected(self, arguments: Mapping[str, Any]) -> tuple[Injected, ...]:
         """What a framework has injected into a call, or gives the tool for the asking."""
         taken = [Injected(role, arguments[name]) for name, role in self.contexts.items()]
+        named = [field for field in self.fields if field.name in self.injected]
+        with contextlib.suppress(
+            Exception
+        ):  # where it has no such field, no tag can be made, and the call runs uncached
+            taken += [Injected("context", field.value(arguments, None)) for field in named]
         return (*taken, *(Injected("getter", name) for name in self.getters))
 
     def asker(self, arguments: Mapping[str, Any]) -> str | None:
@@ -191,9 +201,8 @@ class Parameters:
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The same of any call, which raises `TypeError` as the tool itself would."""
-        surplus: dict[str, Any] = {}
-        if self.surplus is not None:  # Signature.bind of Python 3.11 refuses the name of a positional-only parameter
-            surplus = {name: kwargs[name] for name in self.positional_only if name in kwargs}
+        # Signature.bind of Python 3.11 refuses the name of a positional-only parameter.
+        surplus = {name: kwargs[name] for name in self.positional_only if self.surplus is not None and name in kwargs}
         bound = self.signature.bind(*args, **{name: value for name, value in kwargs.items() if name not in surplus})
         bound.apply_defaults()
         if surplus and self.surplus is not None:

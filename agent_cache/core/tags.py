@@ -126,9 +126,7 @@ class Field(NamedTuple):
         return _followed(result if self.of_result else arguments[self.name], self.steps)
 
     def each(self, arguments: Mapping[str, Any], result: Any) -> Iterable[Any]:
-        """What tags name of it: the value, and the items of a list, a tuple or a set, as one may be given where one id
-        is expected. None if there are none.
-        """
+        """What tags name of it: the value and, of a list, a tuple or a set, its items; None where there are none."""
         value = self.value(arguments, result)
         if self.is_of_many:
             return cast("list[Any]", value)
@@ -316,13 +314,14 @@ class TagSet(NamedTuple):
         return self._replace(late=tuple(map(parsing, self.late)))
 
     def with_key(self, key: Callable[..., Any], bind: Callable[..., Mapping[str, Any]]) -> Callable[..., Any]:
-        """A ``key=`` that returns the tags of a call, too: no entry outlives a write of one of the calls it answers."""
+        """A ``key=`` that has the tags by templates, too: no entry outlives a write of one of the calls it answers."""
 
         def with_tags(*args: Any, **kwargs: Any) -> Any:
             own = key(*args, **kwargs)
-            return None if own is None else [own, [rule.make(bind(args, kwargs), None) for rule in self.early]]
+            return None if own is None else [own, [rule.make(bind(args, kwargs), None) for rule in rules]]
 
-        return with_tags if self.early else key
+        rules = [rule for rule in self.early if rule.arguments]
+        return with_tags if rules else key
 
     def taking_null_for_all(self) -> TagSet:
         """The same for a write that touches the whole root if an argument that a template names is null."""

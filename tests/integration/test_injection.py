@@ -114,6 +114,20 @@ async def test_a_context_without_identity_is_passed_on_and_stays_out_of_everythi
     assert seen == [contexts[0], contexts[2]]
 
 
+async def test_what_a_template_names_of_a_state_tells_calls_apart():
+    """Else what was read of one document would be the answer for another one."""
+
+    async def tool(query: str, state: Any) -> Any:
+        return state["doc"]
+
+    tool.__annotations__["state"] = typing.Annotated[dict, InjectedState()]
+    read = AgentCache("doc:{state[doc]}")(tool)
+    assert [await read("tea", {"doc": doc, "messages": [turn]}) for turn, doc in enumerate("aba")] == ["a", "b", "a"]
+    assert get_metrics()["hits"] == 1
+    with pytest.raises(ValueError, match="depends on 'state', which shared= leaves out"):
+        AgentCache("doc:{state[doc]}", shared=True)(tool)
+
+
 async def test_what_the_user_ignores_identifies_no_call():
     """Neither its result, nor whether it repeats another one."""
     runs = itertools.count()

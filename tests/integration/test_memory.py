@@ -18,12 +18,6 @@ from agent_cache.testing import FakeClock
 from tests.harness import library
 
 
-@pytest.fixture
-def clock() -> Iterator[FakeClock]:
-    with FakeClock() as clock:
-        yield clock
-
-
 def lock_is_free() -> bool:
     """Whether another thread could take the lock of the versions now."""
     found: list[bool] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -16,12 +16,7 @@ LOAD = 0.05
 _numbers = itertools.count()
 
 
-@pytest.fixture(autouse=True)
-def clock() -> Iterator[testing.FakeClock]:
-    testing.reset()
-    with testing.FakeClock() as clock:
-        yield clock
-    testing.reset()
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 @pytest.fixture

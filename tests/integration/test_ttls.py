@@ -5,24 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, ConfigurationError, Read, Toolbox, Watch, Write, get_ttl, set_ttl, testing
+from agent_cache import AgentCache, ConfigurationError, Read, Toolbox, Watch, Write, get_ttl, set_ttl
 from agent_cache.testing import FakeClock, MemoryServer, MemoryTier
 
 _numbers = itertools.count()
 
 
-@pytest.fixture(autouse=True)
-def clock() -> Iterator[FakeClock]:
-    testing.reset()
-    with FakeClock() as clock:
-        yield clock
-    testing.reset()
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 @pytest.fixture

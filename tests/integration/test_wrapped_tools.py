@@ -51,10 +51,7 @@ def stream_order_at_once(order_id: str, full: bool = False, *, db: Any = None) -
     yield f"{order_id} {full} {db}"
 
 
-KINDS: dict[str, Any] = {
-    "async def": get_order,
-    "generator": stream_order_at_once,
-}
+KINDS: dict[str, Any] = {"async def": get_order, "generator": stream_order_at_once}
 
 # What is below
 
