@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import sys
+import threading
+import weakref
+from typing import Any, Final
 
-__all__ = ["at_fork"]
+__all__ = ["at_fork", "lock_of"]
 
 
 def at_fork(**handlers: Any) -> None:
     """As `os.register_at_fork`. Nothing is done where processes cannot fork, as on Windows."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(**handlers)
+
+
+_owners: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+
+
+def lock_of(owner: Any) -> threading.RLock:
+    """A lock to be kept as the `_lock` of an object, or of a module of this name. In a forked child it is replaced by
+    another one: a thread of the parent may have had it, which nobody would give back there.
+    """
+    _owners.add(sys.modules[owner] if isinstance(owner, str) else owner)
+    return threading.RLock()
+
+
+def _renew_locks() -> None:
+    for owner in list(_owners):
+        owner._lock = threading.RLock()
+
+
+at_fork(after_in_child=_renew_locks)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from agent_cache.at_fork import lock_of
 from agent_cache.values.compare import utf8_text
 
 OTHERS = "(others)"  # the row of what has no row of its own
@@ -21,7 +21,7 @@ _MAX_ROWS = 10_000
 _MAX_ROOTS = 1_000
 """Characters of the roots of an explicit invalidation that has a row of its own."""
 
-_LOCK = threading.RLock()
+_lock = lock_of(__name__)
 """For what takes several steps, such as a new row or the count of a loop: rare events, so all metrics share it."""
 
 _COUNTERS = (
@@ -107,7 +107,7 @@ class Metrics:
         """The counters of a tool by its name and its roots. Two tools with the same share them."""
         found = self._tools.get(tool)
         if found is None:
-            with _LOCK:
+            with _lock:
                 has_row = len(self._tools) < self._max_rows or tool in self._tools
                 found = self._tools.setdefault(tool if has_row else _REST, Stats())
         return found
@@ -123,17 +123,17 @@ class Metrics:
 
     def acted_on_loop(self, kind: str) -> None:
         """Count a call that a session refused, replaced or warned of."""
-        with _LOCK:
+        with _lock:
             self._loops[kind] = self._loops.get(kind, 0) + 1
 
     def noticed_loop(self, kind: str) -> None:
         """Count a loop at the notice level."""
-        with _LOCK:
+        with _lock:
             self._notices[kind] = self._notices.get(kind, 0) + 1
 
     def callback_failed(self) -> None:
         """Count a failure of a user's function for loops."""
-        with _LOCK:
+        with _lock:
             self._callback_errors += 1
 
     @property
@@ -143,7 +143,7 @@ class Metrics:
 
     def _rows(self) -> list[tuple[str | None, tuple[str, ...], _Counts]]:
         """Tool, roots and counts; no tool for explicit invalidations."""
-        with _LOCK:
+        with _lock:
             rows: list[tuple[Any, Stats]] = [*self._tools.items(), *list(self._explicit.items())]
         return [(tool, roots, _read(stats)) for (tool, roots), stats in rows]
 
@@ -167,7 +167,7 @@ class Metrics:
 
     def clear(self) -> None:
         """Reset all counters to zero, and drop the rows of tools that are gone."""
-        with _LOCK:
+        with _lock:
             in_use: weakref.WeakValueDictionary[_Tool, Stats] = weakref.WeakValueDictionary(self._tools)
             self._tools = {}
             self._tools = dict(in_use.items())

@@ -10,7 +10,6 @@ Names of attributes are literals here: every constant of ``opentelemetry.semconv
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from asyncio import CancelledError
@@ -21,6 +20,7 @@ from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from agent_cache.at_fork import lock_of
 from agent_cache.config import CURRENT
 from agent_cache.core.options import checked_flag
 from agent_cache.engine.middleware import ToolCall
@@ -61,7 +61,7 @@ _SUMS: Final = (
 _RUN: Final = frozenset({"miss", "uncached", "write"})
 """Sources of calls whose tool has run for themselves."""
 
-_LOCK = threading.RLock()
+_lock = lock_of(__name__)
 _installed: Instrumentation | None = None
 
 
@@ -82,7 +82,7 @@ class Instrumentation:
         Nothing happens if it is taken away already, or a later `instrument` has replaced it.
         """
         global _installed  # noqa: PLW0603 - as in `instrument`
-        with _LOCK:
+        with _lock:
             if _installed is self:
                 _installed = None
                 CURRENT.instrument(None)
@@ -138,7 +138,7 @@ def instrument(
         redaction = redaction_of(redact)
     elif redact is not None:
         raise ConfigurationError("instrument: redact= needs content=True, without which nothing secret is exported")
-    with _LOCK:
+    with _lock:
         instruments = _instruments_of(meter_provider)
         tracer = trace.get_tracer(_NAME, version("agent-cache"), tracer_provider, SCHEMA_URL)
         spans = _Spans(tracer, instruments, redaction)

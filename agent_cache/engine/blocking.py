@@ -18,13 +18,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import CancelledError, Future
 from contextvars import Context
 from functools import wraps
-from typing import Any, Final, Generic, TypeVar, cast
+from types import coroutine
+from typing import Any, Final, TypeVar, cast
 
 from agent_cache.at_fork import at_fork
 
 __all__ = [
     "PAUSE", "THREADS", "Waiter", "blocking", "call_in_background", "in_background", "run_blocking", "running_loop",
-    "start_thread", "wait_for_future",
+    "start_thread",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ def run_blocking(coroutine: Coroutine[Any, Any, T], interruption: BaseException 
         future = coroutine.send(None) if interruption is None else coroutine.throw(interruption)
         while future is not PAUSE:
             try:
-                wait_for_future(future)
+                _wait_for(future)
             except BaseException as interruption:  # noqa: BLE001 - it is the coroutine's to handle
                 future = coroutine.throw(interruption)
             else:
@@ -77,13 +78,8 @@ def run_blocking(coroutine: Coroutine[Any, Any, T], interruption: BaseException 
         raise
 
 
-def wait_for_future(future: object) -> None:
-    """Block this thread until what a coroutine of the engine waits for is done. Its own outcome is not raised.
-
-    Raises:
-        RuntimeError: if it needs an event loop.
-        BaseException: what has interrupted this thread.
-    """
+def _wait_for(future: object) -> None:
+    """Block this thread until what a coroutine of the engine waits for is done. Its own outcome is not raised."""
     if not isinstance(future, Future):
         raise RuntimeError(  # noqa: TRY004 - as of `asyncio.get_running_loop`, which code that awaits this has missed
             f"a synchronous tool cannot wait for {future!r}, which needs an event loop"
@@ -124,10 +120,6 @@ class _BackgroundLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def reset(self) -> None:
-        """In a forked child: the thread is the parent's. Another one may have had the lock."""
-        self.__init__()  # type: ignore[misc]
-
     def get(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             with self._lock:
@@ -140,27 +132,19 @@ class _BackgroundLoop:
 
 
 _BACKGROUND: Final = _BackgroundLoop()
-at_fork(after_in_child=_BACKGROUND.reset)
+at_fork(after_in_child=_BACKGROUND.__init__)  # type: ignore[misc]  # the thread is the parent's
 
 
-class _Work(Generic[T]):
-    """What `in_background` has begun."""
-
-    __slots__ = ("_future", "_is_shielded")
-
-    def __init__(self, future: Future[T], *, is_shielded: bool) -> None:
-        self._future = future
-        self._is_shielded = is_shielded
-
-    def __await__(self) -> Generator[Future[T], None, T]:
-        try:
-            if not self._future.done():
-                yield self._future
-            return self._future.result(0)
-        except BaseException:
-            if not self._is_shielded:
-                self._future.cancel()
-            raise
+@coroutine
+def _outcome_of(future: Future[T], *, is_shielded: bool) -> Generator[Future[T], None, T]:
+    try:
+        if not future.done():
+            yield future
+        return future.result(0)
+    except BaseException:
+        if not is_shielded:
+            future.cancel()
+        raise
 
 
 _works: set[Future[Any]] = set()
@@ -190,7 +174,7 @@ def in_background(
     future = asyncio.run_coroutine_threadsafe(work(), loop)
     _works.add(future)
     future.add_done_callback(_works.discard)
-    return _Work(future, is_shielded=is_shielded)
+    return _outcome_of(future, is_shielded=is_shielded)
 
 
 def call_in_background(function: Callable[[], object]) -> None:

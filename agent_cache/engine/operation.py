@@ -150,10 +150,6 @@ class Operation(Generic[P]):
         """Whether a call that returned this value achieved its purpose."""
         raise NotImplementedError
 
-    def run_with(self, function: Callable[..., Any]) -> None:
-        """Let calls run and await this function instead of the tool's, as of an `async def`."""
-        self.coroutine_function, self.returns_at_once = function, False
-
     def asker_of(self, arguments: Mapping[str, Any]) -> Any:
         """Who makes a call with these arguments, contexts included, as far as it tells callers apart: what `vary=`
         returns, or the fields of its contexts that say who asks. Equal in every process for equal fields; None if

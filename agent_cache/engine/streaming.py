@@ -383,7 +383,7 @@ class _Streaming(Operation[Any]):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.run_with(self._run_alone)
+        self.coroutine_function, self.returns_at_once = self._run_alone, False  # which is awaited
         self.around = _note_call
 
     async def _run_alone(self, *args: Any, **kwargs: Any) -> Any:

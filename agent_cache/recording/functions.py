@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import threading
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypedDict, TypeVar, Unpack, is_typeddict, overload
 from weakref import WeakSet
 
+from agent_cache.at_fork import lock_of
 from agent_cache.core.options import checked_choice, checked_function
 from agent_cache.core.parameters import JsonArguments, Parameters
 from agent_cache.engine.hooks import CURRENT_CALL, HookedCall, answered, answered_plainly
@@ -182,7 +182,7 @@ def check_names(policy: Collection[str], recorded: Iterable[RecordedCall], path:
             _LOG.warning("%s: the policy names %r, and no function of that name is decorated yet", path, name)
 
 
-_lock = threading.Lock()
+_lock = lock_of(__name__)
 _functions: WeakSet[RecordedFunction] = WeakSet()  # those that are wrapped
 _UNCHANGING: Final = frozenset({str, int, float, bool, bytes})
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from agent_cache.at_fork import lock_of
 from agent_cache.errors import CassetteError
 from agent_cache.recording.file import partial_of
 
@@ -26,7 +26,7 @@ _LOG = logging.getLogger("agent_cache")
 _OF_JOURNAL = b'{"agent_cache_journal":'
 
 _open_paths: set[str] = set()
-_lock = threading.RLock()
+_lock = lock_of(__name__)
 
 
 class PartialFile:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from agent_cache.at_fork import lock_of
 from agent_cache.core.asker import UnknownAsker
 from agent_cache.core.tags import root_of
 from agent_cache.core.versions import VERSIONS
@@ -77,7 +78,7 @@ class Tape:
         self._source = "" if answers is None else answers.cassette.path
         self.is_strict = strict
         self.thread = threading.get_ident()  # the engine asks only other threads' tapes about an escaped call
-        self.lanes = Lanes()
+        self.lanes, self._turns = Lanes(), Turns()
         self.cursor = 0
         self.divergences: list[dict[str, Any]] = []
         self.error: CassetteError | None = None
@@ -90,9 +91,8 @@ class Tape:
         self._functions: dict[str, RecordedFunction] = {}  # the first of each name
         self._problems: set[str] = set()  # calls that a replay cannot repeat, of which the log has been warned
         self._last: dict[tuple[int, int, int], int] = {}  # call, by parent, lane of the run and of the recording
-        self._turns = Turns()
         self._made_again: set[int] = set()  # indices of recorded calls that were made instead of answered
-        self._lock = threading.RLock()
+        self._lock = lock_of(self)
         if answers is not None and answers.cassette.is_partial:
             _LOG.warning("%s was left by a recording that was killed; calls may be missing", answers.cassette.path)
 

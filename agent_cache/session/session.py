@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import Token
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Protocol, Self
 
-from agent_cache.at_fork import at_fork
+from agent_cache.at_fork import at_fork, lock_of
 from agent_cache.clock import CLOCK
 from agent_cache.config import BlockOnly
 from agent_cache.core.keys import Uncacheable, key_part
@@ -29,7 +28,7 @@ from agent_cache.values.canonical import forget_oldest
 
 __all__ = ["WATCHERS", "AgentCacheSession", "AttachedBlock", "Attachment"]
 
-_LOCK: Final = threading.RLock()
+_lock = lock_of(__name__)
 """For what is rare: entering, leaving, and the first call of a tool. Calls take no lock. Re-entrant, since a garbage
 collection may run anything meanwhile."""
 
@@ -160,7 +159,7 @@ class AgentCacheSession(BlockOnly, LoopGuard):
     # Entering and leaving
 
     def __enter__(self) -> Self:
-        with _LOCK:
+        with _lock:
             if self._entered is not None:
                 raise ConfigurationError(
                     f"session {self.session_id!r} is already entered; use another AgentCacheSession inside it, or join "
@@ -200,7 +199,7 @@ class AgentCacheSession(BlockOnly, LoopGuard):
     def _leave(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        with _LOCK:
+        with _lock:
             entered, self._entered, self._detector = self._entered, None, None
             blocks, stores, self._blocks, self._stores = self._blocks, self._stores, {}, {}
         if entered is None:
@@ -239,7 +238,7 @@ class AgentCacheSession(BlockOnly, LoopGuard):
 
     def _join(self, here: Scope) -> Scope:
         """A place of its own for one block: that of this session, joined from another place."""
-        with _LOCK:
+        with _lock:
             if self._entered is None:
                 raise ConfigurationError(
                     f"session {self.session_id!r} is not entered, so there is nothing to attach to; keep it open by "
@@ -321,7 +320,7 @@ class AgentCacheSession(BlockOnly, LoopGuard):
 
     def make_detector(self) -> LoopDetector:
         """Make its loop detector, for the first call."""
-        with _LOCK:
+        with _lock:
             found = self._detector or LoopDetector(self._policy, CLOCK.now())
             if self._entered is not None:  # else it is for a task that has outlived the session
                 self._detector = found
@@ -332,14 +331,14 @@ class AgentCacheSession(BlockOnly, LoopGuard):
         most = self._policy.calls_of(tool) if self.limits_tools else None
         if most is None:
             return None
-        with _LOCK:
+        with _lock:
             found = self._used.setdefault(tool, [0, most])
             forget_oldest(self._used, MAX_TOOLS)
             return found
 
     def store_of(self, operation: ReadOperation) -> Store:
         """The store of the results of a session-scoped tool. It is closed when the session ends."""
-        with _LOCK:
+        with _lock:
             store = self._stores.pop(operation, None)
             if store is None:
                 store = operation.new_store(self)
@@ -378,7 +377,7 @@ class AttachedBlock(BlockOnly):
         if entered is None:
             raise ConfigurationError("this block is not entered")
         is_here, is_closing = PLACE.get().scope is entered[0], closes_generator(error)
-        with _LOCK:
+        with _lock:
             self._session._blocks.pop(entered[0], None)
         leave_scope(*entered, is_closing=is_closing)
         if not is_here and not is_closing:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from inspect import isawaitable
-from threading import RLock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar, cast, overload
 
+from agent_cache.at_fork import lock_of
 from agent_cache.config import Configuration
 from agent_cache.core.asker import Apart, Injected, UnknownAsker, asker_in
 from agent_cache.core.keys import Uncacheable
@@ -125,7 +125,7 @@ class Toolbox:
         self.tier: Any = None
         self._tools: dict[Any, _Tool] = {}
         self._sync_tools: dict[Any, _Tool] = {}
-        self._lock = RLock()  # a handler of the log may call the toolbox
+        self._lock = lock_of(self)  # a handler of the log may call the toolbox
 
     def __deepcopy__(self, _memo: object = None) -> Self:
         """Itself, as of a function: a copy of an agent, or of its settings, calls the same tools and shares answers."""
@@ -138,7 +138,7 @@ class Toolbox:
         return {**self.__dict__, "_tools": {}, "_sync_tools": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=RLock())
+        self.__dict__.update(state, _lock=lock_of(self))
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = "off") -> Self:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, Read, Toolbox, get_metrics
+from agent_cache.integrations import wrap
+from agent_cache.recording import record
 from tests.harness.gates import Gate, cancelled, started
+from tests.harness.threads import Call, Held
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -58,8 +64,9 @@ def test_a_tool_may_be_run_in_one_event_loop_after_another():
     assert asyncio.run(crowd("8")) == [2] * 5
 
 
-def test_a_load_that_its_loop_has_cancelled_leaves_nothing_behind():
-    """`asyncio.run` cancels what is left over; the next loop starts afresh and waits for nobody."""
+@pytest.mark.parametrize("is_closed_at_once", [False, True])
+def test_a_load_whose_loop_has_ended_leaves_nothing_behind(is_closed_at_once):
+    """`asyncio.run` cancels what is left over, a loop that is closed does not: the next one waits for neither."""
     runs = 0
 
     @AgentCache("order")
@@ -70,60 +77,24 @@ def test_a_load_that_its_loop_has_cancelled_leaves_nothing_behind():
             await asyncio.get_running_loop().create_future()
         return runs
 
-    async def leave() -> None:
-        await started(get())
-        await started(get())
+    async def leave() -> list[asyncio.Task[Any]]:
+        return [await started(get()) for _ in range(2)]
 
-    asyncio.run(leave())
+    if is_closed_at_once:
+        loop = asyncio.new_event_loop()
+        for task in loop.run_until_complete(leave()):
+            task._log_destroy_pending = False  # The test abandons it on purpose.
+        loop.close()
+    else:
+        asyncio.run(leave())
     assert asyncio.run(get()) >= 2
 
 
-def test_a_load_that_was_abandoned_with_its_loop_blocks_nobody():
-    """A loop that is closed without a clean-up: its flight is never joined by another loop."""
-    runs = 0
-
-    @AgentCache("order")
-    async def get() -> int:
-        nonlocal runs
-        runs += 1
-        if runs == 1:
-            await asyncio.get_running_loop().create_future()
-        return runs
-
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(get())
-    loop.run_until_complete(asyncio.sleep(0))
-    task._log_destroy_pending = False  # The test abandons it on purpose.
-    loop.close()
-    del task
-    assert asyncio.run(get()) == 2
-
-
-def test_two_loops_load_side_by_side():
-    """Each loop runs the tool once for its own callers; neither waits for the other's future."""
-    all_wait = threading.Barrier(2, timeout=PATIENCE)
-    gates: dict[int, Gate] = {}
-
-    @AgentCache("order")
-    async def get() -> str:
-        return await gates[threading.get_ident()]()
-
-    def crowd(answer: str) -> Callable[[], Coroutine[Any, Any, list[str]]]:
-        async def main() -> list[str]:
-            gate = gates[threading.get_ident()] = Gate()
-            callers = [await started(get()) for _ in range(5)]
-            await asyncio.to_thread(all_wait.wait)
-            assert len(gate.calls) == 1
-            gate.last.returns(answer)
-            return await asyncio.gather(*callers)
-
-        return main
-
-    assert in_threads(crowd("a"), crowd("b")) == [["a"] * 5, ["b"] * 5]
-
-
-def test_a_leader_is_replaced_within_its_own_loop():
-    """Cancelled in one thread while another thread loads the same: the waiter of its own loop takes over."""
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_two_loops_load_side_by_side(is_cancelled):
+    """Each loop runs the tool once for its own callers; neither waits for the other's future. If a leader is cancelled,
+    a waiter of its own loop takes over.
+    """
     all_wait = threading.Barrier(2, timeout=PATIENCE)
     gates: dict[int, Gate] = {}
 
@@ -136,14 +107,15 @@ def test_a_leader_is_replaced_within_its_own_loop():
             gate = gates[threading.get_ident()] = Gate()
             callers = [await started(get()) for _ in range(3)]
             await asyncio.to_thread(all_wait.wait)
-            await cancelled(callers[0])
-            assert [held.cancelled for held in gate.calls] == [1, 0]
+            if is_cancelled:
+                await cancelled(callers.pop(0))
+            assert [held.cancelled for held in gate.calls] == [1, 0][not is_cancelled :]
             gate.last.returns(answer)
-            return await asyncio.gather(*callers[1:])
+            return await asyncio.gather(*callers)
 
         return main
 
-    assert in_threads(crowd("a"), crowd("b")) == [["a"] * 2, ["b"] * 2]
+    assert in_threads(crowd("a"), crowd("b")) == [["a"] * (3 - is_cancelled), ["b"] * (3 - is_cancelled)]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -186,3 +158,39 @@ async def test_a_child_that_was_forked_in_a_write_or_a_load_is_not_held_up_by_it
     runs.clear()
     await get("loading")
     assert runs == []  # in the parent nothing has changed
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of 3.12 and later, if there are threads
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_child_that_was_forked_while_other_threads_had_locks_does_not_wait_for_them(tmp_path):
+    """Threads of the parent enter sessions, read counters, decorate, record and call tools as a worker is started."""
+    box = Toolbox({"get": Read("forked")}, namespace="forked")
+    in_child = AgentCache("forked")(lambda: "a read")
+    with record(tmp_path / "run.jsonl") as tape:
+        owners = [box, tape, *(one for name, one in sys.modules.items() if name.startswith("agent_cache"))]
+        locks = [vars(owner)[name] for owner in owners for name in ("_lock", "_LOCK") if name in vars(owner)]
+        held = Held()
+
+        def hold() -> None:
+            with ExitStack() as stack:
+                held([stack.enter_context(lock) for lock in locks])
+
+        holding = Call(hold)
+        held.has_begun()
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(20)  # ends a child that waits
+                with AgentCacheSession(), record(tmp_path / "child.jsonl"):
+                    wrap(in_child.__wrapped__, box=box, name="get")()
+                    in_child()
+                AgentCache("forked")(lambda: "another")()
+                code = 0 if get_metrics() else 2
+            finally:
+                os._exit(code)
+        status = os.waitpid(child, 0)[1]
+        held.ends(None)
+        holding.result()
+    assert (len(locks) > 4, os.waitstatus_to_exitcode(status)) == (True, 0)

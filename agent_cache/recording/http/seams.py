@@ -14,12 +14,12 @@ import functools
 import importlib
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from agent_cache.at_fork import lock_of
 from agent_cache.engine.scope import PLACE
 from agent_cache.recording.http import aiohttp_seam, http_client_seams, httpx_seam
 from agent_cache.recording.http.exchange import IS_CONNECTING, Patch, running_call
@@ -41,7 +41,7 @@ class Seams:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = lock_of(self)
         self._blocks = 0
         self._replaced: list[tuple[type, str, Any, Any]] = []
 
