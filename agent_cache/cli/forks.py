@@ -26,7 +26,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Declare the options of `agent-cache cassette fork`."""
     command.add_argument("path", type=Path, metavar="RUN")
     command.add_argument(
-        "--at", required=True, type=_at, metavar="ID", help=f"the first call that runs, or '{_END}' to answer all"
+        "--at", required=True, type=_id, metavar="ID", help=f"the first call that runs, or '{_END}' to answer all"
     )
     command.add_argument("--to", required=True, type=Path, metavar="PATH", help="where the branch is recorded")
     command.add_argument(
@@ -73,7 +73,7 @@ def branch_text(cassette: Cassette) -> str:
     return f"A branch of {origin.get('path') or 'a cassette in memory'}{when}, which it left {where}{changed}."
 
 
-def _at(text: str) -> int | None:
+def _id(text: str) -> int | None:
     return None if text == _END else int(text)
 
 

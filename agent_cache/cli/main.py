@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         exit_code: int = options.run_command(options)
         sys.stdout.flush()
-    except (CassetteError, ConfigurationError) as error:  # of a file, or of usage
+    except (CassetteError, ConfigurationError, ModuleNotFoundError) as error:  # of a file, of usage, or of an extra
         print(escaped(error, keep="\n"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:

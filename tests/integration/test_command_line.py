@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -83,13 +84,12 @@ def test_a_file_that_is_no_run_is_said_in_one_line(
     assert len(lines) <= 3
 
 
-def test_a_file_that_memory_cannot_hold_is_said_in_one_line(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def load(path: str) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("agent_cache.recording.Cassette.load", load)
-    assert main(["report", "run.jsonl"]) == 2
-    assert capsys.readouterr().err == "agent-cache: not enough memory: give it fewer or smaller files\n"
+def test_what_memory_cannot_hold_and_what_an_extra_brings_is_said_in_one_line(monkeypatch, capsys) -> None:
+    raised = Mock(side_effect=[MemoryError, ModuleNotFoundError("it needs an extra")])
+    monkeypatch.setattr("agent_cache.recording.Cassette.load", raised)
+    for said in ("agent-cache: not enough memory: give it fewer or smaller files", "it needs an extra"):
+        assert main(["report", "run.jsonl"]) == 2
+        assert capsys.readouterr().err == f"{said}\n"
 
 
 @pytest.mark.parametrize(
