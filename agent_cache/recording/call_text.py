@@ -84,9 +84,8 @@ def last_text(value: Any) -> str | None:
 
 
 def _response_text(response: dict[str, Any], most: int) -> str:
-    pieces = {field: response.get(field) for field in ("events", "frames", "lines")}
-    parts = [str(response.get("status", ""))]
-    parts += [plural(len(one), field.removesuffix("s")) for field, one in pieces.items() if isinstance(one, list)]
+    parts, pieces = [str(response["status"])], [one for one in ("events", "frames", "lines") if response.get(one)]
+    parts += [plural(len(response[one]), one.removesuffix("s")) for one in pieces]
     if "json" in response or "text" in response:
         body = response.get("json", response.get("text"))
         parts.append(shortened(repr(last_text(body) or body), most))

@@ -9,7 +9,7 @@ run gives the same lines however its tasks were interleaved. How they were, thei
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -32,7 +32,7 @@ from agent_cache.recording.file import (
     read_bytes,
     with_asker,
 )
-from agent_cache.recording.outcomes import encode, redact_call_outcome
+from agent_cache.recording.outcomes import check_outcome, encode, redact_call_outcome
 from agent_cache.recording.partial_file import replace_file
 from agent_cache.recording.redaction import Redaction, redact_key
 
@@ -102,10 +102,10 @@ class Cassette:
                 what = "a line follows the trailer" if end.trailer is not None else "a second header follows"
                 raise CassetteError(f"{what}: use one of the recordings that were merged", path, number)
             if line.startswith(_OTHERS):
-                end = _decoded(path, number, line, _other_decoder)
+                end = _decoded(path, number, line, _decode_other)
                 found.others += [(number, end)] if end.trailer is None else []
             else:
-                call: RecordedCall = _decoded(path, number, line, _call_decoder)
+                call: RecordedCall = _decoded(path, number, line, _decode_call)
                 if call.id in ids:
                     raise CassetteError(f"an earlier line has the id {call.id}, too; record it again", path, number)
                 ids.add(call.id)
@@ -280,15 +280,22 @@ _TRAILER = b'{"trailer":'
 _OTHERS = (_TRAILER, b'{"times":', b'{"intent":', b'{"open":', b'{"checkpoint":', b'{"resumed":')
 
 _call_decoder = msgspec.json.Decoder(RecordedCall)
-_other_decoder = msgspec.json.Decoder(OtherLine)
+_decode_other = msgspec.json.Decoder(OtherLine).decode
 _set = msgspec.structs.force_setattr  # of calls that were just decoded, and that nobody else has
 
 
-def _decoded(path: Path, number: int, text: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+def _decode_call(line: bytes) -> RecordedCall:
+    call = _call_decoder.decode(line)
+    if len(call.outcome) > 1 or "value" not in call.outcome:
+        check_outcome(call.outcome)
+    return call
+
+
+def _decoded(path: Path, number: int, text: bytes, decode: Callable[[bytes], Any]) -> Any:
     if text.startswith(_CONFLICT):
         raise CassetteError("has a merge conflict; resolve it, or record it again", path, number)
     try:
-        return decoder.decode(text)
+        return decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CassetteError(f"this line is broken: {error}", path, number) from error
 
@@ -310,7 +317,7 @@ def _read_header(path: Path, text: bytes) -> Header | None:
         raise CassetteError("is a pointer of Git LFS in the place of a file; get that by `git lfs pull`", path, 1)
     elif not text.startswith(_CONFLICT):
         raise CassetteError('is no cassette; "agent-cache cassette convert" makes one of those of vcrpy', path, 1)
-    header: Header = _decoded(path, 1, text, msgspec.json.Decoder(Header))
+    header: Header = _decoded(path, 1, text, msgspec.json.Decoder(Header).decode)
     try:
         Redaction().joined({**header.redact, "hook": False})
     except (ConfigurationError, TypeError, AttributeError) as error:

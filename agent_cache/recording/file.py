@@ -32,6 +32,7 @@ NO_TIME: Final = 0.0  # a time that is not written: msgspec omits the very objec
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 _Hexadecimal: TypeAlias = Annotated[str, msgspec.Meta(pattern="^([0-9a-fA-F]{2})*$")]
 
 
@@ -78,11 +79,11 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tags: list[str] = []
     started_ms: float = NO_TIME
     duration_ms: float = NO_TIME
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_tokens: int = 0
-    cache_write_1h_tokens: int = 0
+    input_tokens: _Count = 0
+    output_tokens: _Count = 0
+    cache_read_tokens: _Count = 0
+    cache_write_tokens: _Count = 0
+    cache_write_1h_tokens: _Count = 0
     model: str | None = None
     form: str = ""
     place: _Hexadecimal = ""

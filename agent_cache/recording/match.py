@@ -49,7 +49,6 @@ class Matcher:
         self.is_covered = bytearray(len(cassette))
         self._first_unmade = 0  # in the order of ends
         self.remaining = len(cassette)
-        self.has_foreign = bool(self.outline.foreign)
         self.is_concurrent = self.outline.is_concurrent
         places: dict[int, bytes] = {-1: ROOT_PLACE}
         counts: dict[tuple[bytes, bytes], int] = {}

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from agent_cache.errors import CassetteError, ConfigurationError
 from agent_cache.recording.http.bodies import ResponseShape, map_response
@@ -448,22 +449,22 @@ class Failure(msgspec.Struct):
     args: list[Any] | dict[str, Any] = []
     state: dict[str, Any] = {}
     notes: list[str] = []
-    cause: Failure | None = None
+    cause: Failure | UnsetType = UNSET
     group: list[Failure] = []
 
 
 class Stream(msgspec.Struct):
     """The chunks of a generator, or of a function that returned one, under ``stream``."""
 
-    chunks: list[dict[str, Any]]
+    chunks: list[_Parts]
     end: _Parts
     plain: bool = False
 
 
 class _Parts(msgspec.Struct):
-    error: Failure | None = None
-    stream: Stream | None = None
-    response: ResponseShape | None = None
+    error: Failure | UnsetType = UNSET
+    stream: Stream | UnsetType = UNSET
+    response: ResponseShape | UnsetType = UNSET
     instead: tuple[str, str] | None = None
     loops: list[tuple[str, str, Annotated[int, msgspec.Meta(ge=0)]]] = []
     awaited: bool = False
@@ -473,5 +474,5 @@ class _Parts(msgspec.Struct):
 def check_outcome(outcome: Outcome) -> None:
     """Check that an outcome can be taken apart. Values are checked when they are read."""
     parts = msgspec.convert(outcome, _Parts)
-    if parts.response is not None and parts.response.end is not None:
+    if parts.response is not UNSET and parts.response.end is not UNSET:
         check_outcome(parts.response.end)

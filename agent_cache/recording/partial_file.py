@@ -152,7 +152,7 @@ def _without_times(line: bytes) -> Any:
         data = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return line
-    data.get("trailer", {}).pop("duration_ms", None)
+    (data.get("trailer") or {}).pop("duration_ms", None)
     return {name: one for name, one in data.items() if name not in ("recorded_at", "times")}
 
 

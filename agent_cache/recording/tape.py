@@ -35,7 +35,7 @@ from agent_cache.recording.file import UNKNOWN_ASKER, RecordedCall, digest_of, d
 from agent_cache.recording.functions import ActiveCall, FunctionCall, RecordedFunction, function_of
 from agent_cache.recording.lanes import CHECKPOINT, Lanes, Turns
 from agent_cache.recording.match import ADVICE, ROOT_PLACE, Matcher, by_nobody, call_data, described, missing, place_of
-from agent_cache.recording.outcomes import check_outcome, exact_json, problems_of, read_value, value_outcome
+from agent_cache.recording.outcomes import exact_json, problems_of, read_value, value_outcome
 from agent_cache.recording.prices import Savings, model_calls, savings_of
 from agent_cache.recording.redaction import Redaction, redact_key
 from agent_cache.recording.streams import NO_STREAMS, failure_outcome, is_stream, recorded_stream, replayed_stream
@@ -251,7 +251,7 @@ class Tape:
         call.occurrence = counts.get(call.matched, 0)
         counts[call.matched] = call.occurrence + 1
         call.place = place_of(enclosing, call.matched, call.occurrence)
-        if answers.has_foreign:
+        if answers.outline.foreign:
             answers.adopt(call.function)
         return answers.index_of.get(call.place)
 
@@ -277,12 +277,7 @@ class Tape:
     def take(self, call: ActiveCall, index: int, answers: Matcher) -> None:
         """Answer a call with the recorded one at this index."""
         call.index = index
-        call.recorded = recorded = answers.cassette.steps[index]
-        if len(recorded.outcome) > 1 or "value" not in recorded.outcome:
-            try:
-                check_outcome(recorded.outcome)
-            except msgspec.ValidationError as error:
-                raise self.broken(index, f"has a malformed outcome: {error}") from error
+        call.recorded = answers.cassette.steps[index]
         if self.is_strict:
             self._check_order(call, index, answers)
         answers.cover(index, is_played=True)
@@ -352,9 +347,8 @@ class Tape:
             if "error" in outcome:
                 error = read_error(outcome["error"])
                 if isinstance(error, RecordedError) and not outcome["error"].get("unknown"):
-                    was = error.type_name
                     text = "is not found here, or says something else now; a RecordedError takes its place"
-                    warn_once(f"raised {was} when it was recorded, which {text}", recorded.name)
+                    warn_once(f"raised {error.type_name} when it was recorded, which {text}", recorded.name)
             else:
                 value = self.read(call, outcome)
             if call.tool_call is not None:
@@ -504,11 +498,9 @@ class Tape:
 
     def refuse_connection(self, address: str) -> None:
         """Refuse a connection that is no request of a known client."""
-        text = (
-            f"a connection to {address} was opened, which is neither recorded nor replayed; record a function that "
-            "does so, or name the host in Http(ignore=...)"
-        )
-        raise self.latch(CassetteError(text, self.path or ""))
+        text = f"a connection to {address} was opened, which is neither recorded nor replayed"
+        advice = "record a function that does so, or name the host in Http(ignore=...)"
+        raise self.latch(CassetteError(f"{text}; {advice}", self.path or ""))
 
     # Errors
 

@@ -358,10 +358,10 @@ class ResponseShape(msgspec.Struct):
     status: int
     reason: str = ""
     headers: dict[str, str | list[str]] = {}
-    events: list[dict[str, Any]] | None = None
-    frames: list[dict[str, Any]] | None = None
-    lines: list[dict[str, Any]] | None = None
-    end: dict[str, Any] | None = None
+    events: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    frames: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    lines: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    end: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 def pieces_of(response: Mapping[str, Any]) -> list[bytes]:

@@ -120,6 +120,8 @@ def test_diff_says_what_is_new_dropped_changed_and_moved(cassette, command, docu
         ('{"calls":2', '{"calls":3', "structure", 0, "the trailer counts 3 calls, but the file has 2"),
         ('{"id":2', '<<<<<<< HEAD\n{"id":2', "structure", 3, "has a merge conflict"),
         (VALUE, '{"unencodable":"m:C"}', "replay", 2, "returned a m:C, which cannot be"),
+        (VALUE, '{"error":"timeout"}', "structure", 2, "line is broken: Expected `object`, got `str` - at `$.error`"),
+        (VALUE, '{"stream":{"chunks":[{"error":5}],"end":{}}}', "structure", 2, "this line is broken"),
         ('"answer":"X"', f'"answer":"{SECRET}"', "secret", 2, "outcome.value.answer contains a secret"),
     ],
 )

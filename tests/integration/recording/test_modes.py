@@ -345,7 +345,7 @@ def test_a_cassette_may_be_edited_by_hand_and_a_last_line_that_breaks_off_is_dro
 
 OUTCOMES = [
     {}, {"novel": 1}, {"error": 5}, {"error": {"type": "builtins:KeyError", "args": 7}}, {"object": [["a"], 5]},
-    {"stream": 5}, {"stream": {"chunks": [5], "end": {}}}, {"value": 1, "instead": 3},
+    {"stream": 5}, {"stream": {"chunks": [5], "end": {}}}, {"value": 1, "instead": 3}, {"error": None},
 ]  # fmt: skip
 
 

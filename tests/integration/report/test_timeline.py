@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession
 from agent_cache.recording import Cassette, CassetteError, cached_llm_call, intercept, record
@@ -232,9 +233,10 @@ def test_what_was_edited_by_hand_is_shown_or_refused_by_its_number(tmp_path: Pat
     assert all(call.start >= 0 and call.duration >= 0 for call in timeline.calls)
     assert len(timeline.calls[0].name) == len(timeline.calls[0].tags[0]) == len(timeline.calls[0].model) == 200
     assert timeline.calls[1].parent == -1
-    run.add("shop:get", 5, 1, source="hit", outcome={"value": 1, "instead": [1, 2, 3]})
-    with pytest.raises(CassetteError, match="call 3 is not as a recording writes it"):
-        timeline_of(run, path)
+    edited = Cassette.load(path)
+    edited.steps = [replace(call, outcome={"value": 1, "instead": [1, 2, 3]}) for call in edited]
+    with pytest.raises(CassetteError, match="call 1 is not as a recording writes it"):
+        read_timeline(edited)
 
 
 ANSWER = {"choices": [{"message": {"content": "Here."}}]}
