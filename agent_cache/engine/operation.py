@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self, TypeVar
 
 from agent_cache.config import Configuration
 from agent_cache.core.lease import Lease
@@ -130,6 +130,18 @@ class Operation(Generic[P]):
         self.stats = METRICS.stats_of(self.counted_as)
         self.at_root: LocalTool | None = None
         self._setup: Setup | None = None
+
+    def __deepcopy__(self, _memo: object = None) -> Self:
+        """Itself, as of a function: a copy of what has `tool.clear` as a callback means the same tool."""
+        return self
+
+    __copy__ = __deepcopy__
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self.name} is sent to another process by its name alone: define it in a module that both import, not in "
+            "a script, a notebook or a function, and send the tool itself instead of its attributes and keys"
+        )
 
     def setup_for(self, configuration: Configuration) -> Setup:
         """What these settings add to its calls."""

@@ -186,6 +186,11 @@ def test_a_decorated_tool_is_pickled_and_copied_as_a_function_is(monkeypatch: py
     monkeypatch.setattr(sys.modules[__name__], "pickled_tool", decorated, raising=False)
     decorated.__module__ = __name__
     assert pickle.loads(pickle.dumps(decorated)) is decorated
+    callbacks = [decorated.invalidate, decorated.clear]
+    assert copy.deepcopy(callbacks) == callbacks
+    for one in (*callbacks, decorated.cache_key(1)):
+        with pytest.raises(TypeError, match="define it in a module that both import"):
+            pickle.dumps(one)
 
 
 async def test_what_settings_hold_is_copied_with_them_or_says_why_not():
