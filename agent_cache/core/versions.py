@@ -227,9 +227,9 @@ class Versions(Written):
                 for scope in hold.scopes:
                     if len(scope.known[0]) >= GENERATION:
                         freed.append(scope.rotate(version))
-                    latest, held = scope.known[0], scope.held
+                    scope.known[0].update(dict.fromkeys(hold.paths, version))
+                    held = scope.held
                     for path in hold.paths:
-                        latest[path] = version
                         found = held.get(path)
                         if found is None:
                             held[path] = (hold,)
@@ -261,9 +261,7 @@ class Versions(Written):
                 for scope in hold.scopes:
                     if len(scope.known[0]) >= GENERATION:
                         freed.append(scope.rotate(version))
-                    latest = scope.known[0]
-                    for path in hold.paths:
-                        latest[path] = version
+                    scope.known[0].update(dict.fromkeys(hold.paths, version))
                 if self.now < version:  # else a finalizer has written meanwhile
                     break
             self.now = version
@@ -275,10 +273,12 @@ class Versions(Written):
                     held = scope.held
                     for path in hold.paths:
                         found = held.get(path)
-                        if isinstance(found, set):
-                            found.discard(hold)
-                        if found == alone or not found:
+                        if found == alone:
                             held.pop(path, None)
+                        elif isinstance(found, set):
+                            found.discard(hold)
+                            if not found:
+                                held.pop(path, None)
             self.running.discard(hold)
         return version
 

@@ -133,18 +133,19 @@ def faster(copier: Callable[[], Any]) -> Callable[[], Any]:
     if type(copier) is not partial or copier.func is not _formats().loads:
         return copier
     tree = copier()  # nobody else has this one
-    containers = level = [tree]
+    containers, level = [tree], [tree]
     for _ in range(_MAX_LEVELS):
         if not {dict, list}.issuperset(map(type, level)) or len({*map(id, containers)}) < len(containers):
             break
-        level = [part for part in gc.get_referents(*level) if type(part) not in _PLAIN]
-        if not level:
+        parts = gc.get_referents(*level)
+        if _PLAIN.issuperset(map(type, parts)):
             try:
                 pack, unpack = _message_pack()
                 return partial(unpack, pack(tree))
             except (OverflowError, UnicodeEncodeError):
                 break  # an integer of more than 64 bits, or text that was cut in the middle of a character
-        containers = [*containers, *level]
+        level = [part for part in parts if type(part) not in _PLAIN]
+        containers += level
     return copier
 
 

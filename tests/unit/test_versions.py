@@ -72,9 +72,10 @@ def watching(versions: Versions, then: Callable[[Any], None]) -> None:
     """Call this with each path as soon as it has a version."""
 
     class Paths(dict[Any, int]):
-        def __setitem__(self, path: Any, version: int) -> None:
-            super().__setitem__(path, version)
-            then(path)
+        def update(self, written: dict[Any, int]) -> None:  # type: ignore[override]
+            super().update(written)
+            for path in written:
+                then(path)
 
     versions.known = (Paths(), {}, 0)
 
