@@ -169,8 +169,8 @@ def test_the_package_keeps_its_budget_of_lines(package: Path):
     assert {path.parent.name for path in package.glob("*/__init__.py")} == LINES.keys()
 
 
-# The plan was 45,000 lines of tests with what they share, and 10,000 of benchmarks.
-@pytest.mark.parametrize(("folder", "lines"), [("tests", 60_061), ("benchmarks", 9_950)])
+# The plan was 45,000 lines of tests with what they share, and 10,000 of benchmarks. 340 of them run what no test ran.
+@pytest.mark.parametrize(("folder", "lines"), [("tests", 60_420), ("benchmarks", 9_950)])
 def test_what_tests_and_measures_keeps_its_budget_of_lines(folder: str, lines: int):
     root = Path(__file__).parents[1] / folder
     if not root.exists():

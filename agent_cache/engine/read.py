@@ -543,18 +543,10 @@ class ReadOperation(Operation[ReadPolicy]):
             # Of a call that is passed on, what was left out is not there: a decorator of the tool may fill it in.
             given = dict(arguments) if isinstance(self.parameters, PassedOn) else arguments
             found = vary(given) if self.policy.vary_takes_arguments else vary()
-        except Uncacheable:
-            raise
         except Exception as error:
             raise Uncacheable(f"vary= raised {type(error).__name__}", self.name) from error
         return plain_result(found, f"{self.name}: vary=")
 
     def part_by_vary(self, arguments: Mapping[str, Any]) -> Hashable:
         """The part of the key that `vary=` returns."""
-        found = self.varied(arguments)
-        try:
-            return canonical(found)
-        except Uncacheable:
-            raise
-        except Exception as error:
-            raise Uncacheable(f"what vary= returned raised {type(error).__name__}", self.name) from error
+        return canonical(self.varied(arguments))

@@ -140,8 +140,7 @@ def faster(copier: Callable[[], Any]) -> Callable[[], Any]:
         parts = gc.get_referents(*level)
         if _PLAIN.issuperset(map(type, parts)):
             try:
-                pack, unpack = _message_pack()
-                return partial(unpack, pack(tree))
+                return partial(_message_pack()[1], packed(tree))
             except (OverflowError, UnicodeEncodeError):
                 break  # an integer of more than 64 bits, or text that was cut in the middle of a character
         level = [part for part in parts if type(part) not in _PLAIN]

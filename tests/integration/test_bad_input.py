@@ -16,8 +16,10 @@ from agent_cache import (
     AgentCacheInvalidator,
     AgentCacheSession,
     ConfigurationError,
+    Inner,
     LoopHints,
     Read,
+    RemotePolicy,
     Toolbox,
     Write,
     bypass,
@@ -28,6 +30,7 @@ from agent_cache import (
     writing,
 )
 from agent_cache.recording import cached_llm_call, intercept, record
+from agent_cache.testing import MemoryTier
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -217,6 +220,9 @@ OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     ),
     *((AgentCache, {"ttl": 5, "validate": given}, "('order_id', 'limit')") for given in (lambda: 1, lambda old: 1)),
     (AgentCache, {"uncacheable": "ignore"}, "'bypass'"),
+    (AgentCache, {"ttl": 5, "remote": RemotePolicy(grace=5), "grace": 5}, "twice"),
+    (AgentCache, {"scope": "session", "remote_cache": MemoryTier(), "remote": RemotePolicy()}, "share=True"),
+    (AgentCache, {"max_stream_bytes": 5}, "generators"),
     *((AgentCacheInvalidator, {"doubt": given}, "seconds") for given in (timedelta(seconds=-5), float("nan"))),
     (AgentCacheInvalidator, {"settle": -1}, "seconds"),
     *((AgentCacheInvalidator, {"in_doubt": given}, "exception classes") for given in (TimeoutError(), [int])),
@@ -282,7 +288,7 @@ SESSIONS: list[dict[str, Any]] = [
     *({"on_notice": given} for given in ("warn", later)),
     *({"on_loop": given} for given in ("rise", later)),
     *({"loop_policy": "strict"}, {"trace_size": 0}, {"loop_detection": "off"}, {"session_id": ""}),
-    {"tenant": object()},
+    *({"tenant": object()}, {"journal": object()}, {"journal": 5, "session_id": "s7"}, {"drift": 5}),
 ]
 
 
@@ -306,6 +312,9 @@ async def test_a_session_is_not_entered_twice_at_once():
 
         with pytest.raises(ConfigurationError, match="s7"):
             await asyncio.create_task(elsewhere())
+        for block in (session.attach(), configure(enabled=True)):
+            with block, pytest.raises(ConfigurationError, match="block is already entered"), block:  # type: ignore[attr-defined]
+                pytest.fail("entered")
         assert await AgentCache("order", "session")(look_up)("7") == "7", "the refusals have not ended it"
         assert session.get_metrics()["misses"] == 1
 
@@ -350,6 +359,14 @@ async def test_a_configuration_that_cannot_work_changes_nothing(option: str, giv
     refused(lambda: configure(**{option: given}), "configure", option)
     await read("7")
     assert get_metrics()["hits"] == 1
+
+
+def test_a_toolbox_that_cannot_work():
+    refused(lambda: Toolbox(["get_order"], namespace="bad"), "rules", "mapping")  # type: ignore[arg-type]
+    refused(lambda: SHOP.call_sync(7, {}, lambda: 1), "name", "7")  # type: ignore[arg-type]
+    refused(lambda: SHOP.explain("get_order"), "explain", "list of names", error=TypeError)
+    meta = Toolbox({"*": Inner(tool="tool", arguments="arguments")}, namespace="bad")
+    refused(lambda: meta.tool(look_up), "look_up", "Toolbox.call")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 from agent_cache import AgentCache, AgentCacheInvalidator
 from agent_cache.errors import ConfigurationError
 from agent_cache.remote.backend import drive
+from agent_cache.remote.codecs import EncryptedCodec, MessagePackCodec
 from agent_cache.remote.feed import News
 from agent_cache.remote.file import FileTier
 from agent_cache.testing import FakeClock
@@ -526,3 +527,33 @@ async def test_what_a_process_could_not_deliver_counts_for_a_lease_after_it_was_
                 clock.advance(11)
                 await load(reader, read("order:8"), "new")
                 assert await value_of(reader, read("order:8")) == "new"
+
+
+async def test_a_write_that_many_later_ones_have_pushed_out_of_the_file_still_ends_what_is_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent_cache.remote.database._MOST_CELLS", 100)
+    async with FileTier(tmp_path / "cache") as tier, FileTier(tmp_path / "cache") as other:
+        await load(tier, read("order:7"), "old")
+        for tag in ("order:7", *(f"item:{number}" for number in range(150))):
+            async with writing(other, tag):
+                pass
+        with closing(sqlite3.connect(tmp_path / "cache")) as db:
+            assert db.execute("select count(*) from cell").fetchone()[0] < 200
+        assert await value_of(tier, read("order:7")) == "nothing"
+        await load(tier, read("order:7"), "new")
+        assert await value_of(other, read("order:7")) == "new"
+
+
+async def test_a_write_of_a_process_with_another_codec_drops_all_copies(tmp_path: Path):
+    codec = EncryptedCodec(MessagePackCodec(), b"k" * 32)
+    async with FileTier(tmp_path / "cache") as tier, FileTier(tmp_path / "cache", codec=codec) as other:
+
+        @AgentCache("order", remote_cache=tier, name="get_order")
+        async def get_order() -> int:
+            return 1
+
+        await get_order()
+        assert get_order.contains()
+        async with writing(other, "item:1"):
+            assert not get_order.contains()

@@ -404,3 +404,18 @@ async def test_what_was_loaded_while_a_writer_was_at_work_elsewhere_is_not_given
     truth.orders["7"] = "new"  # and then the writer dies, so nobody says more
     clock.advance(elsewhere.lease + 1)
     assert await process.get_order("7") == "new"
+
+
+async def test_an_entry_that_another_process_drops_is_dropped_though_nobody_knows_any_more_whose_it_is(
+    here: WatchedTier, elsewhere: MemoryTier, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent_cache.remote.feed._MOST_KNOWN", 2)
+
+    @AgentCache("order", remote_cache=here, name="get_order")
+    async def get_order(number: int) -> int:
+        return number
+
+    for number in range(5):
+        await get_order(number)
+    await elsewhere.discard(get_order.cache_key(0).request)
+    assert not get_order.contains(0)
