@@ -100,13 +100,13 @@ class CassetteRun:
         self._has_ended = True
         tape = self._tape
         lines = [f"cassette: {self._path}, mode {self._settings.mode}"]
-        if isinstance(error, pytest.skip.Exception):
+        is_stopped = isinstance(error, KeyboardInterrupt | pytest.exit.Exception) and self._settings.mode == "rewrite"
+        if is_stopped or isinstance(error, pytest.skip.Exception):  # what was recorded before stays
             self._record.drop()
             return lines[0]
         self._item.stash[_HAS_HALF] = tape is not None and tape.answers is None
         if tape is not None and tape.answers is not None:
-            count = len(tape.answers.cassette)
-            lines.append(f"played: {tape.cursor} of {count} recorded calls, {tape.remaining} left")
+            lines.append(f"played: {tape.cursor} of {len(tape.answers.cassette)} recorded calls, {tape.remaining} left")
             if tape.error is not None and tape.error is not error:
                 lines.append(f"Before it failed, the replay had diverged{_origin_of(tape.error)}:\n{tape.error}")
             if tape.error is not None or len(self._advice) > 1:

@@ -234,12 +234,12 @@ def identity(
     if identifying := {one: headers[one] for one in (*_IDENTIFYING, *settings.headers) if one in headers}:
         arguments["headers"] = identifying
     body_arguments = request_arguments(headers, body)
+    body_arguments.get("form", {}).pop("RoleSessionName", None)  # of AWS STS: botocore makes it of the time
     if "grant_type" not in body_arguments.get("form", ()) or not _TOKEN_PATH.search(parts.path):
         arguments |= body_arguments
     for ignored in settings.ignore_fields:
-        for part in ("query", "json", "form"):
-            if part in arguments:
-                arguments[part] = _without(arguments[part], ignored.split("."), is_deep="." not in ignored)
+        for part in arguments.keys() & {"query", "json", "form"}:
+            arguments[part] = _without(arguments[part], ignored.split("."), is_deep="." not in ignored)
     return kind, name, arguments
 
 

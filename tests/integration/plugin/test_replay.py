@@ -141,10 +141,11 @@ def test_the_modes_with_a_cassette_that_lacks_a_call(recorded, mode, outcome, li
     assert len(Cassette.load(recorded.path / CASSETTE)) == steps
 
 
-def test_a_skipped_test_leaves_its_recording_alone(recorded):
+@pytest.mark.parametrize("end", ['pytest.skip("not today")', 'pytest.exit("stop")'])
+def test_a_test_that_is_skipped_or_stopped_leaves_its_recording_alone(end, recorded):
     before = (recorded.path / CASSETTE).read_bytes()
-    recorded.write("test_order.py", order(("assert await", 'pytest.skip("not today")\n        await')))
-    recorded.run("--agent-record-mode=rewrite", skipped=1)
+    recorded.write("test_order.py", order((WRITE, f"{WRITE}        {end}\n")))
+    recorded.run("--agent-record-mode=rewrite")
     assert (recorded.path / CASSETTE).read_bytes() == before
     assert list(recorded.path.rglob("*.partial")) == []
 

@@ -287,6 +287,7 @@ def get(url: str, headers: dict[str, str] | None = None, data: bytes | None = No
 
 
 AMZ, SIG, KEYED = "?X-Amz-Signature={0}&X-Amz-Date={0}&a=1", "?sig={0}&se={0}&a=1", "?Signature={0}&Expires={0}"
+ROLE = b"Action=AssumeRole&RoleArn=%b&RoleSessionName=%b"
 GRANT = b"grant_type=jwt&assertion=%b"
 RUN = b'{"metadata": {"run": %b, "user": "a"}, "items": [{"nonce": %b, "run": 0}]}'
 
@@ -308,6 +309,8 @@ RUN = b'{"metadata": {"run": %b, "user": "a"}, "items": [{"nonce": %b, "run": 0}
         (("?trace=1", JSON, RUN % (b"1", b"1")), ("?trace=2", JSON, RUN % (b"2", b"2")), True),
         (("", JSON, RUN % (b"1", b"1")), ("", JSON, RUN.replace(b"0", b"1") % (b"1", b"1")), False),
         (("/oauth2/token", None, GRANT % b"one"), ("/oauth2/token", None, GRANT % b"two"), True),
+        (("/", None, ROLE % (b"a", b"one")), ("/", None, ROLE % (b"a", b"two")), True),
+        (("/", None, ROLE % (b"a", b"one")), ("/", None, ROLE % (b"b", b"one")), False),
         (("/other", None, GRANT % b"one"), ("/other", None, GRANT % b"two"), False),
     ],
 )

@@ -320,15 +320,11 @@ def in_escapes(text: str) -> str:
     return "".join(f"\\u{ord(one):04x}" if one.isalpha() else one for one in text)
 
 
+PLACES = [
+    "sk-{}", "Bearer {}", "basic\n{}", "password={}", "https://:{}@host", "SG.{0}.{0}", "eyJ{0}.{0}.{0}", "s\u212a-{}",
+]  # fmt: skip
 secrets = st.one_of(
-    words.map("sk-{}".format),
-    words.map("Bearer {}".format),
-    words.map("basic\n{}".format),
-    words.map("password={}".format),
-    words.map("https://:{}@host".format),
-    words.map("SG.{0}.{0}".format),
-    words.map("eyJ{0}.{0}.{0}".format),
-    words.map("s\u212a-{}".format),
+    *(words.map(place.format) for place in PLACES),
     words.map(lambda word: json.dumps({"api_key": word})),
     words.map(lambda word: '{"' + in_escapes("password") + '": "' + word + '"}'),
     words.map(lambda word: '{"a": "' + in_escapes(f"Bearer {word}") + '"}'),
