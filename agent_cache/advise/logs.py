@@ -233,11 +233,12 @@ class _Reader:
                 listed = (value.get("result") or value).get("tools") or ()
                 hints |= {one["name"]: one.get("annotations") for one in listed}
             is_call = call.kind in ("tool", "write", "call") and call.name not in ("mcp:request", "mcp:tools")
+            said = "" if call.source == "write" and call.tags == [call.name.partition(":")[0]] else call.source
             if is_call and call.source != "blocked":
                 yield from self.call({
                     "tool": call.name, "arguments": _plain(call.arguments), "result": value, "error": error,
                     "source": call.source, "hints": hints.get(call.name.rpartition(":")[2]),
-                    "kind": "write" if "write" in (call.kind, call.source) else "read" if call.source else None,
+                    "kind": "write" if "write" in (call.kind, said) else "read" if said else None,  # or it has no rules
                     "started": began and began + starts, "ended": began and began + starts + duration,
                     "encloses": call.kind == "call" and call.id in enclosing,
                 }, run)  # fmt: skip

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, Read
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, Read, Toolbox
 from agent_cache.recording import cached_llm_call, intercept, record
 from agent_cache.resume import Journal
 from tests.harness.advice import UNKNOWN, read_log, tags_of
@@ -201,6 +201,13 @@ async def test_short_runs_one_after_the_other_keep_their_order(tmp_path, monkeyp
     assert [call.arguments["item"] for call in log.calls] == [item for item in items for _ in range(2)]
     assert [call.kind for call in log.calls] == ["read", "write"] * len(items)
     assert len({call.run for call in log.calls}) == len(items)
+
+
+def test_a_toolbox_without_rules_does_not_say_what_its_tools_are(tmp_path):
+    box = Toolbox({}, namespace="bare")
+    with record(tmp_path / "run.jsonl", cache=False):
+        box.call_sync("get_item", {"item": 1}, lambda: 1)
+    assert [call.kind for call in read_log(tmp_path / "run.jsonl").calls] == [None]
 
 
 async def test_a_recording_with_a_broken_line_is_left_out_with_the_line(tmp_path):
