@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -222,8 +222,12 @@ class _Reader:
         base = began = self._moment(cassette.recorded_at)
         resumes = [(int(number), self._moment(at.decode())) for at, number in _RESUMED.findall(data)]
         enclosing, last, hints = {call.parent for call in cassette.steps}, 0.0, dict[str, Any]()
+        roots = defaultdict[str, set[str]](set)  # of what is written, by namespace
+        for call in cassette.steps:
+            if call.source == "write":
+                roots[call.name.partition(":")[0]].update(tag.partition(":")[0] for tag in call.tags)
         for position, call in enumerate(cassette.steps):
-            self._place = f"call {call.id}"
+            self._place, own = f"call {call.id}", call.name.partition(":")[0]
             while base is not None and resumes and resumes[0][0] <= position:
                 began = max(began or base, (resumes.pop(0)[1] or base) - last)
             starts, duration = max(0.0, call.started_ms) / 1e3, max(0.0, call.duration_ms) / 1e3
@@ -233,12 +237,13 @@ class _Reader:
                 listed = (value.get("result") or value).get("tools") or ()
                 hints |= {one["name"]: one.get("annotations") for one in listed}
             is_call = call.kind in ("tool", "write", "call") and call.name not in ("mcp:request", "mcp:tools")
-            said = "" if call.source == "write" and call.tags == [call.name.partition(":")[0]] else call.source
+            every = roots[own] if len(roots[own]) > 1 else {own}  # what a tool without a rule is taken to write
+            said = "" if call.source == "write" and {*call.tags} == every else call.source
             if is_call and call.source != "blocked":
                 yield from self.call({
                     "tool": call.name, "arguments": _plain(call.arguments), "result": value, "error": error,
                     "source": call.source, "hints": hints.get(call.name.rpartition(":")[2]),
-                    "kind": "write" if "write" in (call.kind, said) else "read" if said else None,  # or it has no rules
+                    "kind": "write" if "write" in (call.kind, said) else "read" if said else None,
                     "started": began and began + starts, "ended": began and began + starts + duration,
                     "encloses": call.kind == "call" and call.id in enclosing,
                 }, run)  # fmt: skip

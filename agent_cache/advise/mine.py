@@ -32,7 +32,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache.advise.calls import UNKNOWN, LoggedCall, answer_digest, is_failure, is_transient, key_of
@@ -278,10 +278,7 @@ class _Writes:
 
     def __init__(self, calls: Sequence[LoggedCall], evidence: _Evidence) -> None:
         self._calls, self._evidence = calls, evidence
-        latest, ends = float("-inf"), list[float]()
-        for call in calls:
-            latest = max(latest, latest if call.ended is None else call.ended)
-            ends.append(latest)
+        ends = [*accumulate((float("-inf") if one.ended is None else one.ended for one in calls), max)]
         # The first call that had not ended when each began, so that the two overlap.
         self._begins = [
             at if one.started is None else min(at, bisect_right(ends, one.started)) for at, one in enumerate(calls)

@@ -338,9 +338,7 @@ def survey(calls: Iterable[LoggedCall]) -> dict[str, ToolFacts]:
     """The first pass over a log: its tools."""
     tools: dict[str, ToolFacts] = {}
     for at, call in enumerate(calls):
-        if call.tool not in tools:
-            tools[call.tool] = ToolFacts(call.tool)
-        tools[call.tool].add(call, at)
+        tools.setdefault(call.tool, ToolFacts(call.tool)).add(call, at)
     for tool in tools.values():
         tool.listed.update(*(one.values for one in tool.paths.values() if not one.is_argument and "[]" in one.text))
     return tools

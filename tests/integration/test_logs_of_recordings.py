@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, Read, Toolbox
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, Read, Toolbox, Write
 from agent_cache.recording import cached_llm_call, intercept, record
 from agent_cache.resume import Journal
 from tests.harness.advice import UNKNOWN, read_log, tags_of
@@ -203,11 +203,13 @@ async def test_short_runs_one_after_the_other_keep_their_order(tmp_path, monkeyp
     assert len({call.run for call in log.calls}) == len(items)
 
 
-def test_a_toolbox_without_rules_does_not_say_what_its_tools_are(tmp_path):
-    box = Toolbox({}, namespace="bare")
+@pytest.mark.parametrize("rules", [{}, {"take": Write("logged_item:{item}"), "list": Read("logged_list")}])
+def test_a_toolbox_does_not_say_what_a_tool_without_a_rule_is(tmp_path, rules):
+    box = Toolbox(rules, namespace="bare")
     with record(tmp_path / "run.jsonl", cache=False):
-        box.call_sync("get_item", {"item": 1}, lambda: 1)
-    assert [call.kind for call in read_log(tmp_path / "run.jsonl").calls] == [None]
+        for tool in ("get_item", *rules):
+            box.call_sync(tool, {"item": 1}, lambda: 1)
+    assert [one.kind for one in read_log(tmp_path / "run.jsonl").calls] == [None, "write", "read"][: 1 + len(rules)]
 
 
 async def test_a_recording_with_a_broken_line_is_left_out_with_the_line(tmp_path):
