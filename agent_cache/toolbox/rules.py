@@ -168,7 +168,7 @@ class Inner(ToolRule):
         if isinstance(passed, str):
             try:
                 passed = json.loads(passed)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return None
         if not isinstance(inner, str) or not isinstance(passed, Mapping | None):
             return None

@@ -79,7 +79,7 @@ async def test_arguments_may_be_a_text_and_meta_tools_may_be_nested():
 async def test_an_inner_tool_without_a_rule_ends_everything_whatever_the_hints_of_the_meta_tool_say(annotations):
     agent = Agent(hints="kind")
     assert await agent.execute("get_order", {"order_id": "1"}) == 1
-    outer = {"tool_name": "delete_all", "params": {}}
+    outer = {"tool_name": "delete_all", "params": "[" * 100_000 if annotations is None else {}}
     await agent.call("execute-tool", outer, annotations=annotations)
     assert await agent.execute("get_order", {"order_id": "1"}) == 3
 
