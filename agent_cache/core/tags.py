@@ -130,8 +130,9 @@ class Field(NamedTuple):
         value = self.value(arguments, result)
         if self.is_of_many:
             return cast("list[Any]", value)
-        is_several = isinstance(value, list | tuple | Set) and not hasattr(value, "_fields")
-        return ([value, *value] if value else [None]) if is_several else [value]
+        if type(value) in (str, int) or not isinstance(value, list | tuple | Set) or hasattr(value, "_fields"):
+            return [value]
+        return [value, *value] if value else [None]
 
 
 def _followed(found: Any, steps: Steps) -> Any:
@@ -237,6 +238,8 @@ Make = Callable[[Mapping[str, Any], Any], tuple[Tag, ...]]
 
 def _json_text(value: Any) -> str:
     """The text of a value that may have been parsed from JSON: the same whether it was or not."""
+    if type(value) in (str, int):
+        return str(value)
     if isinstance(value, Enum):
         return _json_text(value.value)
     if isinstance(value, float) and value.is_integer():
@@ -344,16 +347,14 @@ def _computed(computed: ComputedTags, tool: str) -> TagRule:
             return _tags_of(root, function(*both[:count]))
 
         return TagRule(root, cast('Literal["early", "late"]', when), make, source)
-    raise ConfigurationError(
-        f"{tool}: the function in {source} must take (arguments) or (arguments, result); write a lambda"
-    )
+    raise ConfigurationError(f"{tool}: the function in {source} must take (arguments) or (arguments, result): a lambda")
 
 
 def _tags_of(root: str, ids: Any) -> tuple[Tag, ...]:
     if type(ids) is not list and (isinstance(ids, str | bytes) or not isinstance(ids, Iterable)):
         ids = (ids,)
-    given = [(one, (str,) if type(one) in (str, int) else _TEXTS) for one in ids if one is not None]
-    return tuple(dict.fromkeys([f"{root}:{escape(text(one))}" for one, texts in given for text in texts])) or (root,)
+    tags = [f"{root}:{escape(text(one))}" for one in ids if one is not None for text in _TEXTS]
+    return tuple(dict.fromkeys(tags)) or (root,)
 
 
 def _templated(template: Any, parameters: Sequence[str], tool: str) -> TagRule:
@@ -370,9 +371,7 @@ def _templated(template: Any, parameters: Sequence[str], tool: str) -> TagRule:
     of_arguments = tuple(field for field in fields if not field.of_result)
 
     def make(arguments: Mapping[str, Any], result: Any) -> tuple[Tag, ...]:
-        paths = [
-            [[one] if isinstance(one, str) else one.each(arguments, result) for one in segment] for segment in below
-        ]
+        paths = [[[one] if isinstance(one, str) else one.each(arguments, result) for one in each] for each in below]
         tags: list[Tag] = []
         for path in product(*[[*product(*segment)] for segment in paths]):
             if any(value is None for segment in path for value in segment):
