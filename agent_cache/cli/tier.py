@@ -36,7 +36,6 @@ __all__ = ["add_options", "run"]
 
 _URL_VARIABLE: Final = "AGENT_CACHE_URL"
 _LONGEST_NAME: Final = 60
-_DIGEST: Final = 12
 _HINT: Final = "; see agent-cache tier doctor"
 _NO_LOG: Final = logging.Handler(logging.CRITICAL + 1)
 """Stands for a program that has set up logging: the command reports its errors itself."""
@@ -148,19 +147,19 @@ def run(options: argparse.Namespace, *, command: str) -> int:
     logging.getLogger("agent_cache").addHandler(_NO_LOG)
     try:
         seconds(options.timeout, "--timeout")
-        if command == "keys":
-            count(1, options.limit, "--limit")
         return asyncio.run({"stats": _stats, "keys": _keys, "clear": _clear, "doctor": _doctor}[command](options))
     except RemoteTierError as error:
         print(f"{escaped(error)}{_HINT}", file=sys.stderr)
     except (ConfigurationError, ModuleNotFoundError) as error:  # the user has called no function
         print(re.sub(r"\A(RedisTier(\.from_url)?|FileTier): ", "", escaped(error)), file=sys.stderr)
-    except BrokenPipeError:  # of the output
-        raise
     except Exception as error:
-        if not isinstance(error, OSError | TimeoutError) and type(error).__module__.partition(".")[0] != "redis":
+        is_known = isinstance(error, OSError | TimeoutError) or type(error).__module__.partition(".")[0] == "redis"
+        if isinstance(error, BrokenPipeError) or not is_known:  # of the output
             raise
-        reason = str(error) or f"no answer within {options.timeout:g} s"
+        cause: BaseException = error  # that of redis-py says of a missing right that there is no cluster
+        while type(cause).__name__ == "RedisClusterException" and (inner := cause.__cause__ or cause.__context__):
+            cause = inner
+        reason = str(cause) or f"no answer within {options.timeout:g} s"
         print(f"it cannot be used: {escaped(reason)}{_HINT if command != 'doctor' else ''}", file=sys.stderr)
     finally:
         logging.getLogger("agent_cache").removeHandler(_NO_LOG)
@@ -210,6 +209,7 @@ def _entries_text(count: int) -> str:
 
 async def _keys(options: argparse.Namespace) -> int:
     """Print entries: digests, tools, tags, sizes and ages."""
+    count(1, options.limit, "--limit")
     tags, is_cut = _tags_of(options), False
     listed: list[dict[str, Any]] = []
     names = Cells(options.namespace)
@@ -226,7 +226,7 @@ async def _keys(options: argparse.Namespace) -> int:
         return 0
     rows = [
         (
-            each["digest"][:_DIGEST],
+            each["digest"][:12],
             shortened(each["tool"], _LONGEST_NAME),
             shortened(", ".join(each["tags"]), _LONGEST_NAME),
             size_text(each["bytes"]),

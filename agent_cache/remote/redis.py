@@ -61,9 +61,9 @@ from agent_cache.remote.versioned import VersionedTier
 __all__ = ["RedisTier"]
 
 T = TypeVar("T")
+Command = Callable[[Any], Awaitable[T]]
 
 _DAY: Final = 86_400.0
-_MESSAGES: Final = 10_000
 _OPTIONS: Final = frozenset({"namespace", "max_staleness", "timeout", "lease", "remote_ttl", "codec", "max_value_size"})
 _LONGEST_HEAD: Final = 1 << 18
 _MOST_HANDED_OVER: Final = 1_000
@@ -94,7 +94,7 @@ local function step(cells, message)
   newest()
   local n = string.format('%.0f', redis.call('INCR', N))
   for _, cell in ipairs(cells) do redis.call('SET', P .. 'c:' .. cell, n, 'PX', TTL) end
-  redis.call('XADD', F, 'MAXLEN', '~', @MESSAGES, n .. '-0', 'm', message)
+  redis.call('XADD', F, 'MAXLEN', '~', 10000, n .. '-0', 'm', message)
   return n
 end
 local function unregister(writer)
@@ -124,7 +124,7 @@ end
 for _, writer in ipairs(redis.call('ZRANGEBYSCORE', W, '-inf', string.format('%.6f', now), 'LIMIT', 0, 100)) do
   step(unregister(writer), '')
 end
-""".replace("@MESSAGES", str(_MESSAGES))
+"""
 
 _READ: Final = """
 local busy = redis.call('ZCARD', W) > 0
@@ -309,7 +309,7 @@ class _RedisBackend:
             await anext(own.ending)  # from now on the loop knows of it
         return own
 
-    async def _in_time(self, own: _Loop, command: Callable[[Any], Awaitable[T]], seconds_left: float) -> T:
+    async def _in_time(self, own: _Loop, command: Command[T], seconds_left: float) -> T:
         try:
             async with asyncio.timeout(seconds_left):
                 # For a connection that is closed: asyncio in Python 3.12 and 3.13, and uvloop.
@@ -320,9 +320,7 @@ class _RedisBackend:
             if own.is_closed:  # while the command was under way: the client has opened its connection again
                 await own.close()
 
-    async def _guarded(
-        self, command: Callable[[Any], Awaitable[T]], *, patience: float = 0.0, probes: bool = False
-    ) -> T:
+    async def _guarded(self, command: Command[T], *, patience: float = 0.0, probes: bool = False) -> T:
         """Run a command when it is its turn: how long it waits for others of its event loop says nothing of the server.
         Only the process's own thread asks one that has not answered.
 
@@ -337,12 +335,14 @@ class _RedisBackend:
             try:
                 # In an empty context: a connection that is opened meanwhile keeps that, and not its caller's.
                 return await loop.create_task(self._in_time(own, command, self._timeout + patience), context=Context())
-            except ResponseError as error:  # it has answered
-                is_node = hasattr(error, "node_addr")  # ASK, or MOVED
-                text = "it is a node of a cluster: say cluster=True" if is_node else str(error)
+            except ResponseError as error:  # it has answered; ASK and MOVED name a node
+                text = "it is a node of a cluster: say cluster=True" if hasattr(error, "node_addr") else str(error)
                 raise _Rejected(text.partition(" script: ")[0]) from error
             except (RedisError, RedisClusterException, OSError, TimeoutError, RuntimeError) as error:
-                reason = str(error) or f"no answer within {self._timeout:g} s"
+                cause: BaseException = error  # that of redis-py says of a missing right that there is no cluster
+                while isinstance(cause, RedisClusterException) and (inner := cause.__cause__ or cause.__context__):
+                    cause = inner
+                reason = str(cause) or f"no answer within {self._timeout:g} s"
                 if time.monotonic() < begun + patience + 1.5 * self._timeout:  # else its event loop was blocked
                     self.failure = reason
                 raise Refused(reason) from error

@@ -196,11 +196,15 @@ async def test_a_cluster_is_reached_by_a_url_or_a_client(cluster: Cluster, make:
         await client.aclose()
 
 
-async def test_a_node_of_a_cluster_that_is_taken_for_a_server_says_what_to_do(cluster: Cluster, make: Make):
-    """It names another node for most namespaces."""
-    tier = make(cluster.another_than(cluster.primary_for("{agent_cache}")).url)
-    assert not await tier.caught_up()
-    assert "cluster=True" in str(tier.stats()["servers"])
+async def test_a_node_of_a_cluster_says_what_to_do(cluster: Cluster, make: Make):
+    """One that is taken for a server, which names another node for most namespaces, or whose user lacks a right."""
+    other = cluster.another_than(cluster.primary_for("{agent_cache}"))
+    other.command("ACL", "SETUSER", "me", "on", ">secret", "~*", "+@all", "-cluster")
+    url = f"redis://me:secret@{HOST}:{other.port}"
+    for tier, says in ((make(other.url), "cluster=True"), (make(url, cluster=True), "permission")):
+        assert not await tier.caught_up()
+        assert says in str(tier.stats()["servers"])
+    other.command("ACL", "DELUSER", "me")
 
 
 @pytest.mark.slow
