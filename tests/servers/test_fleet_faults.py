@@ -25,20 +25,10 @@ def played(name: str, fleet: Fleet) -> Outcome:
 
 
 @pytest.mark.parametrize("consistency", ["bounded", "strong"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        *slow(
-            "flushed",
-            "none",
-            "connections killed",
-            "restarted empty",
-            "stutter",
-            "writer dies after its effect",
-            "slot resharded",
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", slow(
+    "flushed", "none", "connections killed", "restarted empty", "stutter", "writer dies after its effect",
+    "slot resharded",
+))  # fmt: skip
 def test_every_promise_is_kept(name: str, consistency):
     fleet = replace(BRIEF, consistency=consistency)
     if name == "stutter":  # on a busy machine it may take long until such a server answers in time
