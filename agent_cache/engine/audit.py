@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextvars import copy_context
 from copy import copy
 from dataclasses import dataclass
@@ -26,12 +26,11 @@ from agent_cache.config import CURRENT, Configuration
 from agent_cache.core.store import Entry, Lookup
 from agent_cache.core.tags import Tag, root_of
 from agent_cache.core.versions import VERSIONS
-from agent_cache.engine.blocking import in_background
 from agent_cache.engine.middleware import shown_arguments
 from agent_cache.engine.operation import TOO_LONG, Operation
 from agent_cache.engine.scope import HOOKS, PLACE, ROOT, Call, LocalTool, Participant, Scope
 from agent_cache.engine.state import LOG, TOOLS, random_numbers, run_beside, warn_once, write_now
-from agent_cache.engine.tiers import request_of
+from agent_cache.engine.tiers import of_tier, request_of
 from agent_cache.values.canonical import MISSING
 from agent_cache.values.compare import fingerprint
 from agent_cache.values.copies import UncopyableError, auto_copier
@@ -222,7 +221,7 @@ class _Audit:
         if is_stale:
             self._report(cached, fresh)
             if tiers := operation.possible_tiers():
-                await self._of_tier(operation.discard, tiers, call.key, self._request())
+                await of_tier(call, operation.discard, tiers, call.key, self._request())
 
     def _identity(self, value: Any) -> bytes | None:
         outcome_key = self._operation.policy.loop.outcome_key
@@ -235,16 +234,13 @@ class _Audit:
         tiers = self._operation.tiers()
         if not tiers:
             return True
-        found, _ = await self._of_tier(tiers[-1].lookup, self._request())
+        found, _ = await of_tier(self._call, tiers[-1].lookup, self._request())
         return found is not None and self._identity(found.value) == expected
 
     def _request(self) -> Any:
         call = self._call
         call.tags = tuple([tag for rule in self._operation.tags.early for tag in rule.make(call.arguments, None)])
         return request_of(call)
-
-    def _of_tier(self, method: Callable[..., Awaitable[Any]], *args: Any) -> Awaitable[Any]:
-        return in_background(method, *args) if self._operation.is_sync else method(*args)
 
     def _drop(self) -> bool:
         """Drop the entry, unless a write explains why the answers differ, or it may not be served any more anyway."""

@@ -216,6 +216,7 @@ class Cursor:
         self.at: _Chunk | None = None
         self.count, self.lost = 0, ""
         self.call: Call | None = None
+        self._running: Any = None  # the task of the call; of a `def` its context and its coroutine
         self.outcome: tuple[Any, BaseException | None] | None = (value, None) if answer is None else None
         if answer is not None:
             self._start(operation, answer)
@@ -258,7 +259,7 @@ class Cursor:
     def _start(self, operation: Operation[Any], answer: Any) -> None:
         self._news = asyncio.Event()
         loop, name = event_loop(operation.name), f"agent_cache streams {operation.name}"
-        self._task = loop.create_task(self._make_call(answer), name=name)
+        self._running = loop.create_task(self._make_call(answer), name=name)
 
     async def wait(self) -> None:
         """Wait until there may be another chunk."""
@@ -279,15 +280,23 @@ class Cursor:
         running = [one for one in {self, leader} if one is not None and one.outcome is None]
         ending = [one for one in running if is_last or one is not leader]
         for one in ending:
-            one._task.cancel()
+            one._running.cancel()
         if ending:  # cancelled itself, it cancels them again
-            await asyncio.gather(*[one._task for one in ending], return_exceptions=True)
-        if self in ending:
-            self._raise_failure()
+            await asyncio.gather(*[one._running for one in ending], return_exceptions=True)
+        self._let_go(may_raise=self in ending)
 
-    def _raise_failure(self) -> None:
-        error = None if self.outcome is None else self.outcome[1]
-        if error is not None and not isinstance(error, CancelledError):
+    def _let_go(self, *, may_raise: bool) -> None:
+        """After the end of the call, raise what is left to be raised, and refer to nothing: its run refers to it, and
+        the chunks would be freed by the next garbage collection only.
+        """
+        if self.outcome is None or self._running is None:  # it goes on for others, or was a hit
+            return
+        error, stream = self.outcome[1], self.stream
+        if stream is not None and stream.leader is self:
+            stream._flight = None
+        self.stream = self.at = self.call = self._running = None
+        self.outcome = None, None
+        if may_raise and error is not None and not isinstance(error, CancelledError):
             raise error
 
 
@@ -311,7 +320,7 @@ class ThreadCursor(Cursor):
     """The call of a synchronous generator, which its caller continues, in a context of its own."""
 
     def _start(self, operation: Operation[Any], answer: Any) -> None:  # noqa: ARG002 - as `Cursor` has it
-        self._context, self._work = copy_context(), self._make_call(answer)
+        self._running = copy_context(), self._make_call(answer)
 
     def wait(self) -> None:  # type: ignore[override]  # nothing is to be awaited
         """Go on to the next chunk, or to the end."""
@@ -321,20 +330,22 @@ class ThreadCursor(Cursor):
         """Nothing waits."""
 
     def leave(self) -> None:  # type: ignore[override]  # nothing is to be awaited
-        if self.outcome is None:
+        may_raise = self.outcome is None
+        if may_raise:
             try:
                 self._go_on(CancelledError("nobody reads this stream any more"))
             except CancelledError:
                 return  # it had not begun
             while self.outcome is None:
                 self._go_on()
-            self._raise_failure()
+        self._let_go(may_raise=may_raise)
 
     def _go_on(self, interruption: BaseException | None = None) -> None:
+        context, work = self._running
         try:
-            self._context.run(run_blocking, self._work, interruption)
+            context.run(run_blocking, work, interruption)
         except BaseException as error:  # it has met the call before its first step, or after its last one
-            self._work.close()
+            work.close()
             self.outcome = None, error
             raise
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agent_cache.remote.protocol import Found, Request, Touched
     from agent_cache.remote.versioned import Ticket, Tier
 
-__all__ = ["ask_tiers", "lease_in", "offer_result", "request_of", "take_tickets", "unsubscribe_all"]
+__all__ = ["ask_tiers", "lease_in", "of_tier", "offer_result", "request_of", "take_tickets", "unsubscribe_all"]
 
 # The steps of a call
 
@@ -85,7 +85,7 @@ async def take_tickets(call: Call) -> tuple[Ticket, ...]:
     return tuple([(await _ask(tier, tiers[farther:], call))[1] for farther, tier in enumerate(tiers, 1)])
 
 
-def _of_tier(call: Call, method: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Awaitable[Any]:
+def of_tier(call: Call, method: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Awaitable[Any]:
     """What a method of a tier returns; for a synchronous tool, in the background loop."""
     return in_background(method, *args, **options) if call.operation.is_sync else method(*args, **options)
 
@@ -95,8 +95,8 @@ async def _ask(tier: Tier, farther: tuple[Tier, ...], call: Call, *, lead: bool 
     operation, request = call.operation, request_of(call)
     try:
         if farther or ((known := _known.get(tier)) is not None and known.roots):  # also a nearer one that is now alone
-            await _of_tier(call, _catch_up, tier, operation.tags.roots)
-        found, ticket = await _of_tier(call, tier.lookup, request, lead=lead)
+            await of_tier(call, _catch_up, tier, operation.tags.roots)
+        found, ticket = await of_tier(call, tier.lookup, request, lead=lead)
     except Exception as error:  # noqa: BLE001 - see above
         from agent_cache.remote.versioned import Ticket
 
@@ -139,7 +139,7 @@ async def _offer(call: Call, count: int, value: Any, tags: tuple[str, ...], cost
             continue
         age = CLOCK.now() - call.started
         try:
-            await _of_tier(call, tier.store, ticket, value, tags, cost, age=age, ttl=life, inherited=versions)
+            await of_tier(call, tier.store, ticket, value, tags, cost, age=age, ttl=life, inherited=versions)
         except Exception as error:  # noqa: BLE001 - see above
             warn_once(f"storing in {type(tier).__name__} failed", call.operation.name, error)
 

@@ -34,7 +34,7 @@ from agent_cache.values.canonical import forget_oldest, full_name
 from agent_cache.values.compare import fingerprint, shown
 from agent_cache.values.copies import packed
 
-__all__ = ["LoopDetector", "Signature", "ToolHistory", "digest_of", "task_in"]
+__all__ = ["LoopDetector", "Signature", "ToolHistory", "digest_of"]
 
 _MAX_CALLS: Final = 1_000
 """How many different calls of one tool are remembered. The oldest are forgotten, and are new again."""

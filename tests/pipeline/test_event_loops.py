@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,32 +16,9 @@ from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, Re
 from agent_cache.integrations import wrap
 from agent_cache.recording import record
 from tests.harness.gates import Gate, cancelled, started
-from tests.harness.threads import Call, Held
+from tests.harness.threads import PATIENCE, Call, Held, in_threads
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-PATIENCE = 30.0  # Seconds until something that waits for another thread counts as hung.
-
-
-def in_threads(*mains: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Run each in a thread and an event loop of its own; return what they returned, or raise what the first raised."""
-    outcomes: list[Any] = [TimeoutError("the thread has not ended")] * len(mains)
-
-    def work(number: int) -> None:
-        try:
-            outcomes[number] = asyncio.run(asyncio.wait_for(mains[number](), PATIENCE))
-        except BaseException as error:
-            outcomes[number] = error
-
-    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(len(mains))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * PATIENCE)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return outcomes
 
 
 def test_a_tool_may_be_run_in_one_event_loop_after_another():
@@ -102,20 +78,18 @@ def test_two_loops_load_side_by_side(is_cancelled):
     async def get() -> str:
         return await gates[threading.get_ident()]()
 
-    def crowd(answer: str) -> Callable[[], Coroutine[Any, Any, list[str]]]:
-        async def main() -> list[str]:
-            gate = gates[threading.get_ident()] = Gate()
-            callers = [await started(get()) for _ in range(3)]
-            await asyncio.to_thread(all_wait.wait)
-            if is_cancelled:
-                await cancelled(callers.pop(0))
-            assert [held.cancelled for held in gate.calls] == [1, 0][not is_cancelled :]
-            gate.last.returns(answer)
-            return await asyncio.gather(*callers)
+    async def crowd(number: int) -> list[str]:
+        gate = gates[threading.get_ident()] = Gate()
+        callers = [await started(get()) for _ in range(3)]
+        await asyncio.to_thread(all_wait.wait)
+        if is_cancelled:
+            await cancelled(callers.pop(0))
+        assert [held.cancelled for held in gate.calls] == [1, 0][not is_cancelled :]
+        gate.last.returns("ab"[number])
+        return await asyncio.gather(*callers)
 
-        return main
-
-    assert in_threads(crowd("a"), crowd("b")) == [["a"] * (3 - is_cancelled), ["b"] * (3 - is_cancelled)]
+    answers = in_threads(2, lambda number: asyncio.run(crowd(number)))
+    assert answers == [["a"] * (3 - is_cancelled), ["b"] * (3 - is_cancelled)]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

@@ -7,18 +7,13 @@ import contextvars
 import gc
 import logging
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from agent_cache import (
-    AgentCache,
-    AgentCacheInvalidator,
-    AgentCacheSession,
-    get_metrics,
-)
+from agent_cache import AgentCache, AgentCacheInvalidator, AgentCacheSession, get_metrics
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
 from tests.harness.gates import cancelled, idle
@@ -39,7 +34,6 @@ class Run:
 
     def __init__(self) -> None:
         self.end: str | None = None
-        self.wanted = 0
         self._steps: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
 
     async def yields(self, *chunks: Any) -> None:
@@ -58,7 +52,6 @@ class Run:
     async def chunks(self) -> AsyncIterator[Any]:
         try:
             while True:
-                self.wanted += 1
                 step, value = await self._steps.get()
                 if step == "end":
                     self.end = "ended"
@@ -102,8 +95,6 @@ class Listener:
 
     def __init__(self, stream: AsyncGenerator[Any, None], most: int | None = None) -> None:
         self.chunks: list[Any] = []
-        self.gate: asyncio.Event = asyncio.Event()
-        self.gate.set()
         self.task = asyncio.ensure_future(self._listen(stream, most))
 
     async def _listen(self, stream: AsyncGenerator[Any, None], most: int | None) -> list[Any]:
@@ -112,7 +103,6 @@ class Listener:
                 self.chunks.append(chunk)
                 if len(self.chunks) == most:
                     break
-                await self.gate.wait()
         return self.chunks
 
 
@@ -341,6 +331,38 @@ async def test_no_more_of_a_long_stream_is_kept_than_its_readers_have_to_take():
     gc.collect()
     assert [one() for one in kept[:4]] == [None] * 4
     await cancelled(step)
+
+
+@pytest.mark.parametrize("taken", [1, 2, 3])
+async def test_a_stream_that_was_left_or_has_ended_is_freed_without_a_garbage_collection(taken: int):
+    """Its chunks may be large, and the next collection far."""
+    kept: list[weakref.ref[Chunk]] = []
+
+    def words() -> Iterator[Chunk]:
+        for _ in range(2):
+            kept.append(weakref.ref(chunk := Chunk()))
+            yield chunk
+
+    async def later() -> AsyncIterator[Chunk]:
+        for chunk in words():
+            yield chunk
+            del chunk
+
+    reads = AgentCache("doc", copy="never")(words), AgentCache("doc", copy="never")(later)
+    gc.disable()
+    try:
+        for _ in zip(range(taken), stream := reads[0](), strict=False):
+            pass
+        stream.close()
+        async with aclosing(reads[1]()) as following:
+            for _ in range(taken):
+                await anext(following, None)
+        del stream, following, _
+        for read in reads:
+            read.clear()
+        assert [one() for one in kept] == [None] * len(kept)
+    finally:
+        gc.enable()
 
 
 # -- Writes --------------------------------------------------------------------------------------------------

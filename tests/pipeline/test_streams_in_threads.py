@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import (
-    AgentCache,
-    get_metrics,
-)
+from agent_cache import AgentCache, get_metrics
 from tests.harness import library
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
