@@ -169,12 +169,13 @@ class Parameters:
     def all_injected(self, arguments: Mapping[str, Any]) -> tuple[Injected, ...]:
         """What a framework has injected into a call, or gives the tool for the asking."""
         taken = [Injected(role, arguments[name]) for name, role in self.contexts.items()]
-        named = [field for field in self.fields if field.name in self.injected]
-        with contextlib.suppress(
-            Exception
-        ):  # where it has no such field, no tag can be made, and the call runs uncached
-            taken += [Injected("context", field.value(arguments, None)) for field in named]
-        return (*taken, *(Injected("getter", name) for name in self.getters))
+        return (*taken, *self.named_by_tags(arguments), *(Injected("getter", name) for name in self.getters))
+
+    def named_by_tags(self, arguments: Mapping[str, Any]) -> list[Injected]:
+        """What templates name of what is injected. Where it lacks that there are no tags, so the call is uncached."""
+        with contextlib.suppress(Exception):
+            return [Injected("context", one.value(arguments, None)) for one in self.fields if one.name in self.injected]
+        return []
 
     def asker(self, arguments: Mapping[str, Any]) -> str | None:
         """A digest of who asks, by the contexts of a call; None if they say nothing about it. Raises as `asker_in`."""

@@ -233,9 +233,6 @@ def tags_from(
     return ComputedTags(root, function)
 
 
-Make = Callable[[Mapping[str, Any], Any], tuple[Tag, ...]]
-
-
 def _json_text(value: Any) -> str:
     """The text of a value that may have been parsed from JSON: the same whether it was or not."""
     if type(value) in (str, int):
@@ -265,7 +262,8 @@ class TagRule(NamedTuple):
 
     root: str
     when: Literal["static", "early", "late"]  # its tags are known: at decoration, before the call, or after it
-    make: Make  # of arguments and result: the tags, or the bare root if there is no id
+    # of arguments and result: the tags, or the bare root if there is no id
+    make: Callable[[Mapping[str, Any], Any], tuple[Tag, ...]]
     source: str  # the resource as the user wrote it, for messages
     of_one: tuple[str, Callable[[Any], tuple[Tag, ...]]] | None = None  # of ``root:{parameter}``: this, and its tags
     is_of_result: bool = False  # whether `make` reads the result alone

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent_cache.clock import CLOCK
 from agent_cache.config import CURRENT, Configuration
-from agent_cache.core.asker import UnknownAsker
+from agent_cache.core.asker import UnknownAsker, asker_in
 from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import ReadPolicy, no_life, plain_result
 from agent_cache.core.parameters import PassedOn, are_one_tool, location_of
@@ -525,7 +525,7 @@ class ReadOperation(Operation[ReadPolicy]):
             return self.parameters.asker(arguments)
         except UnknownAsker:
             if PLACE.get().scope.tenant is not None:
-                return None
+                return asker_in(self.parameters.named_by_tags(arguments))
             raise
 
     def asker_of(self, arguments: Mapping[str, Any]) -> Any:

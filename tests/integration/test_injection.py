@@ -124,6 +124,9 @@ async def test_what_a_template_names_of_a_state_tells_calls_apart():
     read = AgentCache("doc:{state[doc]}")(tool)
     assert [await read("tea", {"doc": doc, "messages": [turn]}) for turn, doc in enumerate("aba")] == ["a", "b", "a"]
     assert get_metrics()["hits"] == 1
+    async with AgentCacheSession(tenant="acme"):  # which says who asks where the state does not
+        assert [await read("tea", {"doc": doc, "user": object()}) for doc in "aba"] == ["a", "b", "a"]
+    assert get_metrics()["hits"] == 2
     with pytest.raises(ValueError, match="depends on 'state', which shared= leaves out"):
         AgentCache("doc:{state[doc]}", shared=True)(tool)
 

@@ -50,12 +50,10 @@ def test_a_def_that_returns_a_coroutine_is_refused_when_it_is_called():
     async def later() -> int:
         return 1
 
-    tool = AgentCacheInvalidator("parcel")(lambda: later())
-    with pytest.raises(TypeError, match="to be awaited"):
-        tool()
-    reader = AgentCache("parcel")(lambda: later())
-    with pytest.raises(TypeError, match="to be awaited"):
-        reader()
+    for decorate in (AgentCacheInvalidator("parcel"), AgentCache("parcel")):
+        tool: Any = decorate(lambda: later())
+        with pytest.raises(TypeError, match="to be awaited"):
+            tool()
 
 
 # Sessions
