@@ -12,13 +12,14 @@ as it came; notifications that are `observed` are shown to the relay before.
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from contextvars import Context, copy_context
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -254,7 +255,7 @@ class Relay:
             self._note_task(params)
         if method in self._changes:
             # The change itself was made elsewhere
-            write = self._own.call(method, {"params": params}, partial(asyncio.sleep, 0))
+            write = self._own.call(method, {"params": params}, functools.partial(asyncio.sleep, 0))
             await asyncio.shield(self._start_outside(write))
 
     @asynccontextmanager
@@ -336,7 +337,7 @@ class Relay:
                 return await self._other(request)
         try:
             return await self.box.call(
-                name, arguments, partial(self._run, request), schema=tool.get("inputSchema"),
+                name, arguments, functools.partial(self._run, request), schema=tool.get("inputSchema"),
                 annotations=tool.get("annotations"), vary=request.vary, returns=Answer, failed=fails, store_if=is_kept,
                 refused=notice,
             )  # fmt: skip
@@ -401,7 +402,7 @@ class Relay:
         try:
             async with asyncio.timeout(_LIST_PATIENCE):
                 found = await self._list(request, envelope_of(request.params))
-            return {tool["name"]: tool for tool in found["tools"]}
+            return _by_name(json.dumps(found["tools"]))
         except Exception as error:  # noqa: BLE001 - the server may answer anything
             _LOG.warning("the tools of the server are not known (%s), nor their hints", error)
             return {}
@@ -434,6 +435,12 @@ class Relay:
 
 def _plain(result: Any) -> Any:
     return result.answer if type(result) is Private else result
+
+
+@functools.lru_cache(100)
+def _by_name(tools: str) -> Tools:
+    """The tools of a list, given as JSON. The sessions of a server have equal ones, and so one of these."""
+    return {tool["name"]: tool for tool in json.loads(tools)}
 
 
 async def _all_pages(request: HostRequest, envelope: dict[str, Any]) -> dict[str, Any]:

@@ -31,8 +31,8 @@ def clock():
 class MemoryRequest(HostRequest):
     """A request that the function `serve` answers in place of a server."""
 
-    def __init__(self, serve, method, params, id=1, vary=None):
-        super().__init__(parsed(json.dumps({"id": id, "method": method, "params": params}).encode()), vary)
+    def __init__(self, serve, method, params, id=1, vary=None, host=None):
+        super().__init__(parsed(json.dumps({"id": id, "method": method, "params": params}).encode()), vary, host)
         self.serve = serve
         self.replies = []
 
@@ -69,8 +69,9 @@ class Server:
 RULES = {"get": Read("thing:{id}"), "put": Write("thing:{id}")}
 
 
-async def answer(relay, serve, tool, _vary=None, _meta=None, **arguments):
-    request = MemoryRequest(serve, "tools/call", {"name": tool, "arguments": arguments, "_meta": _meta}, vary=_vary)
+async def answer(relay, serve, tool, _vary=None, _meta=None, _host=None, **arguments):
+    params = {"name": tool, "arguments": arguments, "_meta": _meta}
+    request = MemoryRequest(serve, "tools/call", params, vary=_vary, host=_host)
     await relay.start(request)
     [reply] = request.replies
     return reply
@@ -151,6 +152,16 @@ async def test_a_notification_that_does_not_say_what_has_changed_drops_all_of_it
             assert text(await answer(relay, serve, "get", id="a")) == str(number - 1)
             await relay.observe("notifications/resources/updated", params)
             assert text(await answer(relay, serve, "get", id="a")) == str(number)
+
+
+async def test_the_sessions_of_a_server_keep_one_list_of_its_tools(clock):
+    serve = Server()
+    serve.tools = [{"name": "get", "description": "x"}]
+    async with Relay(Toolbox(RULES, namespace="sessions")) as relay:
+        hosts = [relay.host(name) for name in ("one", "two")]
+        for host in hosts:
+            await answer(relay, serve, "get", _host=host, id="a")
+        assert hosts[0].tools.result() is hosts[1].tools.result() != {}
 
 
 async def test_a_list_that_changes_before_anybody_has_asked_for_it_warns_of_nothing(clock, caplog):
