@@ -28,6 +28,7 @@ from agent_cache.core.asker import Apart
 from agent_cache.integrations.shared import Answer, Private, fails, is_kept, notice, requested_version
 from agent_cache.recording import CassetteError, intercept, record, replay
 from agent_cache.relay.messages import (
+    INTERNAL_ERROR,
     ConnectionLost,
     Message,
     RpcError,
@@ -405,6 +406,10 @@ class Relay:
             return _by_name(json.dumps(found["tools"]))
         except Exception as error:  # noqa: BLE001 - the server may answer anything
             _LOG.warning("the tools of the server are not known (%s), nor their hints", error)
+            code = error.error.get("code") if isinstance(error, RpcError) else None
+            is_passing = code == INTERNAL_ERROR or isinstance(error, ConnectionLost)
+            if is_passing and not self.is_taped:
+                self._host_of(request).tools = None  # the next call asks again
             return {}
 
     def _rule(self, request: HostRequest) -> Any:

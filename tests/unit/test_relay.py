@@ -41,6 +41,8 @@ class MemoryRequest(HostRequest):
         return parsed(line)
 
     async def ask(self, method, params):
+        if getattr(self.serve, "is_lost", False):
+            raise ConnectionLost("gone")
         line = result([], tools=getattr(self.serve, "tools", []))
         return parsed(line)
 
@@ -53,7 +55,7 @@ def result(content, **more):
 
 
 class Server:
-    """Counts its calls, and loses those of `is_lost`."""
+    """Counts its calls, and loses requests while it `is_lost`."""
 
     def __init__(self):
         self.calls = 0
@@ -152,6 +154,16 @@ async def test_a_notification_that_does_not_say_what_has_changed_drops_all_of_it
             assert text(await answer(relay, serve, "get", id="a")) == str(number - 1)
             await relay.observe("notifications/resources/updated", params)
             assert text(await answer(relay, serve, "get", id="a")) == str(number)
+
+
+async def test_a_list_that_was_lost_is_asked_for_again(clock):
+    serve = Server()
+    serve.tools, serve.is_lost = [{"name": "look", "annotations": {"readOnlyHint": True}}], True
+    async with Relay(Toolbox(RULES, namespace="lost", hints="kind")) as relay:
+        assert "error" in await answer(relay, serve, "get", id="a")
+        serve.is_lost = False
+        found = [text(await answer(relay, serve, tool, id="a")) for tool in ("get", "look", "get")]
+        assert found == ["2", "3", "2"]  # it is known that a look writes nothing
 
 
 async def test_the_sessions_of_a_server_keep_one_list_of_its_tools(clock):
