@@ -143,7 +143,7 @@ class Relay:
         replay_from: str | Path | None = None,
         strict: bool = False,
     ) -> None:
-        self._settings = settings = RelaySettings() if settings is None else settings
+        self.settings = settings = RelaySettings() if settings is None else settings
         self.box = box
         self.is_replay = replay_from is not None
         self.is_taped = self.is_replay or record_to is not None
@@ -205,7 +205,7 @@ class Relay:
         if host is None:
             if len(self.hosts) >= _MAX_HOSTS:
                 self.end_host(next((name for name, each in self.hosts.items() if not each.running), ""))
-            host = HostSession(self._inside.copy(), new_session(self._settings))
+            host = HostSession(self._inside.copy(), new_session(self.settings))
             host.context.run(host.session.__enter__)
         self.hosts[key] = host
         return host

@@ -36,6 +36,7 @@ class RelaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     on_loop: Literal["notice", "warn", "short_circuit", "raise", "off"] = "notice"
     max_tool_repeats: Annotated[int, Meta(ge=2)] = 5
+    vary: list[str] | None = None  # the rules read it, too
     new_turn_after: Annotated[float, Meta(gt=0, le=1e9)] | None = 60.0
     on: dict[Annotated[str, Meta(pattern="^notifications/")], _Ends] = {}
 

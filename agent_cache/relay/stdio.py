@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
+from agent_cache.recording.credentials import kind_of_name
 from agent_cache.relay.messages import (
     ENVELOPE,
     MODERN,
@@ -53,7 +54,9 @@ async def serve(relay: Relay, command: Sequence[str]) -> int:
     process. Returns the exit code of the server; 128 and the number of a signal that has ended the server or this
     process.
     """
-    started_by = json.dumps([*command, str(Path.cwd())])  # a tier may be shared with the processes of others
+    variables = os.environ.items() if relay.settings.vary is None else ()
+    secrets = {name: value for name, value in variables if kind_of_name(name) and name != "PWD"}
+    started_by = json.dumps([*command, str(Path.cwd()), secrets])  # a tier may be shared with the processes of others
     relay.identity = hashlib.sha256(started_by.encode("utf-8", "surrogatepass")).hexdigest()
     link = _Link(relay)
     try:

@@ -113,7 +113,7 @@ def shared(rules, tmp_path):
 SERVER_OF_ONE_USER = """
 import json, os, sys
 tool = {"name": "whoami", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}
-text = " ".join([*sys.argv[1:], os.path.basename(os.getcwd())])
+text = " ".join([*sys.argv[1:], os.path.basename(os.getcwd()), os.environ["SHOP_TOKEN"]])
 results = {"tools/list": {"tools": [tool]}, "tools/call": {"content": [{"type": "text", "text": text}]}}
 for line in sys.stdin:
     message = json.loads(line)
@@ -124,14 +124,15 @@ for line in sys.stdin:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["argument", "directory"])
+@pytest.mark.parametrize("part", ["argument", "directory", "variable"])
 async def test_relays_of_a_command_share_the_answers_of_one_user_alone(rules, tmp_path, part, monkeypatch):
     rules, found = shared(rules, tmp_path), []
     for user in ("ada", "bob", "ada"):
         (tmp_path / user).mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path / (user if part == "directory" else "."))
         command = (sys.executable, "-c", SERVER_OF_ONE_USER, user if part == "argument" else "eve")
-        async with started((*RELAY, "--config", rules, "--", *command), greets=False) as host:
+        token = f"token-of-{user}" if part == "variable" else "eves"
+        async with started((*RELAY, "--config", rules, "--", *command), greets=False, SHOP_TOKEN=token) as host:
             answers = [await host.call("whoami", key="a") for _ in range(2)]
         found.append([user in one for one in answers])
     assert found == [[True, True]] * 3
