@@ -128,8 +128,7 @@ class Upstream:
         """Send a request. The body of the response is not read, and the response is to be closed. Raises `RpcError` if
         the server cannot be reached, `ConnectionLost` if it breaks off.
         """
-        sent = [pair for pair in headers if pair[0] != b"accept-encoding"]
-        sent.append(self._encodings)  # what this client decodes
+        sent = [*(pair for pair in headers if pair[0] != b"accept-encoding"), self._encodings]
         try:
             return await self._client.send(httpx2.Request(method, url, headers=sent, content=body), stream=True)
         except httpx2.ConnectError as error:
@@ -202,13 +201,10 @@ def event_data(event: bytes) -> bytes:
 
 async def answer_in(response: httpx2.Response) -> Message:
     """The answer to the relay's own request in a body, which is read and closed."""
-    try:
-        async with aclosing(parts_of(response)) as parts:
-            async for _, message in parts:
-                if message is not None and (message.result or message.error):
-                    return message
-    finally:
-        await response.aclose()
+    async with aclosing(response), aclosing(parts_of(response)) as parts:
+        async for _, message in parts:
+            if message is not None and (message.result or message.error):
+                return message
     to = response.headers.get("location")
     raise RpcError(f"the server answered HTTP {response.status_code}" + (f": its endpoint is {to}" if to else ""))
 
@@ -283,7 +279,7 @@ class _Exchange(HostRequest):
         """
         upstream = self._listener.upstream
         response = await upstream.open(self.request.method, self.url, self.headers, self.body or None)
-        try:
+        async with aclosing(response):
             is_stream = _is_event_stream(response)
             self.status, self._headers = response.status_code, upstream.headers_of(response)
             if passes or (is_stream and not self._is_begun):
@@ -304,8 +300,6 @@ class _Exchange(HostRequest):
                 await self.write(b"", is_last=True)
                 return Message()
             raise ConnectionLost("the server has ended its response without an answer")
-        finally:
-            await response.aclose()
 
     def _whole(self, body: bytes, message: Message | None) -> Message:
         """The response without a stream. What only HTTP refuses is an error of JSON-RPC to the relay."""

@@ -6,6 +6,7 @@ by is never built as objects, and what is passed on is what came, byte for byte.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -48,26 +49,23 @@ class Message(msgspec.Struct, dict=True):
         """Whether it waits for a response."""
         return bool(self.method) and self.id is not None
 
+    @functools.cached_property
     def _read(self) -> tuple[Any, bool]:
-        read: tuple[Any, bool] | None = self.__dict__.get("read")
-        if read is None:
-            raw = self.params if self.method else self.error or self.result
-            try:
-                read = msgspec.json.decode(raw) if raw else None, True
-            except _UNREADABLE:
-                read = _leniently(bytes(raw)), False
-            self.__dict__["read"] = read
-        return read
+        raw = self.params if self.method else self.error or self.result
+        try:
+            return msgspec.json.decode(raw) if raw else None, True
+        except _UNREADABLE:
+            return _leniently(bytes(raw)), False
 
     @property
     def content(self) -> Any:
         """The content of its parameters, its error or its result; None if there is none, or nobody can read it."""
-        return self._read()[0]
+        return self._read[0]
 
     @property
     def is_plain(self) -> bool:
         """Whether its content can be written again as it came."""
-        return self._read()[1]
+        return self._read[1]
 
     @property
     def params_by_name(self) -> dict[str, Any]:

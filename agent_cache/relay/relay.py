@@ -84,10 +84,6 @@ class HostSession:
         self.tools: asyncio.Task[Tools] | None = None
         self.running: set[HostRequest] = set()
 
-    def known(self, tool: object) -> Mapping[str, Any]:
-        """What the server says of a tool, as far as that is known by now."""
-        return self.tools.result().get(str(tool), {}) if self.tools is not None and self.tools.done() else {}
-
 
 class HostRequest(ABC):
     """One request of the host, and the way to the server that is to answer it. A transport implements it.
@@ -393,7 +389,7 @@ class Relay:
         host = self._host_of(request)
         if host.tools is None:
             host.tools = asyncio.get_running_loop().create_task(self._listed(request), context=self._inside.copy())
-        return host.known(name) if host.tools.done() else (await asyncio.shield(host.tools)).get(name, {})
+        return (await asyncio.shield(host.tools)).get(name, {})
 
     def _host_of(self, request: HostRequest) -> HostSession:
         """The session that knows the tools of a request. While a cassette is used, that is one for all hosts."""
@@ -406,16 +402,15 @@ class Relay:
             return _by_name(json.dumps(found["tools"]))
         except Exception as error:  # noqa: BLE001 - the server may answer anything
             _LOG.warning("the tools of the server are not known (%s), nor their hints", error)
-            code = error.error.get("code") if isinstance(error, RpcError) else None
-            is_passing = code == INTERNAL_ERROR or isinstance(error, ConnectionLost)
-            if is_passing and not self.is_taped:
+            is_lasting = isinstance(error, RpcError) and error.error.get("code") != INTERNAL_ERROR
+            if not (is_lasting or self.is_taped or isinstance(error, TimeoutError)):
                 self._host_of(request).tools = None  # the next call asks again
             return {}
 
     def _rule(self, request: HostRequest) -> Any:
         """The rule of the tool that a request calls."""
-        name = str(request.params.get("name"))
-        hints = self._host_of(request).known(name).get("annotations")
+        name, listing = str(request.params.get("name")), self._host_of(request).tools
+        hints = listing.result().get(name, {}).get("annotations") if listing is not None and listing.done() else None
         return self.box.rule(name, hints, request.params.get("arguments"))
 
     # Tasks
@@ -459,15 +454,13 @@ async def _all_pages(request: HostRequest, envelope: dict[str, Any]) -> dict[str
 
 
 def _is_fresh_for_others(kept: dict[str, Any]) -> bool:
-    result = kept["result"]
-    if type(result) is not dict or result.get("cacheScope") not in ("public", "private"):
-        return False  # either way it is kept for its asker
-    return type(result.get("ttlMs")) in (int, float) and result["ttlMs"] > 0
+    result = object_in(kept["result"])
+    is_scoped = result.get("cacheScope") in ("public", "private")  # either way it is kept for its asker
+    return is_scoped and type(result.get("ttlMs")) in (int, float) and result["ttlMs"] > 0
 
 
 def _task_of(result: Any) -> Mapping[str, Any] | None:
     """The task of the protocol that a result names in place of an answer."""
-    if not isinstance(result, dict):
-        return None
-    task = result.get("task", result if result.get("resultType") == "task" else None)
-    return task if isinstance(task, dict) and isinstance(task.get("taskId"), str) else None
+    found = object_in(result)
+    task = object_in(found.get("task", found if found.get("resultType") == "task" else None))
+    return task if isinstance(task.get("taskId"), str) else None

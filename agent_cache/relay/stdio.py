@@ -54,10 +54,9 @@ async def serve(relay: Relay, command: Sequence[str]) -> int:
     process. Returns the exit code of the server; 128 and the number of a signal that has ended the server or this
     process.
     """
-    variables = os.environ.items() if relay.settings.vary is None else ()
-    secrets = {name: value for name, value in variables if kind_of_name(name) and name != "PWD"}
-    started_by = json.dumps([*command, str(Path.cwd()), secrets])  # a tier may be shared with the processes of others
-    relay.identity = hashlib.sha256(started_by.encode("utf-8", "surrogatepass")).hexdigest()
+    secrets = {name: value for name, value in os.environ.items() if kind_of_name(name) and name != "PWD"}
+    started_by = json.dumps([*command, str(Path.cwd()), secrets if relay.settings.vary is None else None])
+    relay.identity = hashlib.sha256(started_by.encode("utf-8", "surrogatepass")).hexdigest()  # others may share a tier
     link = _Link(relay)
     try:
         async with relay:
