@@ -315,11 +315,7 @@ WAYS = pytest.mark.parametrize("decorated", [False, True], ids=["middleware", "d
 
 
 @WAYS
-@pytest.mark.parametrize(
-    "function",
-    [by_context, by_current_context, by_token],
-    ids=lambda one: one.__name__,
-)
+@pytest.mark.parametrize("function", [by_context, by_current_context, by_token], ids=lambda one: one.__name__)
 async def test_users_by_their_access_tokens(function: Any, decorated: bool):
     with over_http(server_of(function, decorated=decorated, auth=tokens("ada", "bob"))) as url:
         assert [await ask(url, auth=user) for user in ("ada", "bob", "ada", "bob")] == ["0", "1", "0", "1"]

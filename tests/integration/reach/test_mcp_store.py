@@ -38,12 +38,8 @@ async def test_an_entry_comes_back_under_its_own_key_until_it_is_replaced_or_del
     assert await store.get(KEY) is None
     await store.set(KEY, first)
     assert await store.get(KEY) == first
-    for other in (
-        CacheKey("tools/list", "", "of bob"),
-        CacheKey("prompts/list", "", "of ada"),
-        CacheKey("x", "y", "z"),
-    ):
-        assert await store.get(other) is None
+    for other in (("tools/list", "", "of bob"), ("prompts/list", "", "of ada"), ("x", "y", "z")):
+        assert await store.get(CacheKey(*other)) is None
     await store.set(KEY, second)
     assert await store.get(KEY) == second
     await store.delete(KEY)

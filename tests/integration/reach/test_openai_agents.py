@@ -124,26 +124,18 @@ async def test_a_tool_without_failure_handling_of_the_sdk_is_cached_too():
         await run(cached(shop.agent([("get_raw", {"order_id": "8"})], tools=[raw]), toolbox()))
 
 
-async def test_the_answer_of_an_agent_as_a_tool_is_not_stored():
-    """Its run may change the state of both runs, and wait for an approval."""
-    shop = Shop()
-    inner = shop.agent([read()])
-    inner.model = ScriptedModel([[assistant_message("first")], [assistant_message("second")]])
-    calls = [[("get_answer", {"input": "7"})]] * 2
-    tool = cached(inner, toolbox()).as_tool("get_answer", "Ask.")
-    outer = cached(shop.agent(*calls, tools=[tool]), toolbox())
-    assert outer.tools == [tool]
-    assert await run(outer) == {"c0.0": "first", "c1.0": "second"}
-
-
 @pytest.mark.parametrize("are_cached", [True, False])
-async def test_what_the_tools_of_an_agent_as_a_tool_have_written_is_read_anew(are_cached):
-    shop, box = Shop(), toolbox()
-    inner = shop.agent([("cancel_order", {"order_id": "7"})])
+async def test_what_an_agent_as_a_tool_says_is_not_stored_and_what_its_tools_write_is_read_anew(are_cached):
+    """Its run may change the state of both runs, and wait for an approval."""
+    shop, box, ask = Shop(), toolbox(), ("ask", {"input": "7"})
+    inner = shop.agent()
+    inner.model = ScriptedModel([*openai_steps([write()]), *([assistant_message(text)] for text in ("done", "again"))])
     tool = (cached(inner, box) if are_cached else inner).as_tool("ask", "Ask.")
-    outer = shop.agent([read()], [("ask", {"input": "7"})], [read()], [read()], tools=[shop.get_order, tool])
+    outer = shop.agent([read()], [ask], [ask], [read()], [read()], tools=[shop.get_order, tool])
     assert [info.name for info in describe(outer) or ()] == ["get_order", *(() if are_cached else ["ask"])]
-    await run(cached(outer, box))
+    copy = cached(outer, box)
+    assert (copy.tools[1] is tool) == are_cached
+    assert (await run(copy))["c2.0"] == "again"
     assert [name for name, _ in shop.runs] == ["get_order", "cancel_order", "get_order"]
 
 

@@ -57,12 +57,8 @@ async def test_what_readme_shows_of_the_relay_is_true(tmp_path):
     repo = str(folder)
     async with relayed(*options[:cut], "--stats", server=(tools / options[cut + 1],)) as host:
         logs = [await host.call("git_log", repo_path=repo)]
-        for tool, more in (
-            ("git_status", {}),
-            ("git_diff_unstaged", {}),
-            ("git_show", {"revision": "HEAD"}),
-            ("git_branch", {"branch_type": "local"}),
-        ):
+        shown, local = {"revision": "HEAD"}, {"branch_type": "local"}
+        for tool, more in {"git_status": {}, "git_diff_unstaged": {}, "git_show": shown, "git_branch": local}.items():
             await host.call(tool, repo_path=repo, **more)
             logs.append(await host.call("git_log", repo_path=repo))
         assert len(set(logs)) == 1
