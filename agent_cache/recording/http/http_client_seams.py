@@ -100,13 +100,9 @@ def _lower(headers: Any) -> dict[str, str]:
 
 def _read_body(body: Any) -> bytes:
     """The content of a body: bytes, text, a file or several of these. A file is read to its end."""
-    if body is None:
-        return b""
-    if isinstance(body, str):
-        return body.encode()
-    if isinstance(body, bytes | bytearray | memoryview):
-        return bytes(body)
-    parts = [body.read()] if hasattr(body, "read") else body
+    if isinstance(body, str | bytes | bytearray | memoryview):
+        body = [body]
+    parts = [body.read()] if hasattr(body, "read") else body or ()
     return b"".join(part.encode() if isinstance(part, str) else bytes(part) for part in parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -184,6 +185,8 @@ _TOKEN_PATH = re.compile(r"/(o?auth2?|v\d|connect|protocol/openid-connect)?/?((o
 _MODEL_HOST = re.compile("|".join(KNOWN["model_hosts"]))
 _MODEL_PATH = re.compile("|".join(KNOWN["model_paths"]))
 _MODEL_CLIENT = re.compile(rf"(?:^|[\s;])(?:{'|'.join(KNOWN['model_clients'])})", re.IGNORECASE)
+_IN_BASE64 = re.compile(rb'(?<=[",])[A-Za-z0-9+/_-]{10000,}+={0,2}(?=")')
+"""A file in JSON, such as a picture, which a conversation sends again in each turn."""
 _SIGNED_FOR_BEDROCK = re.compile(r"Credential=[^,]*/bedrock(-runtime)?/aws4_request", re.IGNORECASE)
 _MODEL_IN_PATH = re.compile(r"/(?:models?|deployments)/([^/:]+(?::\d+)?)(?:[/:]|$)")
 
@@ -233,6 +236,9 @@ def identity(
         arguments["query"] = query
     if identifying := {one: headers[one] for one in (*_IDENTIFYING, *settings.headers) if one in headers}:
         arguments["headers"] = identifying
+    body = _IN_BASE64.sub(
+        lambda found: f"sha256:{hashlib.sha256(redaction.text(found[0].decode()).encode()).hexdigest()}".encode(), body
+    )
     body_arguments = request_arguments(headers, body)
     body_arguments.get("form", {}).pop("RoleSessionName", None)  # of AWS STS: botocore makes it of the time
     if "grant_type" not in body_arguments.get("form", ()) or not _TOKEN_PATH.search(parts.path):
@@ -252,8 +258,7 @@ def _query_of(parts: SplitResult, host: str) -> dict[str, Any]:
     if not parts.query:
         return {}
     pairs = parse_qsl(parts.query, keep_blank_values=True, errors="backslashreplace")
-    names = {name for name, _ in pairs}
-    out = set[str]().union(*(those for sign, those in _SIGNED_BY.items() if sign in names))
+    out = set[str]().union(*(those for sign, those in _SIGNED_BY.items() if sign in dict(pairs)))
     out = out.union(*(those for end, those in _KEYS.items() if host.endswith(end)))
     kept = [pair for pair in pairs if pair[0] not in out and not _SIGNED.fullmatch(pair[0])]
     return pairs_of(sorted(kept, key=itemgetter(0)))  # the order of values of one name may matter

@@ -7,6 +7,7 @@ import gzip
 import importlib
 import inspect
 import json
+import re
 import socket
 import threading
 import urllib.error
@@ -288,6 +289,7 @@ def get(url: str, headers: dict[str, str] | None = None, data: bytes | None = No
 
 AMZ, SIG, KEYED = "?X-Amz-Signature={0}&X-Amz-Date={0}&a=1", "?sig={0}&se={0}&a=1", "?Signature={0}&Expires={0}"
 ROLE = b"Action=AssumeRole&RoleArn=%b&RoleSessionName=%b"
+PICTURE = b'{"data": "%b"}'
 GRANT = b"grant_type=jwt&assertion=%b"
 RUN = b'{"metadata": {"run": %b, "user": "a"}, "items": [{"nonce": %b, "run": 0}]}'
 
@@ -311,6 +313,7 @@ RUN = b'{"metadata": {"run": %b, "user": "a"}, "items": [{"nonce": %b, "run": 0}
         (("/oauth2/token", None, GRANT % b"one"), ("/oauth2/token", None, GRANT % b"two"), True),
         (("/", None, ROLE % (b"a", b"one")), ("/", None, ROLE % (b"a", b"two")), True),
         (("/", None, ROLE % (b"a", b"one")), ("/", None, ROLE % (b"b", b"one")), False),
+        (("", JSON, PICTURE % (b"a" * 10_000)), ("", JSON, PICTURE % (b"b" * 10_000)), False),
         (("/other", None, GRANT % b"one"), ("/other", None, GRANT % b"two"), False),
     ],
 )
@@ -319,6 +322,15 @@ def test_what_identifies_a_request(one, other, is_same: bool, server: HttpServer
         get(server.url + one[0], *one[1:])
     with nullcontext() if is_same else pytest.raises(DivergenceError), replay(path):
         get(server.url + other[0], *other[1:])
+
+
+def test_a_picture_that_each_turn_sends_again_is_written_as_a_digest(server: HttpServer, path: Path):
+    text = b'{"data": "%b", "url": "data:image/png;base64,%b"}' % ((b"iVBORw0KGgo" * 1000,) * 2)
+    with record(path, http=True):
+        get(f"{server.url}/json", JSON, text)
+    sent = Cassette.load(path)[0].arguments["json"]
+    assert re.fullmatch("sha256:[0-9a-f]{64}", sent["data"])
+    assert sent["url"] == f"data:image/png;base64,{sent['data']}"
 
 
 def test_hosts_can_be_left_out(server: HttpServer, path: Path):

@@ -105,22 +105,10 @@ def test_a_recording_writes_what_these_rules_leave(path: Path) -> None:
     assert has_none_of([one for _, made in every for one in made if len(one) > 12], text)
 
 
-@pytest.mark.parametrize(
-    "around",
-    [
-        "{}",
-        "before\x01{}",
-        "use {} now",
-        "a={};b",
-        '{{"k": "{}"}}',
-        "x/{}",
-        "({})",
-        "\\n{}\\n",
-        "a%20{}",
-        "[{}]",
-        "at {}\nthere",
-    ],
-)
+WITHIN = ["{}", "before\x01{}", "use {} now", "a={};b", '{{"k": "{}"}}', "x/{}", "({})", "\\n{}\\n", "a%20{}", "[{}]", "at {}\nthere"]  # fmt: skip
+
+
+@pytest.mark.parametrize("around", WITHIN)
 @in_batches("token", KNOWN["tokens"], size=100)
 def test_a_token_is_known_by_its_form(token: str, around: str) -> None:
     if around.startswith("x/") and token.startswith(("1/", "2/", "4/", "1//")):
