@@ -216,7 +216,7 @@ class Path:
     @property
     def main_class(self) -> str:
         """The most frequent class of its values."""
-        return self.classes.most_common(1)[0][0] if self.classes else ""
+        return max(self.classes, key=self.classes.__getitem__, default="")
 
 
 def path_of(tool: str, text: str) -> Path:
@@ -448,7 +448,7 @@ def _is_entity(own: Path, other: Path, shared: int) -> bool:
     """Whether a path of a write and one of a read are of one entity, by their names and values."""
     if not shared and (min(len(own.values), len(other.values)) >= 20 or not (own.is_own and other.is_own)):
         return False  # so many values, and not one in common; or not even a name
-    is_wide = _overlap(own, other) >= _MIN_OVERLAP
+    is_wide = shared / (min(len(own.values), len(other.values)) or 1) >= _MIN_OVERLAP
     classes = own.main_class, other.main_class
     are_named = bool(own.entity and other.entity) and (own.entity <= other.entity or other.entity <= own.entity)
     ids, both = own.is_id or other.is_id, own.is_id and other.is_id
