@@ -336,7 +336,7 @@ class TagsInUse:
                     [row] = self._box.explain([tool])
                     instead = {"write": f"each call drops {row.tags}", "watch": "it is not stored"}
                     found.without_rule[tool] = instead.get(row.kind, "it is left alone")
-        found.without_calls.extend(sorted({*in_use} - used))
+        found.without_calls.extend(sorted({*in_use} - used - {"*"}))
         return found
 
     def _names(self, tool: str) -> list[str]:

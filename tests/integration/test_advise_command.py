@@ -445,14 +445,14 @@ def test_no_secret_is_in_any_output(tmp_path: Path) -> None:
 
 RULES = """
 namespace = "shop"
-
 [tools.get_order]
 kind = "read"
 tags = ["order:{order_id}"]
-
 [tools.cancel_order]
 kind = "write"
 tags = ["order:{order_id}"]
+[tools."*"]
+kind = "watch"
 """
 
 
@@ -526,7 +526,7 @@ def test_a_check_says_how_many_reads_cannot_be_judged_and_fails_if_these_are_one
     assert main(["advise", "--check", str(tmp_path / "rules.toml"), str(log), "--fail-on", "stale"]) == code
     out = capsys.readouterr().out
     assert (f"{unjudged} repeated read" in out, f"{unjudged} not judged" in out) == (bool(unjudged),) * 2
-    assert "0 stale" in out
+    assert ("0 stale" in out, "no calls" in out) == (True, False), "all that is left may be nothing"
 
 
 @pytest.mark.parametrize(
