@@ -313,8 +313,6 @@ def _read_header(path: Path, text: bytes) -> Header | None:
         check_version(path, data["agent_cache_cassette"], VERSION)
     elif not text or text[:1] == b"{":
         return None
-    elif text.startswith(b"version https://git-lfs"):
-        raise CassetteError("is a pointer of Git LFS in the place of a file; get that by `git lfs pull`", path, 1)
     elif not text.startswith(_CONFLICT):
         raise CassetteError('is no cassette; "agent-cache cassette convert" makes one of those of vcrpy', path, 1)
     header: Header = _decoded(path, 1, text, msgspec.json.Decoder(Header).decode)

@@ -185,7 +185,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
             raise CassetteError("cannot be read: it is not a regular file", path)
-        return path.read_bytes()
+        data = path.read_bytes()
     except FileNotFoundError:
         reason, partial = "there is no cassette", partial_of(path)
         if os.path.exists(partial):  # noqa: PTH110 - not an error for a name that is too long
@@ -193,6 +193,9 @@ def read_bytes(path: Path) -> bytes:
         raise CassetteNotFound(f"{reason}; record it first", path) from None
     except (OSError, ValueError) as error:  # as for a name with a null in it
         raise CassetteError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from error
+    if data.startswith(b"version https://git-lfs"):
+        raise CassetteError("is a pointer of Git LFS in the place of a file; get that by `git lfs pull`", path, 1)
+    return data
 
 
 def check_version(path: Path, version: Any, known: int, kind: type[CassetteError] = CassetteError) -> None:

@@ -139,6 +139,7 @@ def test_a_body_has_no_encoding_that_the_recorder_has_taken_off(headers, given, 
     ("text", "reason"),
     [
         ("{", "cannot be read as YAML or JSON"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "git lfs pull"),
         ('{"calls": []}', "no list of interactions"),
         ('{"interactions": [{"request": {}}]}', "interaction 1 is broken: KeyError: 'response'"),
         ('{"interactions": [], "grpc_interactions": [1]}', "only HTTP"),
