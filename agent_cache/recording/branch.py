@@ -101,7 +101,7 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
         CassetteNotFound: if there is no original.
         WorldMovedError: if the original has gone on with writes, and `world` is ``"refuse"``.
         CassetteError: if the original cannot be read, is being recorded, or has no such call; if `to` exists, or cannot
-            be written.
+            be written; in the run, for an edit of another type than its function returns.
         DivergenceError: in the run, for a call that must not run yet, or after a write that has another outcome in a
             sandbox; at the end, if calls that come before `at` were not made.
         ConfigurationError: if another argument cannot work, or an edit can have no effect or cannot be written.

@@ -99,8 +99,8 @@ class Cassette:
             if not line:
                 continue
             if end.trailer is not None or line.startswith(b'{"agent_cache_cassette"'):
-                what = "a line follows the trailer" if end.trailer is not None else "a second header follows"
-                raise CassetteError(f"{what}: use one of the recordings that were merged", path, number)
+                what = "a second header, or a line that follows the trailer: use one of the recordings that were merged"
+                raise CassetteError(what, path, number)
             if line.startswith(_OTHERS):
                 end = _decoded(path, number, line, _decode_other)
                 found.others += [(number, end)] if end.trailer is None else []
@@ -286,8 +286,7 @@ _set = msgspec.structs.force_setattr  # of calls that were just decoded, and tha
 
 def _decode_call(line: bytes) -> RecordedCall:
     call = _call_decoder.decode(line)
-    if len(call.outcome) > 1 or "value" not in call.outcome:
-        check_outcome(call.outcome)
+    check_outcome(call.outcome)
     return call
 
 

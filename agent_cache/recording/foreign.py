@@ -25,14 +25,13 @@ from agent_cache.recording.http.identity import Http, identity, model_in
 from agent_cache.recording.prices import Usage, asked_model
 from agent_cache.recording.redaction import Redaction
 
-_YAML = frozenset({".yaml", ".yml"})
 _LISTS = ("interactions", "http_interactions")
 _OTHERS = ("ws_interactions", "grpc_interactions")
 
 
 def is_foreign(path: Path) -> bool:
     """Whether a file may be a cassette of another recorder: YAML, or JSON with interactions."""
-    if path.suffix.lower() in _YAML:
+    if path.suffix.lower() in (".yaml", ".yml"):
         return True
     try:
         with path.open("rb") as file:
