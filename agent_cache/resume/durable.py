@@ -418,8 +418,7 @@ class _JournalTape(Tape):
     def _close(self, doubt: Intent) -> None:
         """Forget a write in doubt that is not made again, and what it enclosed."""
         with self._lock:
-            parents = self._stored.parents
-            self._left = {at: one for at, one in self._left.items() if not is_inside(at, {doubt.id}, parents)}
+            self._left = {n: one for n, one in self._left.items() if not is_inside(n, {doubt.id}, self._stored.parents)}
 
     # The end of a call, and of the run
 

@@ -170,8 +170,11 @@ class StoredJournal:
         others = self.cassette.others
         begun = [one.intent or one.open for _, one in others]
         self.begun: dict[int, OpenCall] = {one.id: one for one in begun if one is not None}
-        # Whether the last process that went on with the run has written nothing.
-        self.is_idle = bool(others) and others[-1][0] == text.count(b"\n") and others[-1][1].resumed is not None
+        made, self.idle = {one.id for one in self.cassette.intents}, 0
+        for number, one in reversed(others):  # lines at the end by which nothing was made
+            if number + self.idle != text.count(b"\n") or (one.intent.id in made if one.intent else not one.resumed):
+                break
+            self.idle += 1
         self._checkpoints = [(number, one.checkpoint) for number, one in others if bytes(one.checkpoint)]
 
     @property
@@ -300,8 +303,7 @@ class JournalFile:
                 raise JournalError(f"was begun {how}, and can only be resumed as it was begun", self.path)
             found = _stored_in(self.path, data, self._key)
             is_first, self._size, self._lines = not self._size, data.rfind(b"\n") + 1, data.count(b"\n")
-            if is_first and found is not None and found.is_idle:
-                self._idle = self._size - data.rfind(b"\n", 0, self._size - 1) - 1
+            self._idle = found.idle if found is not None and is_first else 0
             self._take_back()
         return found
 
@@ -309,8 +311,9 @@ class JournalFile:
         """Write lines, all of them or, as on a full disk, which raises `OSError`, none."""
         if self.is_closed:
             raise OSError(0, "an earlier line was not written")
-        if self._idle:  # the new process has its line in the place of that of one that has done nothing
-            self._size, self._lines, self._idle = self._size - self._idle, self._lines - 1, 0
+        if self._idle:  # the new process has its line in the place of those of one that has done nothing
+            kept = read_bytes(self.path).splitlines(keepends=True)[: -self._idle]
+            self._size, self._lines, self._idle = sum(map(len, kept)), len(kept), 0
             self._take_back()
         if self._cipher is not None:
             lines = tuple(self._cipher.encrypt(line, self._lines + at) for at, line in enumerate(lines, 1))

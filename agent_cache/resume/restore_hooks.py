@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar, cast
 
 from agent_cache.core.options import takes
 from agent_cache.errors import CheckpointError, ConfigurationError, RestoreError
+from agent_cache.recording.outcomes import common_length
 from agent_cache.resume.checkpoints import (
     Checkpoint,
     LangChainState,
@@ -373,14 +374,11 @@ async def _restore_session(state: OpenAIAgentsState, session: Any) -> None:
 
     async def items_now() -> list[Any]:
         limit = getattr(getattr(session, "session_settings", None), "limit", None)
-        found: list[Any] = await session.get_items(None if limit is None else 2**31 - 1)
-        return found
+        return list(await session.get_items(None if limit is None else 2**31 - 1))
 
     async def write(items: list[Any]) -> None:
         before = await items_now()
-        common = 0
-        while common < min(len(before), len(items)) and before[common] == items[common]:
-            common += 1
+        common = common_length(before, items)
         for _ in before[common:]:
             await session.pop_item()
         if items[common:]:

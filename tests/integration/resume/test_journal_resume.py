@@ -587,11 +587,14 @@ def test_trace_metrics_and_budgets_go_on_until_the_budget_is_raised(world, direc
         return session
 
     dies(Journal(directory), program, "pay 1")
-    for _ in range(2):
+    sizes = []
+    for _ in range(3):
         session = asyncio.run(resumed())
+        sizes.append((directory / "run.jsonl").stat().st_size)
         assert [one.tool for one in session.get_execution_trace()[:5]] == ["resumed:get_order"] * 4 + ["resumed:pay"]
         assert session.get_metrics()["tools"]["resumed:get_order"]["calls"] >= 4
     assert world.calls == {**{f"get {number}": 1 for number in range(4)}, "pay 1": 1}
+    assert sizes[1] == sizes[2]
     assert not read_journal(directory / "run.jsonl").in_doubt
     journaled(Journal(directory), program, max_execution_depth=6)
     assert world.calls.total() == 6
