@@ -137,8 +137,7 @@ def _short(value: Any) -> str:
 
 # Which call of one run is which call of another
 
-_MAX_COMPARED = 900
-"""Pairs of calls of one name up to which all are compared. Of more, those in the same place are."""
+_MAX_COMPARED = 900  # pairs of calls of one name, up to which all are compared: of more, those in the same place
 
 
 @dataclass(slots=True, eq=False)

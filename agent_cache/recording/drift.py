@@ -1,8 +1,4 @@
-"""Drift: where a run differs from the runs that were approved, and how much that matters.
-
-A `Baseline` is one approved recording or several, and judges another recording; a `DriftDetector` says of a run that
-goes on what is certain, and judges it at its end. Both follow one rule, which `docs/explanation/drift.md` describes.
-"""
+"""Drift: where a run differs from those that were approved, and how much that matters, by docs/explanation/drift.md."""
 
 from __future__ import annotations
 
@@ -43,6 +39,7 @@ from agent_cache.recording.differences import (
     step_of,
 )
 from agent_cache.recording.file import Header, RecordedCall
+from agent_cache.recording.outcomes import encode_sorted
 from agent_cache.recording.partial_file import replace_file
 from agent_cache.recording.redaction import Redaction
 from agent_cache.values.compare import plural, shortened
@@ -50,9 +47,9 @@ from agent_cache.values.compare import plural, shortened
 _LOG = logging.getLogger("agent_cache")
 
 _IGNORED = re.compile(r"(.+?):((?:arguments|result|error)(?:[.\[].*)?)")
+_NOWHERE = re.compile(r"(?!)")
 _NUMBERS = ("missing", "extra", "repeated")
-_MAX_PLACES = 20
-"""Changed places of arguments up to which they are counted."""
+_MAX_PLACES = 20  # of arguments that have changed, up to which they are counted
 _PASSES = 6
 
 
@@ -239,18 +236,18 @@ class _Rule:
         if (places := self._patterns[call.name]) is None:
             return step
         identity, ended = (_pruned(one, "", places) for one in (step.identity, step.ended))
-        key = step.key
-        if identity != step.identity:
-            key = step.chain, digest_of([call.name, identity])
+        key = step.key if identity == step.identity else (step.chain, digest_of([call.name, identity]))
         return replace(step, identity=identity, ended=ended, key=key, outcome=digest_of(ended))
 
     def changes(self, one: Step, other: Step) -> Places:
         """Where the arguments of two calls of one function differ; nowhere if they are the same call."""
-        was, now, same_arguments = one.call, other.call, self.tolerance.same_arguments
-        same = next((same_arguments[name] for name in same_arguments if _is_named(was.name, name)), None)
-        if same is not None and was.asker == now.asker and same(was.arguments, now.arguments):
-            return {}
-        return places_of(one.identity, other.identity, _MAX_PLACES)
+        return {} if self.is_same(one.call, other.call) else places_of(one.identity, other.identity, _MAX_PLACES)
+
+    def is_same(self, was: RecordedCall, now: RecordedCall) -> bool:
+        """Whether the tolerance says that two calls of one function are the same."""
+        functions = self.tolerance.same_arguments
+        same = next((functions[name] for name in functions if _is_named(was.name, name)), None)
+        return same is not None and was.asker == now.asker and bool(same(was.arguments, now.arguments))
 
     def findings(self, steps: Sequence[Step], path: object = "") -> tuple[list[_Finding], list[Match]]:
         """All drifts of a run that has ended, in its order; what is missing comes last."""
@@ -258,10 +255,10 @@ class _Rule:
         made = {step.key for step in run}
         matches = pair_runs(self.steps, run, lambda one, other: len(self.changes(one, other)))
         if run and not any(one and other for one, other, _ in matches):
-            text = f"it calls {_listed(run)}, and the baseline {_listed(self.steps)}"
-            raise CassetteError(
-                f"has no call in common with its baseline, so it is of another agent: {text}", str(path)
-            )
+            names = (dict.fromkeys(function_in(step.call.name) for step in steps) for steps in (run, self.steps))
+            ours, theirs = (", ".join(islice(each, 5)) for each in names)
+            text = f"so it is of another agent: it calls {ours}, and the baseline {theirs}"
+            raise CassetteError(f"has no call in common with its baseline, {text}", str(path))
         for one, other, over in matches:
             if one is None or other is None:
                 if other is not None and ("extra", other.key) not in learned:
@@ -386,10 +383,6 @@ def _type_of(error: Any) -> Any:
 
 def _tokens_of(run: Sequence[Step]) -> int:
     return sum(step.call.input_tokens + step.call.output_tokens for step in run)
-
-
-def _listed(steps: Sequence[Step]) -> str:
-    return ", ".join(islice(dict.fromkeys(function_in(step.call.name) for step in steps), 5))
 
 
 def _shown_call(call: RecordedCall) -> str:
@@ -531,6 +524,7 @@ class DriftDetector:
         self._rule = _Rule(found, tolerance or Tolerance())
         self._given_on_drift = checked_function(on_drift, "DriftDetector: on_drift")
         self.redaction, self.http = found.redaction, found.http
+        self._meanings = set(map(self._meaning, self._rule.steps))
         self._begin()
         self._is_running = False
 
@@ -611,15 +605,22 @@ class DriftDetector:
         rule, key = self._rule, step.key
         same = rule.asked.get(key, [])
         self._made[key] += 1
-        if not same and ("extra", key) not in rule.learned:
-            others = [one for one in rule.steps if one.call.name == step.call.name and one.chain == step.chain]
-            if all(rule.changes(one, step) for one in others):
-                yield from rule.new(step, is_repeated=False)
-        elif self._made[key] > len(same):
-            yield from rule.new(step, is_repeated=True)
-        elif not any(one.outcome == step.outcome for one in same):
+        is_new = self._made[key] > len(same)
+        if is_new and ("extra", key) not in rule.learned and (same or not self._has(step)):
+            yield from rule.new(step, is_repeated=bool(same))
+        elif not is_new and not any(one.outcome == step.outcome for one in same):
             found = [list(rule.outcome(one, step)) for one in same]
             yield from found[0] if all(found) else ()
+
+    def _meaning(self, step: Step) -> Hashable:
+        return step.chain, step.call.name, encode_sorted(_pruned(step.identity, "", _NOWHERE))
+
+    def _has(self, step: Step) -> bool:
+        """Whether the baseline has a call with these arguments; texts that are JSON count as what they say."""
+        rule, call = self._rule, step.call
+        others = (one.call for one in rule.steps if one.call.name == call.name and one.chain == step.chain)
+        are_same = rule.tolerance.same_arguments and any(rule.is_same(one, call) for one in others)
+        return self._meaning(step) in self._meanings or bool(are_same)
 
     def _show(self, event: DriftEvent) -> None:
         """Pass an event on, unless it was."""

@@ -197,7 +197,7 @@ def test_a_machine_may_have_stopped_before_the_header_was_on_the_disk(tmp_path, 
     assert b"\0" not in path.read_bytes()
 
 
-def test_the_commands_show_what_is_in_doubt_and_leave_the_journal_alone(tmp_path, capsys):
+def test_the_commands_show_what_is_in_doubt_and_they_and_recordings_leave_the_journal_alone(tmp_path, capsys):
     path = crash(tmp_path, until=5)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
@@ -209,17 +209,11 @@ def test_the_commands_show_what_is_in_doubt_and_leave_the_journal_alone(tmp_path
     ):
         assert main(["cassette", *command, str(path)]) == code
         assert text in "".join(capsys.readouterr())
-    assert path.read_bytes() == b"".join(lines[:-1])
-
-
-def test_a_recording_does_not_replace_a_journal(tmp_path):
-    path = crash(tmp_path)
-    before = path.read_bytes()
     with pytest.raises(CassetteError, match="it is a journal"), record(path):
         pass
     with pytest.raises(CassetteError, match="it is a journal"):
         Cassette.load(path).save(path)
-    assert path.read_bytes() == before
+    assert path.read_bytes() == b"".join(lines[:-1])
 
 
 @AgentCache("bank:{order}", name="status")
@@ -388,8 +382,8 @@ async def slow_pay(order: str) -> None:
     await asyncio.sleep(3600)
 
 
-@pytest.fixture
-async def run_with_checkpoints(tmp_path):
+async def test_a_branch_goes_on_from_its_checkpoint_and_replaces_nothing(tmp_path):
+    """Its writes have keys of their own, but for one that was running at the checkpoint, which is in doubt in it."""
     async with AgentCacheSession("run", journal=Journal(tmp_path)) as session:
         await pay("o1")
         first = await session.checkpoint("first", {"paid": 1})
@@ -401,13 +395,7 @@ async def run_with_checkpoints(tmp_path):
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await pay("o4")
-    return tmp_path / "run.jsonl", first, second, carried_out[2]
-
-
-async def test_a_branch_goes_on_from_its_checkpoint_with_keys_of_its_own_and_replaces_nothing(
-    run_with_checkpoints, tmp_path
-):
-    source, first, second, _ = run_with_checkpoints
+    source, key = tmp_path / "run.jsonl", carried_out[2]
     path = branch_journal(source, "branch", until=first, directory=tmp_path / "branches")
     stored, original = read_journal(path), read_journal(source)
     assert (stored.session_id, stored.is_sealed, stored.in_doubt) == ("branch", False, [])
@@ -426,12 +414,6 @@ async def test_a_branch_goes_on_from_its_checkpoint_with_keys_of_its_own_and_rep
     assert carried_out == ["pay o2"]
     keys = {one.key for stored in (read_journal(path), original) for one in stored.intents.values()}
     assert len(keys) == 4 + 1  # the first payment is one write, its second one is another in each
-
-
-async def test_a_write_that_was_running_at_the_checkpoint_is_in_doubt_in_the_branch_and_keeps_its_key(
-    run_with_checkpoints, tmp_path
-):
-    source, _, second, key = run_with_checkpoints
     (doubt,) = read_journal(branch_journal(source, "branch", until=second, directory=tmp_path)).in_doubt
     assert (doubt.name, doubt.arguments, doubt.key) == ("slow_pay", {"order": "o3"}, key)
     with pytest.raises(InDoubtError) as caught:
