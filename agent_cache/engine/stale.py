@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from agent_cache.at_fork import at_fork
 from agent_cache.clock import CLOCK
 from agent_cache.core.store import Entry
 from agent_cache.engine.blocking import THREADS
@@ -79,6 +80,7 @@ def _expired(call: Call, within: Flight | None, kept_for: float) -> tuple[Entry 
 
 _reloading: set[tuple[Any, object]] = set()
 """Reloads that run, by their event loop, `blocking.THREADS` for a `def`, and the entry that each replaces."""
+at_fork(after_in_child=_reloading.clear)  # they go on in the parent
 
 
 def refresh(call: Call) -> None:
@@ -113,9 +115,8 @@ def _start(reload: Call, replaces: object, run: Proceed) -> None:
     operation, key = reload.operation, (_loop_of(reload), replaces)
     if key not in _reloading:
         _reloading.add(key)
-        ended = partial(_reloading.discard, key)
         name = f"agent_cache refreshes {operation.name}"
-        run_beside(partial(_reload, reload, run), name, ended, is_sync=operation.is_sync)
+        run_beside(partial(_reload, reload, run), name, partial(_reloading.discard, key), is_sync=operation.is_sync)
 
 
 async def _reload(call: Call, run: Proceed) -> None:

@@ -25,7 +25,7 @@ def held() -> Held:
 
 @pytest.fixture
 def get_order(held: Held) -> Any:
-    @AgentCache("order:{order_id}")
+    @AgentCache("order:{order_id}", ttl=600, grace=60)
     def get_order(order_id: int) -> Any:
         return held(order_id)
 
@@ -226,23 +226,30 @@ def test_threads_of_one_session_share_its_store_and_its_trace(held):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_does_not_wait_for_the_loads_of_its_parent(held, get_order):
+@pytest.mark.parametrize("is_expired", [False, True])
+def test_a_forked_child_does_not_wait_for_the_loads_and_reloads_of_its_parent(held, get_order, clock, is_expired):
     """The parent's thread, which runs the load, does not exist in the child."""
     leader = Call(get_order, 1)
     held.has_begun()
+    if is_expired:
+        held.ends("old")
+        clock.advance(601 if leader.result() else 0)
+        assert get_order(1) == "old"
+        held.has_begun(2)
+    runs = len(held.runs)
     child = os.fork()
     if not child:
         code = 1
         try:
-            opening = Call(lambda: (held.has_begun(2), held.ends("child")))
-            code = 0 if get_order(1) == "child" else 2
+            opening = Call(lambda: (held.has_begun(runs + 1), held.ends("child")))
+            until(lambda: get_order(1) == "child", 10.0)
             opening.result()
+            code = 0
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     held.ends("parent")
-    assert leader.result() == "parent"
-    assert get_order(1) == "parent"
+    until(lambda: get_order(1) == "parent")
 
 
 def test_a_reload_for_which_no_thread_can_be_started_is_tried_again(clock, monkeypatch: pytest.MonkeyPatch):
