@@ -137,7 +137,7 @@ LINES = {
     "session": 1_715,  # of 1,200: `attach` (110), calls without a key (65), the trace's keys of writes (40) and reports
     # on budgets were no row
     "toolbox": 1_125,  # of 1,000: meta-tools and names with a server in front (100) were no row
-    "remote": 3_906,  # of 3,100: `database` (650), `file` (240), `redis` (735) and `keeper` (90) have what no
+    "remote": 3_905,  # of 3,100: `database` (650), `file` (240), `redis` (735) and `keeper` (90) have what no
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end, new certificates
     "recording": 9_807,  # of 6,700: redaction as its corpora need it is 1,188 of 750, fork and drift 1,600 of
     # 1,030; files, outcomes and the ways in (formats, prices, LiteLLM, foreign recordings) are 3,560 of 2,600

@@ -342,13 +342,12 @@ class SqliteBackend:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Make or replace a database while no other process does."""
-        locks = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(locks, fcntl.LOCK_EX)
+        """Make or replace a database while no other process does, if its folder can be locked."""
+        with ExitStack() as stack:
+            with suppress(OSError):
+                stack.callback(os.close, locks := os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC))
+                fcntl.flock(locks, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(locks)
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:

@@ -155,6 +155,13 @@ except ConfigurationError as error:
     assert says in printed
 
 
+async def test_a_folder_that_cannot_be_locked_has_a_file_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fcntl.flock", lambda *_: Path("/nowhere").stat())
+    async with FileTier(tmp_path / "cache") as tier:
+        assert not tier.stats()["failures"]
+        assert await tier.caught_up()
+
+
 async def test_a_tier_is_not_sent_to_another_process(tmp_path: Path):
     async with FileTier(tmp_path / "cache") as tier:
         with pytest.raises(TypeError, match="make one in each process"):
