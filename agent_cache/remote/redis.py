@@ -503,6 +503,7 @@ class _RedisBackend:
 
     async def _keys_of_values(self) -> AsyncIterator[tuple[Any, list[bytes]]]:
         """The client of this event loop, and the keys of all values, some at a time."""
+        await self._run("ttls")  # which a replica refuses, and is not answered for ever
         client = (await self.own_loop()).client
         pattern = re.sub(r"([*?\[\]\\^-])", r"\\\1", self.prefix) + "v:*"
         keys = [key async for key in client.scan_iter(match=pattern, count=1_000)]
@@ -511,7 +512,6 @@ class _RedisBackend:
 
     async def values(self) -> AsyncIterator[list[tuple[Cell, bytes, int, float | None]]]:
         """All values, some at a time: address, head, size, and seconds until it ends."""
-        await self._run("ttls")  # which a replica refuses
         async for client, keys in self._keys_of_values():
             async with client.pipeline(transaction=False) as pipeline:
                 for key in keys:

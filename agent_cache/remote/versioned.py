@@ -718,7 +718,7 @@ class VersionedTier:
         """
         try:
             return await self.backend.clear()
-        except ConnectionError as error:
+        except Exception as error:
             raise RemoteTierError(f"not everything was dropped: {error}", self) from error
 
     def stats(self) -> dict[str, Any]:
