@@ -260,21 +260,19 @@ class _Reader:
         is_tool |= "TOOL" in (attributes.get("openinference.span.kind"), span.get("span_kind"))  # the latter of Phoenix
         if source == "blocked" or not is_tool:
             return
-        is_hit = attributes.get("gen_ai.tool.cache.hit") is True or source in _CACHED
+        no_rule = [str(attributes.get("agent_cache.tool")).partition(":")[0]]  # the tags of a toolbox without rules
+        said = None if attributes.get("agent_cache.tags") == no_rule else source
         asked, result = _first(attributes, _SPAN_ARGUMENTS), _of_message(_first(attributes, _SPAN_RESULT))
         if source is not None:  # ours, which says what is a text
             asked, result = (one if (value := _decoded(one)) is None else _plain(value) for one in (asked, result))
-        known = {
-            "arguments": asked,
-            "result": result,
-            "started": _first(span, ("startTimeUnixNano", "start_time")),
-            "ended": _first(span, ("endTimeUnixNano", "end_time")),
-        }
+        known = {"arguments": asked, "result": result, "started": _first(span, ("startTimeUnixNano", "start_time"))}
+        known["ended"] = _first(span, ("endTimeUnixNano", "end_time"))
         for call in self.call({name: value for name, value in known.items() if value is not None} | {
             "tool": _text(_first(attributes, _SPAN_TOOL)) or name.removeprefix("execute_tool "),
             "run": _first(attributes, ("gen_ai.conversation.id", "session.id")) or trace,
             "id": f"{trace} {own}" if own else "", "error": _error_of_span(span, attributes),
-            "source": "hit" if is_hit else "", "kind": "write" if source == "write" else "read" if source else None,
+            "source": "hit" if attributes.get("gen_ai.tool.cache.hit") is True else source,
+            "kind": "write" if said == "write" else "read" if said else None,
             "may_be_cut": True,
         }):  # fmt: skip
             if own:

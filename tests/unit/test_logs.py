@@ -341,9 +341,10 @@ def test_answers_that_came_from_a_cache_show_nothing(read):
         span(n, attributes={"agent_cache.source": one}) for n, one in enumerate(("miss", "hit", "write", "blocked"))
     ]
     hit = span(5, attributes={"gen_ai.tool.cache.hit": True})
-    calls, _, problems = read([*sources, hit, {**GET, "source": "hit", "time": 1.8e9}])
+    no_rule = {"agent_cache.source": "write", "agent_cache.tool": "shop:get", "agent_cache.tags": ["shop"]}
+    calls, _, problems = read([*sources, hit, {**GET, "source": "hit", "time": 1.8e9}, span(6, attributes=no_rule)])
     assert [(call.kind, call.result) for call in calls] == [
-        ("read", {"n": 1}), ("read", UNKNOWN), ("write", {"n": 1}), (None, UNKNOWN), (None, UNKNOWN)
+        ("read", {"n": 1}), ("read", UNKNOWN), ("write", {"n": 1}), (None, UNKNOWN), (None, {"n": 1}), (None, UNKNOWN)
     ]  # fmt: skip
     assert "answers that came from a cache: they show nothing of the world: 3 (first: log, line 2)" in problems
 
