@@ -157,8 +157,8 @@ class _Reader:
                 yield from self._read(record)
             except _BROKEN:
                 self.note("records that are not as their form says were left out")
-        for waiting in self._asked.values():
-            yield from (call for asked in waiting for call in self.call(asked))
+        for waiting in self._asked.values():  # what was interrupted stands where it began
+            yield from (call for asked in waiting for call in self.call(asked | {"ended": asked["started"]}))
             waiting.clear()
 
     def _records(self, data: bytes) -> Iterator[Any]:

@@ -257,8 +257,8 @@ def chat(call_id, number):
 
 
 def test_a_call_that_was_never_answered_and_an_answer_without_a_call(read):
-    calls, _, problems = read([chat("c1", 1)[0], chat("other", 2)[1]])
-    assert [(call.tool, call.result) for call in calls] == [("get", UNKNOWN)]
+    calls, _, problems = read([chat("c1", 1)[0] | {"timestamp": 1767261600}, chat("other", 2)[1]])
+    assert [(call.tool, call.result, call.ended) for call in calls] == [("get", UNKNOWN, 1767261600)]
     said = [one.partition(":")[0] for one in problems]
     assert said == ["answers without a call were left out", "calls without an answer"]
 
