@@ -4,7 +4,8 @@ its server or file is fit for it.
 Exit codes: 0 fine or done, 1 findings (`doctor` alone), 2 usage, or a server or file that cannot be used.
 
 A server and a file are looked at in the same way. All but `clear` and `doctor` only read, and no command makes a file
-that is not there. No message contains a URL, which may have a password in it.
+that is not there; one that is damaged is set aside, as any process does. No message contains a URL, which may have a
+password in it.
 """
 
 from __future__ import annotations
@@ -37,8 +38,6 @@ __all__ = ["add_options", "run"]
 _URL_VARIABLE: Final = "AGENT_CACHE_URL"
 _LONGEST_NAME: Final = 60
 _HINT: Final = "; see agent-cache tier doctor"
-_NO_LOG: Final = logging.Handler(logging.CRITICAL + 1)
-"""Stands for a program that has set up logging: the command reports its errors itself."""
 
 
 # Options
@@ -144,7 +143,9 @@ def run(options: argparse.Namespace, *, command: str) -> int:
     if not options.url:
         print(f"no tier is given: use --url, or set {_URL_VARIABLE}", file=sys.stderr)
         return 2
-    logging.getLogger("agent_cache").addHandler(_NO_LOG)
+    log = logging.StreamHandler()
+    log.addFilter(lambda record: "damaged" in record.getMessage())  # of the rest the command says what is wrong
+    logging.getLogger("agent_cache").addHandler(log)
     try:
         seconds(options.timeout, "--timeout")
         return asyncio.run({"stats": _stats, "keys": _keys, "clear": _clear, "doctor": _doctor}[command](options))
@@ -162,7 +163,7 @@ def run(options: argparse.Namespace, *, command: str) -> int:
         reason = str(cause) or f"no answer within {options.timeout:g} s"
         print(f"it cannot be used: {escaped(reason)}{_HINT if command != 'doctor' else ''}", file=sys.stderr)
     finally:
-        logging.getLogger("agent_cache").removeHandler(_NO_LOG)
+        logging.getLogger("agent_cache").removeHandler(log)
     return 2
 
 

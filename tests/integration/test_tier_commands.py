@@ -348,6 +348,7 @@ def test_the_doctor_finds_files_that_others_may_use_or_that_are_damaged(path, ru
     code, checks = verdicts(run, "--url", str(path))
     assert code == 1
     assert checks["integrity"][0] == "finding"
+    assert "it is set aside" in run("keys", "--url", str(path))[2]
 
 
 # All of them
