@@ -7,16 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agent_cache.errors import RemoteTierError
-from tests.contract.workbench import (
-    RecordingListener,
-    Workbench,
-    commit,
-    load,
-    read,
-    value_of,
-    write,
-    writing,
-)
+from tests.contract.workbench import RecordingListener, Workbench, commit, load, read, value_of, write, writing
 
 __all__ = ["LeaseTests", "OutageTests", "SubscriptionTests"]
 
