@@ -1,8 +1,6 @@
 """Where two values and two runs differ: divergences, ``cassette diff`` and drift show what is found here.
 
-In values, elements of lists are aligned, and texts that are JSON are compared as what they say. A *lane* of a run is
-what one task does in order. Lanes that make the same calls belong together, and their calls are aligned; what is left
-over is paired wherever it stands, and then by name with the fewest changes.
+docs/explanation/drift.md says which call is which.
 """
 
 from __future__ import annotations
@@ -25,16 +23,12 @@ from agent_cache.recording.outcomes import common_length, encode, encode_sorted
 
 T = TypeVar("T")
 
-ABSENT: Final[Any] = object()
-"""Stands for a value that only the other side has."""
+ABSENT: Final[Any] = object()  # stands for a value that only the other side has
 
 Places: TypeAlias = dict[str, tuple[Any, Any]]
 """By path, ``result.items[*].price``: the value on the one side and on the other; None if it is not there."""
-KEY: Final = r'(?:\.[^\s.:\[\]"]+|\["(?:[^"\\]|\\.)*"\])'
-"""A pattern of the step of a path to a key of an object."""
-
-_LONG = 60
-"""Texts up to this length are shown as a whole."""
+KEY: Final = r'(?:\.[^\s.:\[\]"]+|\["(?:[^"\\]|\\.)*"\])'  # a pattern of the step of a path to a key of an object
+_LONG = 60  # up to which texts are shown as a whole
 _AROUND = 24
 _MAX_SHOWN = 100
 _MAX_LINES = 12
@@ -84,8 +78,8 @@ def places_of(was: Any, now: Any, most: int = 1_000) -> Places:
     """Where two values differ, with the first two values at each place; lists are one place for all elements."""
     found: Places = {}
     for path, one, other in islice(differences(was, now, ""), most):
-        place = _ELEMENT.sub("[*]", path)
-        found.setdefault(place, (None if one is ABSENT else one, None if other is ABSENT else other))
+        pair = None if one is ABSENT else one, None if other is ABSENT else other
+        found.setdefault(_ELEMENT.sub("[*]", path), pair)
     return found
 
 

@@ -204,10 +204,6 @@ class _Finding(NamedTuple):
     other: Step | None
     where: Places
 
-    @property
-    def shown(self) -> Step:
-        return self.other or self.step  # type: ignore[return-value]  # there is one of them
-
 
 class _Rule:
     """Finds the drifts of a run from one baseline, with one tolerance, and says how much they matter."""
@@ -279,7 +275,7 @@ class _Rule:
             judged = [step for step in over if ("order", step.number) not in learned]
             if judged and ("order", one.number) not in learned:
                 found.append(self.order(one, other, judged))
-        return sorted(found, key=lambda drift: (drift.other is None, drift.shown.number)), matches
+        return sorted(found, key=lambda drift: (not drift.other, (drift.other or drift.step).number)), matches  # type: ignore[union-attr]
 
     def finding(
         self, kind: str, text: str, step: Step | None, other: Step | None, where: Places, least: DriftSeverity
@@ -342,7 +338,7 @@ class _Rule:
 
     def is_number(self, finding: _Finding) -> bool:
         """Whether a drift is about how many reads or model calls there are."""
-        return finding.event.kind in _NUMBERS and not self.is_write(finding.shown)
+        return finding.event.kind in _NUMBERS and not self.is_write(finding.other or finding.step)
 
     def events(self, findings: Sequence[_Finding], run: Sequence[Step]) -> Iterator[DriftEvent]:
         """The events of a whole run, with those of its tokens."""
@@ -375,6 +371,15 @@ def _pruned(value: Any, path: str, places: re.Pattern[str]) -> Any:
         at = f"{path}[*]"
         return [] if places.match(at) else [_pruned(one, at, places) for one in value]
     return value
+
+
+def _said(value: Any) -> bytes:
+    """The same for values between which `places_of` finds no difference."""
+    return encode_sorted(_pruned(value, "", _NOWHERE))
+
+
+def _meaning(step: Step) -> Hashable:
+    return step.chain, step.call.name, _said(step.identity)
 
 
 def _type_of(error: Any) -> Any:
@@ -524,7 +529,12 @@ class DriftDetector:
         self._rule = _Rule(found, tolerance or Tolerance())
         self._given_on_drift = checked_function(on_drift, "DriftDetector: on_drift")
         self.redaction, self.http = found.redaction, found.http
-        self._meanings = set(map(self._meaning, self._rule.steps))
+        self._meanings = set(map(_meaning, self._rule.steps))
+        self._endings = {
+            key: {_said(one.ended) for one in same}
+            for key, same in self._rule.asked.items()
+            if not any(("error", one.number) in self._rule.learned or "unfinished" in one.ended for one in same)
+        }
         self._begin()
         self._is_running = False
 
@@ -608,19 +618,15 @@ class DriftDetector:
         is_new = self._made[key] > len(same)
         if is_new and ("extra", key) not in rule.learned and (same or not self._has(step)):
             yield from rule.new(step, is_repeated=bool(same))
-        elif not is_new and not any(one.outcome == step.outcome for one in same):
-            found = [list(rule.outcome(one, step)) for one in same]
-            yield from found[0] if all(found) else ()
-
-    def _meaning(self, step: Step) -> Hashable:
-        return step.chain, step.call.name, encode_sorted(_pruned(step.identity, "", _NOWHERE))
+        elif not is_new and _said(step.ended) not in self._endings.get(key, {_said(step.ended)}):
+            yield from rule.outcome(same[0], step)
 
     def _has(self, step: Step) -> bool:
         """Whether the baseline has a call with these arguments; texts that are JSON count as what they say."""
         rule, call = self._rule, step.call
         others = (one.call for one in rule.steps if one.call.name == call.name and one.chain == step.chain)
         are_same = rule.tolerance.same_arguments and any(rule.is_same(one, call) for one in others)
-        return self._meaning(step) in self._meanings or bool(are_same)
+        return _meaning(step) in self._meanings or bool(are_same)
 
     def _show(self, event: DriftEvent) -> None:
         """Pass an event on, unless it was."""
