@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"agent-cache: {error}", file=sys.stderr)
         return 2
     if "" in arguments[: arguments.index("--") if "--" in arguments else None]:
-        parser.error("an argument is empty, as a variable of the shell is that is not set")
+        parser.error("an argument is empty: is a variable of the shell not set?")
     options = parser.parse_args(arguments)
     if options.version:
         print(f"agent-cache {importlib.metadata.version('agent-cache')}")
