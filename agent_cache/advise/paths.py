@@ -265,7 +265,9 @@ class ToolFacts:
             is_known = name in self.parameters or self.calls == 0
             self.parameters[name] = is_known and self.parameters.get(name, True) and name in call.arguments
         self.is_open |= any(
-            name in _COMMANDS or (isinstance(value, str) and _STATEMENT.search(value[:1_000]) is not None)
+            name in _COMMANDS
+            or (isinstance(value, str) and _STATEMENT.search(value[:1_000]) is not None)
+            or (name == "code" and "(" in str(value))  # and not that of an airport
             for name, value in call.arguments.items()
         )
         self.calls += 1

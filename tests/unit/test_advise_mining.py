@@ -236,9 +236,8 @@ def test_an_answer_that_was_never_the_same_is_that_of_a_clock_whatever_was_writt
     log: list[LoggedCall] = []
     for turn, write in zip(range(30), itertools.cycle(("push", "ping", "note"))):
         log += [call("get_time", turn), call("get_total", turn // 3), call(write, "ok", text=f"text {turn}")]
-    assert {name: one.kind for name, one in mine(log).tools.items() if one.kind != "write"} == {
-        "get_time": "watch", "get_total": "read",
-    }  # fmt: skip
+    tools = mine(log).tools
+    assert (tools["get_time"].kind, tools["get_total"].kind) == ("watch", "read")
 
 
 def test_a_failed_write_refutes_nothing() -> None:
@@ -440,11 +439,12 @@ def test_a_read_that_a_write_overlapped_is_neither_stale_nor_stored() -> None:
         {"query": 'mutation Close { close(id: "7") { id } }'},
         {"url": "https://example.com/orders/7", "method": "DELETE"},
         {"command": "cat order-7"},
+        {"code": "orders[7].close()"},
     ],
 )
 def test_a_tool_whose_arguments_say_what_it_does_is_no_read_by_its_name(arguments: dict[str, Any]) -> None:
     log = [
-        LoggedCall("get_data", {"query": "how to select a gift from a shop"}, 1),
+        LoggedCall("get_data", {"query": "how to select a gift from a shop", "code": "BER"}, 1),
         LoggedCall("get_data", arguments, 1),
     ]
     assert mine(log[:1]).tools["get_data"].kind == "read"
