@@ -268,11 +268,11 @@ class TagRule(NamedTuple):
     of_one: tuple[str, Callable[[Any], tuple[Tag, ...]]] | None = None  # of ``root:{parameter}``: this, and its tags
     is_of_result: bool = False  # whether `make` reads the result alone
     arguments: tuple[Field, ...] = ()  # the fields of a template that name arguments
-    null_is_all: bool = False  # whether a write with a null for one of these touches the whole root
+    null_is_all: bool = False  # whether a write touches the whole root if it `names_null`
 
     def names_null(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether one of these arguments is null."""
-        return any(field.value(arguments, None) is None for field in self.arguments if not field.is_of_many)
+        """Whether one of these arguments is null, or empty."""
+        return any(one is None for at in self.arguments if not at.is_of_many for one in at.each(arguments, None))
 
 
 class TagSet(NamedTuple):

@@ -130,9 +130,9 @@ NULLABLE = {"properties": {"order": {"anyOf": [{"type": "string"}, {"type": "nul
 
 @pytest.mark.parametrize("template", ["order:{order}", "order:eu-{order}", "order:{order}:{result[tool]}"])
 @pytest.mark.parametrize("schema", [None, NULLABLE])
-@pytest.mark.parametrize("arguments", [{}, {"order": None}])
+@pytest.mark.parametrize("arguments", [{}, {"order": None}, {"order": []}])
 async def test_a_write_that_names_no_entity_reaches_all_of_them(template: str, schema: Any, arguments: Any):
-    """Whether its argument is absent, or null, or null by the default in its schema: only the tool knows what it is."""
+    """Whether its argument is absent, null, empty, or null by the default in its schema: only the tool knows it."""
     one = shop(get=Read("order:{order}"), put=Write(template))
     await one.call("get", {"order": "7"})
     await one.call("put", arguments, schema=schema)
