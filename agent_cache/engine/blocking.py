@@ -67,6 +67,7 @@ def run_blocking(coroutine: Coroutine[Any, Any, T], interruption: BaseException 
             except BaseException as interruption:  # noqa: BLE001 - it is the coroutine's to handle
                 future = coroutine.throw(interruption)
             else:
+                future = None  # or an error of the load would have this frame, which has the error
                 future = coroutine.send(None)
         return cast("T", future)
     except StopIteration as end:

@@ -239,6 +239,7 @@ async def _follow(operation: Operation[Any], store: Store, key: Hashable) -> tup
     except BaseException:
         flight.leave(waiter)
         operation.stats.shared += 1
+        outcome = waiter = None  # which have the error, which has this frame
         raise
     value = outcome if outcome is BECOME_LEADER else outcome.share()
     if value is not MISSING and value is not BECOME_LEADER:
@@ -389,6 +390,7 @@ async def load(call: Call, *, flight: Flight | None = None, may_serve_stored: bo
             within.inherit(read_of(call, own), call=call)
         return value
     except BaseException as error:
+        outcome = waiter = None  # as above
         if own is not None:
             if within is not None:
                 within.inherit(read_of(call, own, failed=True), call=call)

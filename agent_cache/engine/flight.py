@@ -59,6 +59,7 @@ class Failure:
             # The exception that this follower was handling does not concern the others. A frozen class refuses to have
             # its attributes set, and would be replaced by the error about that.
             BaseException.__setattr__(self.error, "__context__", self.context)
+            del self  # or the frame, which the error has, would have the error
 
 
 class Flight:

@@ -6,12 +6,15 @@ import asyncio
 import contextvars
 import dataclasses
 import gc
+import weakref
+from contextlib import suppress
 from types import TracebackType
 
 import pytest
 
 from agent_cache import AgentCache, AgentCacheSession, invalidate
 from tests.harness.gates import Gate, cancelled, expire, idle, started
+from tests.harness.threads import followers_of, in_threads, until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -130,6 +133,40 @@ async def test_an_error_that_refuses_changes_reaches_every_caller_unchanged(erro
     found = await asyncio.gather(*callers, return_exceptions=True)
     assert [one is error for one in found] == [True] * 3
     assert len(gate.calls) == 1
+
+
+async def test_an_error_that_callers_share_is_freed_with_the_last_of_them():
+    """With all that its traceback has, and without a garbage collection."""
+    errors: list[weakref.ref[Exception]] = []
+
+    class Seen(Exception):
+        def __init__(self) -> None:
+            errors.append(weakref.ref(self))
+
+    @AgentCache("order")
+    async def get() -> str:
+        await idle()
+        raise Seen
+
+    @AgentCache("order")
+    def get_in_thread() -> str:
+        until(lambda: followers_of(get_in_thread) == 1)
+        raise Seen
+
+    def call_in_thread(_: int) -> None:
+        with suppress(Seen):
+            get_in_thread()
+
+    gc.disable()
+    try:
+        await asyncio.gather(get(), get(), return_exceptions=True)
+        async with AgentCacheSession():
+            await asyncio.gather(get(), get(), return_exceptions=True)
+        in_threads(2, call_in_thread)
+        await idle()
+        assert [one() for one in errors] == [None] * 3
+    finally:
+        gc.enable()
 
 
 async def test_an_error_that_nobody_waits_for_any_more_is_nobodys_complaint(gate, get_order):

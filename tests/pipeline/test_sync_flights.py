@@ -32,28 +32,18 @@ def get_order(held: Held) -> Any:
     return get_order
 
 
-def test_callers_in_64_threads_share_one_run(held, get_order):
-    """One run, 64 answers, and then a hit."""
+def test_callers_in_64_threads_share_one_run_and_each_gets_a_copy_of_its_own(held, get_order):
+    """One run, 64 answers, and then a hit. What one caller changes, no other sees."""
     calls = [Call(get_order, 1) for _ in range(64)]
     held.has_begun()
     until(lambda: followers_of(get_order) == 63)
-    held.ends("one")
-    assert [call.result() for call in calls] == ["one"] * 64
-    assert get_order(1) == "one"
-    assert len(held.runs) == 1
-
-
-def test_each_follower_gets_a_copy_of_its_own(held, get_order):
-    """What one caller changes, no other sees."""
-    calls = [Call(get_order, 1) for _ in range(4)]
-    held.has_begun()
-    until(lambda: followers_of(get_order) == 3)
     held.ends(["tea"])
     answers = [call.result() for call in calls]
     answers[0].append("milk")
     answers[1].append("cake")
-    assert answers[2:] == [["tea"], ["tea"]]
+    assert answers[2:] == [["tea"]] * 62
     assert get_order(1) == ["tea"]
+    assert len(held.runs) == 1
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -76,56 +66,28 @@ def test_a_signal_interrupts_the_main_thread_where_it_waits(held, get_order):
 # Who would wait for itself
 
 
-def test_a_tool_that_calls_itself_runs():
-    """Re-entered with the same arguments, it would wait for its own end."""
-    depths: list[int] = []
-
-    @AgentCache("tree")
-    def walk() -> int:
-        depths.append(len(depths))
-        return walk() + 1 if len(depths) < 3 else 0
-
-    assert walk() == 2
-    assert len(depths) == 3
+def in_worker(function: Any) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(contextvars.copy_context().run, function).result(PATIENCE)
 
 
-def test_a_tool_whose_worker_thread_calls_it_again_runs():
-    """The context that the worker got tells whose load it belongs to."""
+@pytest.mark.parametrize("how", [lambda call: call(), in_worker])
+def test_a_tool_that_calls_itself_runs(how):
+    """Re-entered with the same arguments, it would wait for its own end. A worker's context tells whose load it is."""
     runs: list[int] = []
 
     @AgentCache("tree")
     def walk() -> int:
         runs.append(1)
-        if len(runs) < 3:
-            context = contextvars.copy_context()
-            with ThreadPoolExecutor(1) as pool:
-                return pool.submit(context.run, walk).result(PATIENCE) + 1
-        return 0
+        return int(how(walk)) + 1 if len(runs) < 3 else 0
 
     assert Call(walk).result() == 2
+    assert len(runs) == 3
 
 
-def test_two_threads_that_would_wait_for_each_other_both_end():
-    """Thread 1 loads A and needs B, thread 2 loads B and needs A."""
-    both = threading.Barrier(2, timeout=PATIENCE)
-    runs: list[str] = []
-
-    @AgentCache("pair:{name}")
-    def get(name: str) -> str:
-        runs.append(name)
-        if len(runs) <= 2:
-            both.wait()
-        if len(runs) < 12 and threading.current_thread() is not threading.main_thread():
-            return name + get("b" if name[0] == "a" else "a")[:1]
-        return name
-
-    first, second = Call(get, "a"), Call(get, "b")
-    assert {first.result()[0], second.result()[0]} == {"a", "b"}
-
-
-def test_threads_that_wait_in_a_ring_end():
-    """Each of eight loads needs that of the next."""
-    size = 8
+@pytest.mark.parametrize("size", [2, 8])
+def test_threads_that_wait_in_a_ring_end(size):
+    """Each of these loads needs that of the next."""
     all_run = threading.Barrier(size, timeout=PATIENCE)
     first_runs = threading.local()
 
