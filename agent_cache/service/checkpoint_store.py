@@ -13,7 +13,7 @@ import secrets
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
@@ -170,13 +170,9 @@ class CheckpointStore:
     def listed(self, session_id: str | None, label: str | None, after: Position | None) -> list[CheckpointEntry]:
         """The checkpoints of a session, of exactly this label, after a place in the list; newest first."""
         self._refresh()
-        found = [
-            one
-            for one, _ in self._by_id.values()
-            if session_id in (None, one.session_id)
-            and label in (None, one.label)
-            and (after is None or position_of(one) < after)
-        ]
+        of_session = (one for one, _ in self._by_id.values() if session_id in (None, one.session_id))
+        found = (one for one in of_session if label in (None, one.label))
+        found = (one for one in found if after is None or position_of(one) < after)
         return sorted(found, key=position_of, reverse=True)
 
     def find(self, checkpoint_id: str) -> CheckpointEntry | None:
@@ -196,7 +192,7 @@ class CheckpointStore:
                     found[path] = known if known is not None and known.stamp == stamp else self._listed_in(path, stamp)
                 except (FileNotFoundError, CassetteNotFound):  # it went while the directory was read
                     continue
-                except (OSError, CassetteError, msgspec.DecodeError, ValueError) as error:
+                except (OSError, CassetteError, msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
                     _LOG.warning("%s cannot be read, so its checkpoints are not listed: %s", path.name, error)
                     found[path] = _Journal(stamp, None, [])
             if found != self._journals:
@@ -240,7 +236,8 @@ class CheckpointStore:
         self._refresh()
         for _, header, _ in self._journals.values():
             if header is not None and header.restored is not msgspec.UNSET:
-                yield msgspec.convert(header.restored, Restored), header.run
+                with suppress(msgspec.ValidationError):  # of another version
+                    yield msgspec.convert(header.restored, Restored), header.run
 
     def _make(
         self, entry: CheckpointEntry, request: RestoreRequest, secret: str, hashed: str, asked: str

@@ -314,7 +314,8 @@ def test_labels_are_redacted_and_tokens_and_keys_are_in_no_file(client, journal,
         assert not any(one in path.read_bytes() for one in (b"ord-77", answer["restore_token"].encode(), b"a-key"))
 
 
-def test_a_journal_that_is_broken_is_not_restored_and_the_log_says_where(client, killed, store, caplog):
+def test_a_journal_that_is_broken_is_not_restored_and_the_log_says_where(client, killed, journal, store, caplog):
+    journal("ann-9", restored={"of": "another version"})  # which keeps no other from being restored
     killed.append(b'{"id":9,"kind"}\n')
     answer = restored(client, ids(client)[0], key="k")
     assert problem(answer) == (409, [])
@@ -631,8 +632,9 @@ def test_what_is_no_journal_is_left_out_and_said(client, store, journal, caplog)
     (store / "folder.jsonl").mkdir()
     os.mkfifo(store / "pipe.jsonl")
     journal("s-2").checkpoint(sequence="1")
+    journal("s-3").append(b'{"checkpoint":[1]}\n')
     assert ids(client) == [good]
-    for name in ("note", "empty", "cassette", "folder", "pipe", "s-2"):
+    for name in ("note", "empty", "cassette", "folder", "pipe", "s-2", "s-3"):
         assert f"{name}.jsonl cannot be read, so its checkpoints are not listed" in caplog.text
 
 
