@@ -237,7 +237,7 @@ def _under_other_names(active: ActiveCall, cassette: Cassette) -> str:
     asked = _REQUEST.fullmatch(active.function.name)
     if asked is None:
         last = re.split("[:.]", active.function.name)[-1]
-        others = [call.name for call in cassette if re.split("[:.]", call.name)[-1] == last]
+        others = [one for one in dict.fromkeys(call.name for call in cassette) if re.split("[:.]", one)[-1] == last]
         others += [call.name for call in cassette if call.arguments and call.arguments == active.arguments]
         advice = "If that is the same function, renamed, moved, or of a file that was run, give it this name by name="
         return f", but of {others[0]}. {advice}" if others else ""
