@@ -240,7 +240,7 @@ class Toolbox:
 
     def _tags_of(self, rule: Rule, name: str, schema: Mapping[str, Any] | None) -> TagSet:
         if isinstance(rule, Read | Write):
-            return compiled_tags(rule, _names_in(schema), f"{self.namespace}:{name}")
+            return compiled_tags(rule, _taken_of(schema)[0], f"{self.namespace}:{name}")
         return TagSet(self._roots, (), (), self._roots)
 
     # Calls
@@ -386,7 +386,7 @@ class Toolbox:
             tool = tools.get(key)
             if tool is not None and schema is None:
                 schema = tool.schema
-            if tool is None or tool.rule is not found.rule or schema != tool.schema:
+            if tool is None or tool.rule is not found.rule or _taken_of(schema) != _taken_of(tool.schema):
                 tool = self._compile(name, found, schema, form or _NO_FORM, is_sync=tools is self._sync_tools)
             tools[key] = tool = tool._replace(schema=schema, annotations=annotations)
             forget_oldest(tools, _MAX_TOOLS)
@@ -408,9 +408,7 @@ class Toolbox:
         operation = kind(function, full_name, parameters, tags, policy, rule.decorator.tiers, is_sync=is_sync)
         # If it was new, it would warn of roots that no tool writes or reads: that tool may not have been called yet.
         operation.form, operation.rule, operation.is_new = form, rule, False
-        described = (_properties_in(schema) or {}).items()
-        defaults = {name: one["default"] for name, one in described if isinstance(one, Mapping) and "default" in one}
-        return _Tool(operation, rule, schema, defaults)
+        return _Tool(operation, rule, schema, _taken_of(schema)[1])
 
     def _warn_of_unknown(self, found: Found, full_name: str) -> None:
         if found.is_unknown:
@@ -591,15 +589,13 @@ def _runner(name: str, returns: Any, *, is_sync: bool) -> Callable[..., Any]:
     return function
 
 
-def _properties_in(schema: Any) -> Mapping[str, Any] | None:
-    """The arguments that a schema describes. It comes from a server, and may be anything."""
+def _taken_of(schema: Any) -> tuple[tuple[str, ...] | None, dict[str, Any]]:
+    """What is taken of a schema: the arguments that it names, None if it allows others, and defaults. It comes from a
+    server, and may be anything; its other words may differ by user or by day.
+    """
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return properties if isinstance(properties, Mapping) else None
-
-
-def _names_in(schema: Mapping[str, Any] | None) -> tuple[str, ...] | None:
-    """The arguments that a schema names; None if it allows others."""
-    properties = _properties_in(schema)
-    if schema is None or properties is None or schema.get("additionalProperties") or schema.get("patternProperties"):
-        return None
-    return tuple(properties)
+    if not isinstance(properties, Mapping):
+        return None, {}
+    described = [(name, one) for name, one in properties.items() if isinstance(one, Mapping)]
+    is_open = schema.get("additionalProperties") or schema.get("patternProperties")
+    return None if is_open else tuple(properties), {name: one["default"] for name, one in described if "default" in one}

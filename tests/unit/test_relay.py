@@ -176,6 +176,16 @@ async def test_the_sessions_of_a_server_keep_one_list_of_its_tools(clock):
         assert hosts[0].tools.result() is hosts[1].tools.result() != {}
 
 
+async def test_sessions_whose_lists_describe_a_tool_in_other_words_share_its_answers(clock):
+    serve = Server()
+    async with Relay(Toolbox(RULES, namespace="words")) as relay:
+        for number in range(6):
+            properties = {"id": {"type": "string", "description": f"today is {number}"}}
+            serve.tools = [{"name": "get", "inputSchema": {"properties": properties}}]
+            host = relay.host(str(number % 3))
+            assert text(await answer(relay, serve, "get", _host=host, id="a")) == "1"
+
+
 async def test_a_list_that_changes_before_anybody_has_asked_for_it_warns_of_nothing(clock, caplog):
     async with Relay(Toolbox(RULES, namespace="early")) as relay:
         await relay.observe("notifications/tools/list_changed", {})
