@@ -26,12 +26,7 @@ from tests.integration.reach.test_langchain import ASK, model_of, tool_messages
 
 pytestmark = pytest.mark.usefixtures("clock")
 
-RULES = {
-    "get_value": Read("value:{key}"),
-    "large": Watch(),
-    "fail": Read("fail"),
-    "set_value": Write("value:{key}"),
-}
+RULES = {"get_value": Read("value:{key}"), "large": Watch(), "fail": Read("fail"), "set_value": Write("value:{key}")}
 GET = ("get_value", {"key": "a"})
 
 

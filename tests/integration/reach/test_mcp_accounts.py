@@ -71,10 +71,8 @@ def of_pydantic_ai(make: Callable[[str, str], MCPToolset[Any]]) -> Connect:
         toolset = make(url, name)
 
         async def ask(box: Toolbox) -> str:
-            capabilities = [AgentCacheCapability(box)]
-            return str(
-                (await PydanticAgent(TestModel(), toolsets=[toolset], capabilities=capabilities).run("go")).output
-            )
+            agent = PydanticAgent(TestModel(), toolsets=[toolset], capabilities=[AgentCacheCapability(box)])
+            return str((await agent.run("go")).output)
 
         yield ask
 

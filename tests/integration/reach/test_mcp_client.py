@@ -27,10 +27,6 @@ OF_FASTMCP: Wrapped = lambda client: client
 OF_THE_SDK: Wrapped = lambda client: client.session
 
 
-def data(answer: Any) -> Any:
-    return answer.structured_content
-
-
 async def test_fastmcps_client_gives_typed_data_and_raises_its_own_errors():
     shop = Shop()
     async with Client(shop.server) as client:

@@ -18,14 +18,9 @@ from agent_cache.integrations.mcp_store import CacheStore
 from agent_cache.remote.file import FileTier
 from agent_cache.testing import FakeClock, reset
 
+pytestmark = pytest.mark.usefixtures("clean")
+
 KEY = CacheKey("tools/list", "", "of ada")
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    reset()
-    yield
-    reset()
 
 
 def entry(name="a", seconds=60.0):

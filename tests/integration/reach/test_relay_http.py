@@ -20,9 +20,10 @@ pytest.importorskip("starlette", reason="as above")
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from agent_cache.testing import reset
 from tests.harness.mcp_host import RELAY, started, text_of
 from tests.harness.mcp_http_host import HttpHost, hosted, listen, relaying, running, serving
+
+pytestmark = pytest.mark.usefixtures("clean")
 
 RULES = """
 namespace = "relay"
@@ -45,13 +46,6 @@ tools.change_list = { kind = "pass" }
 IS_MODERN = find_spec("mcp.server.mcpserver") is not None
 LATEST = ["2025-11-25", "2026-07-28"] if IS_MODERN else ["2025-11-25"]
 VERSIONS = pytest.mark.parametrize("version", ["2025-03-26", *LATEST])
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    """The relays of these tests are in this process: no write in doubt is left to the next one."""
-    yield
-    reset()
 
 
 @pytest.fixture(scope="module")

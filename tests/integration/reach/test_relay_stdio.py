@@ -81,13 +81,11 @@ async def test_what_is_no_tool_call_passes_byte_for_byte(rules):
         ("no/such/method", {"x": 1}),
     ]
     async with relayed("--config", rules) as host, started(SERVER) as direct:
-        for method, params in requests:
-            await host.start(method, params)
-            await direct.start(method, params)
-        await host.write(b"this is no JSON\n")
-        await direct.write(b"this is no JSON\n")
-        await host.request("ping")
-        await direct.request("ping")
+        for each in (host, direct):
+            for method, params in requests:
+                await each.start(method, params)
+            await each.write(b"this is no JSON\n")
+            await each.request("ping")
         answers = [[line for line in each.lines if b'"method"' not in line] for each in (host, direct)]
         assert answers[0] == answers[1]  # a server may also notify of what it cannot read, before it goes on or after
         assert len(answers[0]) > len(requests)

@@ -19,6 +19,8 @@ from tests.harness.mcp_http_host import ACCEPT, relaying, running
 from tests.harness.odd_mcp_server import FORMS, ODD, OddApplication, call_of
 from tests.integration.reach.test_relay_odd_messages import NOT_JUDGED
 
+pytestmark = pytest.mark.usefixtures("clean")
+
 RULES = """
 namespace = "users"
 on_loop = "off"
@@ -40,13 +42,6 @@ NEUTRAL = [
     "sentry-trace", "traceparent", "tracestate", "user-agent", "x-amzn-trace-id", "x-b3-traceid",
     "x-cloud-trace-context", "x-correlation-id", "x-request-id",
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    """Nothing is left to the next test."""
-    yield
-    reset()
 
 
 @pytest.fixture
