@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(encoding=None if is_settled else "utf-8", errors="backslashreplace")
     try:
         parser = _parser(arguments)
-    except ModuleNotFoundError as error:
+    except (ConfigurationError, ModuleNotFoundError) as error:  # of the environment, or of an extra
         print(f"agent-cache: {error}", file=sys.stderr)
         return 2
     if "" in arguments[: arguments.index("--") if "--" in arguments else None]:

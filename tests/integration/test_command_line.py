@@ -101,6 +101,7 @@ def test_what_memory_cannot_hold_and_what_an_extra_brings_is_said_in_one_line(mo
         ("show run.jsonl >/dev/full", {}, 2, b""),
         ("show run.jsonl | head -c 1", {}, 0, b"r"),
         ("text . 2>&1", {}, 2, b".: Is a directory\n"),
+        ("text . 2>&1", {"AGENT_CACHE_ENABLED": "disabled"}, 2, b"AGENT_CACHE_ENABLED must be 0 or 1"),
     ],
 )
 def test_output_goes_to_what_cannot_encode_it_is_closed_or_full_and_errors_name_their_file(
