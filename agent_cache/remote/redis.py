@@ -65,7 +65,6 @@ Command = Callable[[Any], Awaitable[T]]
 
 _DAY: Final = 86_400.0
 _OPTIONS: Final = frozenset({"namespace", "max_staleness", "timeout", "lease", "remote_ttl", "codec", "max_value_size"})
-_LONGEST_HEAD: Final = 1 << 18
 _MOST_HANDED_OVER: Final = 1_000
 """Writes to a server that does not answer that are sent to it all the same."""
 _SPARE_LASTS: Final = 60.0
@@ -515,7 +514,7 @@ class _RedisBackend:
         async for client, keys in self._keys_of_values():
             async with client.pipeline(transaction=False) as pipeline:
                 for key in keys:
-                    pipeline.strlen(key).pttl(key).getrange(key, 0, _LONGEST_HEAD)
+                    pipeline.strlen(key).pttl(key).getrange(key, 0, 1 << 18)
                 found = await pipeline.execute(raise_on_error=False)
             if denied := [one for one in found if isinstance(one, NoPermissionError)]:
                 raise denied[0]

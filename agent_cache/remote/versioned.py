@@ -43,7 +43,6 @@ _MOST_CELLS: Final = 1_024
 _MOST_LATE: Final = 256
 """Entities that one result may name before it depends on their whole roots instead."""
 _MOST_PENDING: Final = 1_000
-_LONGEST_PAUSE: Final = 0.1
 _MOST_LOADERS: Final = 2
 """Of other processes that a reader waits for. The second one replaces a process that has died."""
 UNUSABLE = "it cannot be used, so the tools run without it"
@@ -61,6 +60,7 @@ class _Pending:
     is_held: bool = False
     may_wait: bool = False
     has_failed: bool = False
+    has_landed: bool = False
 
 
 class Ticket:
@@ -432,7 +432,7 @@ class VersionedTier:
                     if len(loaders) > _MOST_LOADERS:
                         break
                     await asyncio.sleep(pause)
-                    pause = min(1.5 * pause, _LONGEST_PAUSE)
+                    pause = min(1.5 * pause, 0.1)
                 # Also by who leads: another load may just have ended.
                 found, ticket = await self._look_up(Ticket(self, ticket.request))
                 if loader == me:
@@ -562,6 +562,7 @@ class VersionedTier:
         except BaseException:
             one.is_held, one.may_wait, one.has_failed = False, False, True
             raise
+        one.has_landed = True
         if one.message is None:
             self.feed.lose()
         else:
@@ -580,7 +581,7 @@ class VersionedTier:
             ConnectionError: if something is left.
         """
         for name, one in list(self.pending.items()):
-            if self.pending.get(name) is one and not one.may_wait:
+            if not (one.may_wait or one.has_landed):
                 await self._send(name, one)
 
     def _note_pending(self) -> None:

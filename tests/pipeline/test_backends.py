@@ -16,7 +16,7 @@ from agent_cache.remote import Backend, FileTier, VersionedTier
 from agent_cache.remote.feed import News
 from agent_cache.testing import FakeClock, MemoryServer
 from agent_cache.testing.tier_contract import BackendContract
-from tests.contract.workbench import load, read, value_of, writing
+from tests.contract.workbench import commit, load, read, value_of, write, writing
 from tests.harness.gates import idle
 
 
@@ -105,12 +105,12 @@ class Gated(MemoryServer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.may_commit = asyncio.Event()
+        self.may_commit = asyncio.Semaphore(0)
 
     async def commit(self, *arguments: Any) -> int:
         if self.is_away:
             raise ConnectionError("away")
-        await self.may_commit.wait()
+        await self.may_commit.acquire()
         return await super().commit(*arguments)
 
     async def begin(self, *arguments: Any, **options: Any) -> int:
@@ -120,19 +120,25 @@ class Gated(MemoryServer):
 
 
 async def test_nobody_reads_before_what_a_write_could_not_deliver_has_landed():
-    """Also while another reader delivers it."""
+    """Also while another reader delivers it, or its commit takes the place of its begin."""
     server = Gated()
     tier = alone(server)
     await load(tier, read("order:7"), "old")
     server.is_away = True
-    async with writing(tier, "order:7"):
-        pass
+    intents = write("order:8"), write("order:7")
+    for intent in intents:
+        await tier.begin(intent)
     server.is_away = False
     readers = [asyncio.create_task(value_of(tier, read("order:7"))) for _ in range(3)]
     await idle()
+    ending = asyncio.create_task(commit(tier, intents[1]))
+    await idle()
+    server.may_commit.release()  # of the first
+    await idle()
     assert not any(reader.done() for reader in readers)
-    server.may_commit.set()
-    assert await asyncio.gather(*readers) == ["nothing"] * 3
+    for _ in range(20):
+        server.may_commit.release()
+    assert await asyncio.gather(ending, *readers) == [None, *["nothing"] * 3]
 
 
 class LateServer(MemoryServer):

@@ -158,7 +158,6 @@ except ConfigurationError as error:
 async def test_a_folder_that_cannot_be_locked_has_a_file_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fcntl.flock", lambda *_: Path("/nowhere").stat())
     async with FileTier(tmp_path / "cache") as tier:
-        assert not tier.stats()["failures"]
         assert await tier.caught_up()
 
 
