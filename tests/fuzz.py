@@ -252,7 +252,7 @@ async def agent(chance: random.Random) -> None:
         kind = chance.random()
         async with contextlib.AsyncExitStack() as stack:
             if kind < 0.4:
-                limits: Any = {"max_tool_repeats": 10**9, "max_execution_depth": 10**9}
+                limits: Any = {"on_loop": "warn", "max_execution_depth": 10**9}
                 await stack.enter_async_context(AgentCacheSession(tenant=chance.choice([None, "ada", "bob"]), **limits))
             elif kind < 0.45:
                 stack.enter_context(bypass())
