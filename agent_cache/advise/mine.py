@@ -332,8 +332,8 @@ class _Writes:
 
 
 class _Harmless(NamedTuple):
-    """Writes that left answers unchanged which nothing else can have changed: in how many intervals, which writes,
-    which calls of the read, and which of both together.
+    """Writes that left answers unchanged which nothing else can have changed: in how many intervals (where they met
+    through items of a list, those with items), which writes, which calls of the read, and which of both together.
     """
 
     intervals: int
@@ -343,9 +343,8 @@ class _Harmless(NamedTuple):
 
     def is_enough(self, enough: int) -> bool:
         """Whether they are so many that such writes are harmless."""
-        if len(self.writes) >= enough and self.intervals >= _INTERVALS:
-            return True
-        return len(self.writes) >= _INTERVALS and len(self.keys) >= ENOUGH // 2 and len(self.both) >= 2 * enough
+        several = len(self.writes) >= _INTERVALS and len(self.keys) >= ENOUGH // 2 and len(self.both) >= 2 * enough
+        return self.intervals >= _INTERVALS and (len(self.writes) >= enough or several)
 
 
 class _Chooser:
@@ -470,10 +469,9 @@ class _Chooser:
         )
         both, intervals = set[tuple[int, int]](), 0
         for interval in islice(unexplained, _MOST_INTERVALS):
-            if pair is None or pair.read_path not in interval.empty:
-                own = [one for one, tool, met in interval.writes if tool == writer and (pair is None or pair in met)]
-                both.update((one, interval.key) for one in own)
-                intervals += bool(own)
+            own = [one for one, tool, met in interval.writes if tool == writer and (pair is None or pair in met)]
+            both.update((one, interval.key) for one in own)
+            intervals += bool(own) and (pair is None or pair.read_path not in interval.empty)
         return _Harmless(intervals, {write for write, _ in both}, {key for _, key in both}, both)
 
     def _is_harmless(self, writer: str, kept: list[Link], chosen: list[Link]) -> bool:
