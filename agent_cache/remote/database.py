@@ -264,10 +264,8 @@ class SqliteBackend:
         if not path.exists():
             with self._alone():
                 if not path.exists():  # else another process has made it meanwhile, and uses what is beside it
-                    for suffix in (
-                        "-wal",
-                        "-shm",
-                    ):  # SQLite would take what is left of a deleted database for this one's
+                    # SQLite would take what is left of a deleted database for this one's.
+                    for suffix in ("-wal", "-shm"):
                         beside(path, suffix).unlink(missing_ok=True)
                     os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         self._identity = _identity_of(path)  # before it is opened: another process may replace it meanwhile

@@ -150,7 +150,7 @@ BROKEN = [
     (lambda text: text.replace('"order":"o1"', '"order"', 1), "this line is broken"),
     (lambda text: text + '{"what": 1}\n', "this line is broken"),
     (lambda text: text.replace('"place":"', '"place":"x'), "this line is broken"),
-    (lambda text: text + '{"trailer":{"calls":1}}\n{"open":{}}\n', "a line follows the trailer"),
+    (lambda text: text + '{"trailer":{"calls":1}}\n{"open":{}}\n', "follows the trailer"),
     (lambda text: text + text.splitlines(keepends=True)[-1], r"an earlier line has the id \d+, too$"),
 ]
 
