@@ -227,9 +227,9 @@ class Versions(Written):
                 for scope in hold.scopes:
                     if len(scope.known[0]) >= GENERATION:
                         freed.append(scope.rotate(version))
-                    scope.known[0].update(dict.fromkeys(hold.paths, version))
-                    held = scope.held
+                    latest, held = scope.known[0], scope.held
                     for path in hold.paths:
+                        latest[path] = version
                         found = held.get(path)
                         if found is None:
                             held[path] = (hold,)
@@ -261,7 +261,9 @@ class Versions(Written):
                 for scope in hold.scopes:
                     if len(scope.known[0]) >= GENERATION:
                         freed.append(scope.rotate(version))
-                    scope.known[0].update(dict.fromkeys(hold.paths, version))
+                    latest = scope.known[0]
+                    for path in hold.paths:
+                        latest[path] = version
                 if self.now < version:  # else a finalizer has written meanwhile
                     break
             self.now = version
@@ -273,12 +275,10 @@ class Versions(Written):
                     held = scope.held
                     for path in hold.paths:
                         found = held.get(path)
-                        if found == alone:
-                            held.pop(path, None)
-                        elif isinstance(found, set):
+                        if isinstance(found, set):
                             found.discard(hold)
-                            if not found:
-                                held.pop(path, None)
+                        if found == alone or not found:
+                            held.pop(path, None)
             self.running.discard(hold)
         return version
 

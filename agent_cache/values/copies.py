@@ -37,6 +37,7 @@ IMMUTABLE: Final[frozenset[type]] = frozenset({
 """Types whose values are shared, whatever ``copy=`` is."""
 
 _FLAT: Final = frozenset({dict, list, set})
+_TREE: Final = frozenset({dict, list})
 _PLAIN: Final[frozenset[type]] = frozenset({str, int, float, bool, type(None), bytes})
 """Types without parts that MessagePack gives back as they were, all but the largest integers and half characters."""
 
@@ -62,7 +63,7 @@ def auto_copier(value: Any) -> Callable[[], Any] | None:
                 return own.copy  # type: ignore[no-any-return]
         elif kind in IMMUTABLE or _is_immutable(value):
             return None
-        is_iterator = hasattr(kind, "__next__") or hasattr(kind, "__anext__")
+        is_iterator = kind not in _FLAT and (hasattr(kind, "__next__") or hasattr(kind, "__anext__"))
         if not is_iterator or hasattr(kind, "getvalue"):  # `io.BytesIO` has its content
             return _copier_from_image(value) or partial(copy.deepcopy, copy.deepcopy(value))
     except UncopyableError:  # of a class that says so itself
@@ -133,18 +134,17 @@ def faster(copier: Callable[[], Any]) -> Callable[[], Any]:
     if type(copier) is not partial or copier.func is not _formats().loads:
         return copier
     tree = copier()  # nobody else has this one
-    containers, level = [tree], [tree]
+    containers = level = [tree]
     for _ in range(_MAX_LEVELS):
-        if not {dict, list}.issuperset(map(type, level)) or len({*map(id, containers)}) < len(containers):
+        if not _TREE.issuperset(map(type, level)) or len({*map(id, containers)}) < len(containers):
             break
-        parts = gc.get_referents(*level)
-        if _PLAIN.issuperset(map(type, parts)):
+        level = [part for part in gc.get_referents(*level) if type(part) not in _PLAIN]
+        if not level:
             try:
                 return partial(_message_pack()[1], packed(tree))
             except (OverflowError, UnicodeEncodeError):
                 break  # an integer of more than 64 bits, or text that was cut in the middle of a character
-        level = [part for part in parts if type(part) not in _PLAIN]
-        containers += level
+        containers = [*containers, *level]
     return copier
 
 

@@ -72,10 +72,9 @@ def watching(versions: Versions, then: Callable[[Any], None]) -> None:
     """Call this with each path as soon as it has a version."""
 
     class Paths(dict[Any, int]):
-        def update(self, written: dict[Any, int]) -> None:  # type: ignore[override]
-            super().update(written)
-            for path in written:
-                then(path)
+        def __setitem__(self, path: Any, version: int) -> None:
+            super().__setitem__(path, version)
+            then(path)
 
     versions.known = (Paths(), {}, 0)
 
