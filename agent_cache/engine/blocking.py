@@ -64,19 +64,20 @@ def run_blocking(coroutine: Coroutine[Any, Any, T], interruption: BaseException 
         while future is not PAUSE:
             try:
                 _wait_for(future)
-            except BaseException as interruption:  # noqa: BLE001 - it is the coroutine's to handle
-                future = coroutine.throw(interruption)
+            except BaseException as error:  # noqa: BLE001 - it is the coroutine's to handle
+                future = coroutine.throw(error)
             else:
                 future = None  # or an error of the load would have this frame, which has the error
                 future = coroutine.send(None)
         return cast("T", future)
     except StopIteration as end:
-        result: T = end.value
-        return result
+        return cast("T", end.value)
     except RuntimeError as error:
         if isinstance(error.__cause__, StopIteration) and str(error) == "coroutine raised StopIteration":
             raise error.__cause__ from error.__cause__.__cause__
         raise
+    finally:
+        del interruption  # as above
 
 
 def _wait_for(future: object) -> None:

@@ -330,20 +330,19 @@ class ThreadCursor(Cursor):
         """Nothing waits."""
 
     def leave(self) -> None:  # type: ignore[override]  # nothing is to be awaited
-        may_raise = self.outcome is None
-        if may_raise:
+        if may_raise := self.outcome is None:
             try:
-                self._go_on(CancelledError("nobody reads this stream any more"))
+                self._go_on(is_left=True)
             except CancelledError:
                 return  # it had not begun
             while self.outcome is None:
                 self._go_on()
         self._let_go(may_raise=may_raise)
 
-    def _go_on(self, interruption: BaseException | None = None) -> None:
+    def _go_on(self, *, is_left: bool = False) -> None:
         context, work = self._running
         try:
-            context.run(run_blocking, work, interruption)
+            context.run(run_blocking, work, CancelledError("nobody reads this stream any more") if is_left else None)
         except BaseException as error:  # it has met the call before its first step, or after its last one
             work.close()
             self.outcome = None, error
