@@ -137,7 +137,7 @@ LINES = {
     "session": 1_714,  # of 1,200: `attach` (110), calls without a key (65), the trace's keys of writes (40) and reports
     # on budgets were no row
     "toolbox": 1_121,  # of 1,000: meta-tools and names with a server in front (100) were no row
-    "remote": 3_903,  # of 3,100: `database` (650), `file` (240), `redis` (735) and `keeper` (90) have what no
+    "remote": 3_905,  # of 3,100: `database` (650), `file` (240), `redis` (735) and `keeper` (90) have what no
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end, new certificates
     "recording": 9_807,  # of 6,700: redaction as its corpora need it is 1,188 of 750, fork and drift 1,600 of
     # 1,030; files, outcomes and the ways in (formats, prices, LiteLLM, foreign recordings) are 3,560 of 2,600
@@ -155,7 +155,7 @@ LINES = {
     "report": 983,  # of 950: a trajectory and the texts of model calls (150) were no row of the plan
     "cli": 2_376,  # of 2,150: the demo with its picture is 486 of 400
 }
-LINES_OF_THE_PACKAGE = 43_841
+LINES_OF_THE_PACKAGE = 43_843
 EXPORTED_NAMES = 619
 
 
@@ -169,8 +169,8 @@ def test_the_package_keeps_its_budget_of_lines(package: Path):
     assert {path.parent.name for path in package.glob("*/__init__.py")} == LINES.keys()
 
 
-# The plan was 45,000 lines of tests with what they share, and 10,000 of benchmarks. 340 of them run what no test ran.
-@pytest.mark.parametrize(("folder", "lines"), [("tests", 60_414), ("benchmarks", 9_950)])
+# The plan was 45,000 lines of tests with what they share, and 10,000 of benchmarks. 350 of them run what no test ran.
+@pytest.mark.parametrize(("folder", "lines"), [("tests", 60_422), ("benchmarks", 9_950)])
 def test_what_tests_and_measures_keeps_its_budget_of_lines(folder: str, lines: int):
     root = Path(__file__).parents[1] / folder
     if not root.exists():

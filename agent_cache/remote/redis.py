@@ -379,6 +379,8 @@ class _RedisBackend:
         connection = servers.connection_class(**servers.connection_kwargs)
         try:
             await connection.connect()
+            await connection.send_command("PING")  # the system takes connections to a server that is stopped
+            await connection.read_response()
         except BaseException:
             await connection.disconnect(nowait=True)
             raise

@@ -169,16 +169,25 @@ async def test_a_server_that_is_stopped_for_long_is_sent_a_bounded_number_of_wri
     tier = make(own_valkey.url, **HASTY)
     await until(tier.trust.is_valid)
     own_valkey.pause()
-    sent, send = list[str](), Connection.send_command
+    sent, opened = list[str](), list[str]()
+    send, connect = Connection.send_command, Connection.connect
 
     def counted(self: Connection, command: str, *words: Any, **options: Any) -> Any:
         sent.append(command)
         return send(self, command, *words, **options)
 
+    def noted(self: Connection) -> Any:
+        opened.append("")
+        return connect(self)
+
     monkeypatch.setattr(Connection, "send_command", counted)
+    monkeypatch.setattr(Connection, "connect", noted)
     for number in range(1_200):
         await tier.begin(intent := write(f"order:{number}"))
         await commit(tier, intent)
+        if number == 100:  # the system has taken new connections by then, and the server has not
+            opened.clear()
+            await until(lambda: len(opened) > 2)
     assert 0 < sent.count("EVAL") <= 1_000
     own_valkey.resume()
 
