@@ -21,10 +21,8 @@ from tests.harness import library
 from tests.pipeline.leasing import LeasingTier
 
 HIT = 1
-MUTABLE_HIT = 2
-"""The body, and the second look that copies."""
-SESSION_HIT = 3
-"""The body, what the session observes, and what its loop guard has counted."""
+MUTABLE_HIT = 2  # the body, and the second look that copies
+SESSION_HIT = 3  # the body, what the session observes, and what its loop guard has counted
 SESSION_MISS = 15
 SESSION_WRITE = 18
 """What the session admits, with the key of a write; and what it is shown at the end, with the digest of the answer."""

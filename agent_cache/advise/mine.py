@@ -129,7 +129,7 @@ def _kind_of(tool: str, facts: ToolFacts, servers: Mapping[str, int]) -> Given:
 
 
 class _Worlds(NamedTuple):
-    """Whether runs share a state; how many answers were as before a change of an earlier run; reads unsteady anew."""
+    """Whether runs share a state; how many answers were as before a change of an earlier run; reads found unsteady."""
 
     are_one: bool
     resets: int = 0

@@ -1,6 +1,7 @@
 """Where two values and two runs differ: divergences, ``cassette diff`` and drift show what is found here.
 
-docs/explanation/drift.md says which call is which.
+In values, elements of lists are aligned, and texts that are JSON are compared as what they say. Calls are compared lane
+by lane, a *lane* being what one task does in order: docs/explanation/drift.md says which call is which.
 """
 
 from __future__ import annotations

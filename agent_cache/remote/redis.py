@@ -23,8 +23,11 @@ The feed of a process is complete until `max_staleness` after it has *sent* the 
 answered. That question writes a key as well, so an old primary that has lost its replicas refuses it, if it is
 configured to. Only while that holds are local copies and values served.
 
-A server may be stopped, and go on for moments: see ``docs/explanation/fleet.md``, `VersionedTier.catch_up`, and the
-model `tests/properties/stopped_server.py`.
+A server may be stopped, and go on for moments. What it was sent over connections that it has accepted is executed
+then, in any order, before anything that it is sent later. So a write that it does not answer is on its way to it when
+it returns, over a connection that is kept for that, and on which the server has answered: the system takes connections
+to one that is stopped. And copies count from the question *before* the one that was answered last: see
+`VersionedTier.catch_up`, and the model `tests/properties/stopped_server.py`.
 """
 
 from __future__ import annotations
@@ -65,14 +68,11 @@ Command = Callable[[Any], Awaitable[T]]
 
 _DAY: Final = 86_400.0
 _OPTIONS: Final = frozenset({"namespace", "max_staleness", "timeout", "lease", "remote_ttl", "codec", "max_value_size"})
-_MOST_HANDED_OVER: Final = 1_000
-"""Writes to a server that does not answer that are sent to it all the same."""
-_SPARE_LASTS: Final = 60.0
-"""Seconds. Servers, and what lies before them, end connections that are idle for long."""
+_MOST_HANDED_OVER: Final = 1_000  # writes that are sent to a server that does not answer
+_SPARE_LASTS: Final = 60.0  # seconds: servers, and what lies before them, end connections that are idle for long
 _AT_ONCE: Final = 50
 """Values that one command looks up or deletes: more of them, if they are large, take longer than the timeout."""
-_CONNECTIONS: Final = 16
-"""Of each event loop: lookups of one moment share commands, and writes have one each."""
+_CONNECTIONS: Final = 16  # of each event loop: lookups of one moment share commands, and writes have one each
 
 _COMMON: Final = """
 local P, TTL = string.sub(KEYS[1], 1, -5), '@TTL'

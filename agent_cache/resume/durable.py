@@ -1,7 +1,9 @@
 """`Journal`: a run whose process may die, and which a later process of the same session id goes on with.
 
-If it dies while a write is on the wire, the next process finds its *intent*, drops what the caches have under its tags,
-and does with it what ``on_doubt=`` says. So a write never takes effect twice without anybody being told.
+The hardest case: it dies while a write is on the wire. The *intent* is in the journal since before the write began, and
+nothing says whether it took effect. In the next process every call that had ended gets its outcome from the journal,
+and nothing of it runs; at the intent it drops what the caches have under its tags, and does what ``on_doubt=`` says.
+So a write never takes effect twice without anybody being told.
 """
 
 from __future__ import annotations
@@ -77,9 +79,7 @@ Word: TypeAlias = Literal["raise", "rerun", "notice"]
 
 _WORDS = ("raise", "rerun", "notice")
 _BEGAN = "had begun when an earlier process of this run ended, and nothing says whether it took effect"
-_FIND_OUT = (
-    "Find out, and say so by on_doubt={{{!r}: check}}: check(arguments, key) returns what it returned, or NotDone"
-)
+_FIND_OUT = "Find out, and say so: on_doubt={{{!r}: check}}: check(arguments, key) returns what it returned, or NotDone"
 
 
 class NotDone(Exception):

@@ -40,8 +40,7 @@ from agent_cache.resume.checkpoints import Checkpoint, checkpoint_of
 __all__ = ["StoredJournal", "branch_journal", "read_journal"]
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
-_MAX_NAME = 180
-"""Bytes of an escaped id: with the part for a sealed journal and the suffix, file systems take 255."""
+_MAX_NAME = 180  # bytes of an escaped id: with the part for a sealed journal and the suffix, file systems take 255
 
 
 def journal_path(directory: Path, session_id: str) -> Path:

@@ -21,8 +21,7 @@ __all__ = ["InheritanceTests"]
 ORDER = read("order:7")
 USER = read("user:1", tool="shop:get_user", key="1")
 FIND = read(late=("order",), tool="shop:find_order", key="Mei")
-REPORT = read("report", tool="shop:report", key="today")
-"""A read that is made of others."""
+REPORT = read("report", tool="shop:report", key="today")  # a read that is made of others
 
 
 class InheritanceTests(Workbench):

@@ -16,8 +16,7 @@ from tests.harness.binaries import Kind
 from tests.harness.servers import HOST, Deployment, Server, free_port, wait_until
 
 SLOTS = 16384
-TOGETHER = 10
-"""Keys of one MIGRATE, as many as `redis-cli --cluster reshard` moves at a time."""
+TOGETHER = 10  # keys of one MIGRATE, as many as `redis-cli --cluster reshard` moves at a time
 
 
 class Node(Server):

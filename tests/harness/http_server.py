@@ -19,10 +19,8 @@ from typing import Any
 
 from tests.harness.model_api import ModelApi
 
-COOKIE = "session-of-the-user"
-"""The value of the cookie that ``/cookie`` sets."""
-KEY = "sk-" + "Zq9" * 12
-"""The secret in the path that ``/moved`` leads to."""
+COOKIE = "session-of-the-user"  # the value of the cookie that ``/cookie`` sets
+KEY = "sk-" + "Zq9" * 12  # the secret in the path that ``/moved`` leads to
 
 GEMINI: dict[str, Any] = {
     "candidates": [{"content": {"role": "model", "parts": [{"text": "Oslo"}]}, "finishReason": "STOP", "index": 0}],

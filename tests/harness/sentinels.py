@@ -10,8 +10,7 @@ from typing import Self
 from tests.harness.binaries import Kind
 from tests.harness.servers import HOST, Deployment, Server, wait_until
 
-NAME = "primary"
-"""What the sentinel calls what it watches: the service name that a client asks for."""
+NAME = "primary"  # what the sentinel calls what it watches: the service name that a client asks for
 
 
 class Watcher(Server):

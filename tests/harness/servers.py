@@ -24,8 +24,7 @@ from tests.harness.binaries import Kind, program
 if TYPE_CHECKING:
     from redis import Redis
 
-PATIENCE = 20.0
-"""Seconds that a server gets for what it must do: a shared machine with two cores stalls."""
+PATIENCE = 20.0  # seconds that a server gets for what it must do: a shared machine with two cores stalls
 ATTEMPTS = 5
 WATCHDOG = ["sh", "-c", 'read _; kill -9 "$0"']
 """Kills a process when its own input ends: when nobody holds the other end any more."""

@@ -12,8 +12,7 @@ from typing import Any
 
 __all__ = ["PATIENCE", "Call", "Held", "followers_of", "in_threads", "interrupting", "until"]
 
-PATIENCE = 30.0
-"""Seconds until something that waits for another thread counts as hung."""
+PATIENCE = 30.0  # seconds until something that waits for another thread counts as hung
 
 
 def until(condition: Callable[[], object], patience: float = PATIENCE) -> None:

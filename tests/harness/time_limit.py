@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 LIMIT = pytest.StashKey[float]()
-AGAIN = 30.0
-"""Seconds after which it is raised once more, if what was raised has been caught."""
+AGAIN = 30.0  # seconds after which it is raised once more, if what was raised has been caught
 
 
 @pytest.hookimpl(optionalhook=True)

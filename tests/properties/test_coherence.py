@@ -50,8 +50,7 @@ async def fail(call: ToolCall, proceed: Callable[[], Awaitable[Any]]) -> Any:
 
 FAILURES = {"rejected": Rejected, "unreachable": ConnectionError, "timeout inside": gateway_timeout}
 
-DECORATORS = "decorators"
-"""The body of a machine whose tools are decorated; that of the others is `TOOLBOX`."""
+DECORATORS = "decorators"  # the body of a machine whose tools are decorated; that of the others is `TOOLBOX`
 
 
 class Coherence(Machine):

@@ -19,8 +19,7 @@ from typing import Any
 
 from agent_cache.recording.http.exchange import Patch, Recorded, open_exchange
 
-_UNLIMITED = 2**40
-"""Bytes that a reader may hold. It asks for a piece only when it has none."""
+_UNLIMITED = 2**40  # bytes that a reader may hold: it asks for a piece only when it has none
 _PACKED = frozenset({"content-encoding", "content-length"})
 _UNPACKED = frozenset({"gzip", "deflate", "br", "zstd"})
 """The encodings that aiohttp takes off. Others, and several at once, it gives to the program."""

@@ -67,3 +67,11 @@ async def test_what_readme_shows_of_the_relay_is_true(tmp_path):
         await host.call("git_commit", repo_path=f"{repo}/", message="the second")
         assert "the second" in await host.call("git_log", repo_path=repo)
     assert "calls 12, hits 4" in host.errors
+
+
+async def test_the_clock_of_the_time_server_does_not_stand_still():
+    pytest.importorskip("mcp_server_time")
+    async with relayed("--stats", server=(sys.executable, "-m", "mcp_server_time")) as host:
+        for _ in range(2):
+            await host.call("get_current_time", timezone="Europe/Paris")
+    assert "calls 2, hits 0, misses 2" in host.errors

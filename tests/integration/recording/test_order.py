@@ -117,8 +117,7 @@ async def test_a_divergence_that_somebody_waits_for_takes_its_own_way(fetch, sta
 
 
 COUNT = 8
-GATES: list[asyncio.Event] = []
-"""Let call after call end: each when the agent has had the answer before."""
+GATES: list[asyncio.Event] = []  # let call after call end: each when the agent has had the answer before
 
 
 async def work(n):

@@ -29,8 +29,7 @@ class Receiver:
 
 
 WORLD = Receiver()
-PACE = random.Random()
-"""How fast things are, which is different in each process."""
+PACE = random.Random()  # how fast things are, which is different in each process
 
 
 async def pause():
