@@ -27,6 +27,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple
 
 from agent_cache.errors import UncacheableArgumentsError as Uncacheable
@@ -199,12 +200,23 @@ def getters_of(tool: Any) -> tuple[Any, ...]:
             enclosed = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
             found |= names
             values: list[tuple[str, Any]] = [(name, enclosed.get(name, body.__globals__.get(name))) for name in names]
+            own_imports = [(name, before + name) for before in _prefixes(body) for name in names]
+            values += [(name, sys.modules[module]) for name, module in own_imports if module in sys.modules]
+            modules: set[types.ModuleType] = set()
+            for _, one in values:  # grows by what is named in a module, and in a module in that
+                if type(one) is types.ModuleType and one not in modules:
+                    modules.add(one)
+                    values += [(name, vars(one)[name]) for name in names & vars(one).keys()]
             named += [one for _, one in values]
-            modules = [vars(one) for _, one in values if type(one) is types.ModuleType]
-            values += [(name, one[name]) for one in modules for name in names & one.keys()]
             asked = [(name, one) for name, one in values if _is_variable(one)]
             variables |= {one: None for name, one in asked if "someone" in (meaning_of(name), meaning_of(one.name))}
     return (*sorted(found & _GETTERS.keys()), *sorted(variables, key=lambda one: one.name))
+
+
+def _prefixes(body: types.FunctionType) -> list[str]:
+    """What stands before the name of a module that a body imports itself: nothing, or its package or one around it."""
+    packages = accumulate(str(body.__globals__.get("__package__") or "").split("."), "{}.{}".format)
+    return ["", *[f"{package}." for package in packages]]
 
 
 _getters_of_class: Final = by_object(getters_of)

@@ -811,8 +811,11 @@ def test_a_program_that_is_installed_is_looked_into_and_another_package_is_not(t
     """As by ``pip install .`` in an image: the tool and its helper are below ``site-packages``."""
     files = {
         "desk_app/auth.py": "from desk_server import get_access_token\n\ndef user(): return get_access_token()",
-        "desk_app/tools.py": "from desk_app.auth import user\nfrom desk_lib import helper\n\n"
-        "def mine(): return user()\n\n"
+        "desk_app/tools.py": "import desk_app.auth\nfrom desk_app.auth import user as me\nfrom desk_lib import helper\n\n"
+        "def mine(): return me()\n\n"
+        "def by_module(): return desk_app.auth.user()\n\n"
+        "def by_import():\n from desk_app.auth import user\n return user()\n\n"
+        "def by_import_within_the_package():\n from . import auth\n return auth.user()\n\n"
         "def common(): return helper()",
         "desk_lib/__init__.py": "from desk_server import get_access_token\n\ndef helper(): return get_access_token",
         "desk_server/__init__.py": "def get_access_token(): ...",
@@ -823,7 +826,8 @@ def test_a_program_that_is_installed_is_looked_into_and_another_package_is_not(t
         path.write_text(text)
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     tools = importlib.import_module("desk_app.tools")
-    assert [hits_of_users(AgentCache("desk")(tool)) for tool in (tools.mine, tools.common)] == [1, 2]
+    asking = [tools.mine, tools.by_module, tools.by_import, tools.by_import_within_the_package]
+    assert [hits_of_users(AgentCache("desk")(tool)) for tool in (*asking, tools.common)] == [1, 1, 1, 1, 2]
 
 
 def test_the_time_of_a_decoration_grows_with_what_the_tool_reaches_and_not_faster():
