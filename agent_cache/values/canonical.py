@@ -22,6 +22,7 @@ from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum, Flag
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
@@ -476,23 +477,26 @@ class StableEncoder(Encoder):
 def _portable_name(name: str) -> str:
     """The name by which other processes know ``module:qualname``.
 
-    A script that was started with ``-m`` has a name of its own; another is known by the content of its file.
+    A module that was started with ``-m`` has a name of its own; a script, and the ``__main__.py`` of a folder or an
+    archive that is run, is known by its content.
     """
     module, colon, qualname = name.partition(":")
     if not colon or module not in {"__main__", "__mp_main__"}:
         return name
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    return f"{_script(str(getattr(main, '__file__', ''))) if spec is None or not spec.name else spec.name}:{qualname}"
+    if spec is not None and spec.name not in {"", "__main__"}:
+        return f"{spec.name}:{qualname}"
+    return f"{_script(str(getattr(main, '__file__', '')), getattr(spec, 'loader', None))}:{qualname}"
 
 
 @functools.lru_cache(maxsize=4)
-def _script(path: str) -> str:
+def _script(path: str, loader: Any) -> str:
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 - what `pathlib` takes to import, this module saves
-            return f"__main__@{blake2b(file.read(), digest_size=16).hexdigest()}"
+        content = (loader or SourceFileLoader("__main__", path)).get_data(path)
     except OSError:
         raise Uncacheable("a name in __main__ means nothing elsewhere if there is no file to know it by") from None
+    return f"__main__@{blake2b(content, digest_size=16).hexdigest()}"
 
 
 # Sizes

@@ -8,6 +8,7 @@ import dataclasses
 import enum
 import functools
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from importlib.machinery import PathFinder
 from ipaddress import ip_address, ip_network
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -272,14 +274,19 @@ def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     digests._script.cache_clear()
 
 
-def test_two_scripts_do_not_meet_and_one_meets_itself(main, tmp_path):
-    first, copy, second = (tmp_path / name for name in ("a.py", "copy.py", "b.py"))
-    first.write_text("print(1)")
-    copy.write_text("print(1)")
-    second.write_text("print(2)")
+@pytest.mark.parametrize("kind", ["script", "folder", "archive"])
+def test_two_scripts_do_not_meet_and_one_meets_itself(kind, main, tmp_path):
+    """Also those that are the ``__main__.py`` of a folder or an archive that is run."""
     found = []
-    for script in (first, copy, second):
+    for name, text in (("first", "print(1)"), ("copy", "print(1)"), ("second", "print(2)")):
+        script = tmp_path / name / "__main__.py"
+        script.parent.mkdir()
+        script.write_text(text)
         main.__file__ = str(script)
+        if kind != "script":
+            folder = script.parent if kind == "folder" else shutil.make_archive(str(script.parent), "zip", script.parent)
+            main.__spec__ = PathFinder.find_spec("__main__", [str(folder)])
+            main.__file__ = main.__spec__.origin
         found.append(digest(1, tool="__main__:get"))
     assert found[0] == found[1] != found[2]
     assert None not in found
