@@ -81,10 +81,11 @@ def checked_tool(function: Any, decorator: str) -> Callable[..., Any]:
         raise TypeError(f"{decorator} was given {name}, which FastMCP has already registered without it; {closest}")
     if hasattr(called, "__agent_cache__"):
         raise TypeError(
-            f"{decorator} cannot take {name}, which AgentCache or AgentCacheInvalidator has decorated already"
+            f"{decorator} cannot take {name}, which an AgentCache or AgentCacheInvalidator decorates already"
         )
     if not inspect.isfunction(called):
-        raise TypeError(f"{decorator} takes functions, and {name} is a {type(called).__name__}; {closest}")
+        kind = type(called).__name__
+        raise TypeError(f"{decorator} takes functions, and {name} is a {kind}; {closest}, or on a `def` that calls it")
     if inspect.iscoroutinefunction(inspect.unwrap(called)) and _kind_of(called) == (True, False):
         raise TypeError(f"{decorator} was given {name}, a `def` whose result is to be awaited; {closest}")
     if called is function:

@@ -200,8 +200,8 @@ def getters_of(tool: Any) -> tuple[Any, ...]:
             enclosed = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
             found |= names
             values: list[tuple[str, Any]] = [(name, enclosed.get(name, body.__globals__.get(name))) for name in names]
-            own_imports = [(name, before + name) for before in _prefixes(body) for name in names]
-            values += [(name, sys.modules[module]) for name, module in own_imports if module in sys.modules]
+            packages = accumulate(str(body.__globals__.get("__package__") or "").split("."), "{}.{}".format)
+            values += [("", sys.modules.get(name)) for name in (*packages, *names)]  # of what it imports itself
             modules: set[types.ModuleType] = set()
             for _, one in values:  # grows by what is named in a module, and in a module in that
                 if type(one) is types.ModuleType and one not in modules:
@@ -211,12 +211,6 @@ def getters_of(tool: Any) -> tuple[Any, ...]:
             asked = [(name, one) for name, one in values if _is_variable(one)]
             variables |= {one: None for name, one in asked if "someone" in (meaning_of(name), meaning_of(one.name))}
     return (*sorted(found & _GETTERS.keys()), *sorted(variables, key=lambda one: one.name))
-
-
-def _prefixes(body: types.FunctionType) -> list[str]:
-    """What stands before the name of a module that a body imports itself: nothing, or its package or one around it."""
-    packages = accumulate(str(body.__globals__.get("__package__") or "").split("."), "{}.{}".format)
-    return ["", *[f"{package}." for package in packages]]
 
 
 _getters_of_class: Final = by_object(getters_of)
@@ -418,9 +412,8 @@ def _sent_by(request: Any) -> dict[str, Any]:
     named = {str(name).lower(): str(value) for name, value in request.headers.items()}
     found = {name: named[name] for name in named if name not in TRANSPORT and not name.startswith("content-")}
     query = str(getattr(getattr(request, "url", None), "query", ""))
-    added = {
-        k: v for k, v in attributes_of(request).items() if meaning_of(k) == "someone" and type(v) in _Encoder.leaves
-    }
+    own = attributes_of(request).items()
+    added = {name: one for name, one in own if meaning_of(name) == "someone" and type(one) in _Encoder.leaves}
     return {**added, "headers": found, "query": query, "path_params": getattr(request, "path_params", None)}
 
 

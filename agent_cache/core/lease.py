@@ -42,9 +42,7 @@ class Lease:
 
     def __init__(self, owner: Any, page: Sequence[int] = (0,), stamp: int = -1, term: Term | None = None) -> None:
         self._owner = weakref.ref(owner)
-        self.page = page
-        self.stamp = stamp
-        self.term = term
+        self.page, self.stamp, self.term = page, stamp, term
 
     def is_valid(self) -> bool:
         """Whether the copies may be served now."""

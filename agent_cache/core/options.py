@@ -49,8 +49,7 @@ def seconds(value: Any, what: str, *, zero: bool = False) -> float:
         raise _refused(what, "seconds or a timedelta", value)
     # A longer one than 30 million years is a mistake, and may be more than a float can hold.
     if not (number > 0 or (zero and number == 0)) or number > 1e15:
-        hint = "0 or more seconds" if zero else "more than 0 seconds, or left out (None)"
-        raise _refused(what, hint, value)
+        raise _refused(what, "0 or more seconds" if zero else "more than 0 seconds, or left out (None)", value)
     return float(number)
 
 
@@ -134,7 +133,6 @@ def no_life(_result: Any) -> float:
 
 
 # The policies
-
 
 Scope = Literal["global", "session"]
 

@@ -72,11 +72,10 @@ def bound_in(function: Any) -> dict[str, Any]:
 
 def receiver_part(value: Any) -> Part:
     """The key of the object whose method is called: its declared fields if it is a value, else a serial number."""
-    kind: Any = type(value)
-    try:
-        return b"#%d" % serial_of(value) if has_no_content(kind) else key_part(value)
-    except Uncacheable:
-        return b"#%d" % serial_of(value)
+    with contextlib.suppress(Uncacheable):
+        if not has_no_content(type(value)):
+            return key_part(value)
+    return b"#%d" % serial_of(value)
 
 
 DEFAULT_PART: Final = key_part(MISSING)
@@ -382,9 +381,8 @@ class PassedOn(Parameters):
     def __init__(self, shown: Parameters, *, is_read: bool) -> None:
         needed = [one.name for one in shown.all if one.in_key and not one.has_default and one.kind not in _RESTS]
         users: dict[str, Role] = {name: "none" for name in needed if meaning_of(name) == "someone"}
-        super().__init__(
-            shown.all, shown.signature, shown.owner, users | {**shown.contexts}, shown.getters, shown._function
-        )
+        users |= shown.contexts
+        super().__init__(shown.all, shown.signature, shown.owner, users, shown.getters, shown._function)
         self.is_positional = self.is_plain = False
         self._is_read = is_read
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from inspect import isawaitable
+from textwrap import shorten
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar, cast, overload
 
@@ -82,9 +83,9 @@ class Toolbox:
     metrics as decorated ones, and may share tags with them.
 
     Args:
-        rules: what each tool is, by its name. A name with ``*``, ``?`` or ``[...]`` is a pattern, as for `fnmatch`; the
-            exact name comes first, then the patterns in the order written. The name of a server in front of that of its
-            tool may be left out: ``git_log`` is the rule of ``mcp__git__git_log``, ``git.git_log`` too.
+        rules: what each tool is, by its name; to change them, make another toolbox. A name with ``*``, ``?`` or
+            ``[...]`` is a pattern, as for `fnmatch`; the exact name comes first, then patterns as written. The name of
+            a server in front may be left out: ``git_log`` is the rule of ``mcp__git__git_log``, ``git.git_log`` too.
         namespace: the first part of the names of its tools in traces, recordings and tiers: ``namespace:name``.
         unknown: what a tool without a rule is: ``"write"``, which invalidates every root of this toolbox; ``"watch"``,
             as `Watch`; ``"pass"``, as `Pass`. It is logged once for each tool.
@@ -110,13 +111,12 @@ class Toolbox:
         if not isinstance(rules, Mapping | None):
             raise ConfigurationError(f"Toolbox: rules must be a mapping of names of tools to rules, got {rules!r}")
         self.namespace: Final = namespace
-        self.rules: dict[str, Rule] = dict(cast("Any", rules) or {})
+        self.rules: Mapping[str, Rule] = MappingProxyType(dict(cast("Any", rules) or {}))
         for name, rule in self.rules.items():
             checked_text(name, "Toolbox: the name of a tool")
             if not isinstance(rule, Rule):
                 raise ConfigurationError(
-                    f"Toolbox: the rule of {name!r} must be Read(...), Write(...), Watch(), Pass() or Inner(...), got "
-                    f"{rule!r}"
+                    f"Toolbox: the rule of {name!r} must be Read(...), Write(...), Watch(), Pass() or Inner(); {rule!r}"
                 )
         self._unknown = checked_choice(unknown, ("write", "watch", "pass"), "Toolbox: unknown")
         self._hints = checked_choice(hints, ("off", "kind"), "Toolbox: hints")
@@ -135,10 +135,10 @@ class Toolbox:
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process: the rules, and nothing of what was called here."""
-        return {**self.__dict__, "_tools": {}, "_sync_tools": {}, "_lock": None}
+        return {**self.__dict__, "rules": dict(self.rules), "_tools": {}, "_sync_tools": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=lock_of(self))
+        self.__dict__.update(state, rules=MappingProxyType(state["rules"]), _lock=lock_of(self))
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], *, hints: Literal["off", "kind"] = "off") -> Self:
@@ -213,7 +213,7 @@ class Toolbox:
         names = [info.name for info in infos]
         for name in self.rules if infos and not unlisted else ():
             if not any(one == name or find_rule({name: _PASS}, one) for one in names):
-                problems.append(f"the rule {name!r} is of no tool; there are {', '.join(names)}")
+                problems.append(f"the rule {name!r} is of no tool; there are {shorten(', '.join(names), 160)}")
                 warn_once(f"the rule {name!r} is of no tool of the agent", self.namespace)
         with self._lock:
             compiled = [tool.operation for tools in (self._tools, self._sync_tools) for tool in tools.values()]
@@ -412,8 +412,8 @@ class Toolbox:
 
     def _warn_of_unknown(self, found: Found, full_name: str) -> None:
         if found.is_unknown:
-            rule = found.rule
-            what = f"each call invalidates {', '.join(self._roots)}" if rule is self._every_root else repr(rule)
+            rule, roots = found.rule, shorten(", ".join(self._roots), 160)
+            what = f"each call invalidates {roots}" if rule is self._every_root else repr(rule)
             warn_once(f"no rule is of this tool, so it is taken as unknown={self._unknown!r}: {what}", full_name)
 
     # Functions of one's own

@@ -10,6 +10,7 @@ import fnmatch
 import json
 import re
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import Any, Literal, NamedTuple
 
 from agent_cache.core.options import NO_HINTS, LoopHints, checked_choice, checked_hints, checked_text, no_life
@@ -330,11 +331,11 @@ class ToolTable(tuple[ToolRow, ...]):  # noqa: SLOT001 - a tuple cannot have slo
         return f"<ToolTable of {len(self)} tools, {len(self.problems)} problems>"
 
     def __str__(self) -> str:
-        lines = [tuple(map(escaped, row)) for row in (("tool", "kind", "tags", "ttl", "why"), *self)]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-        text = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        lines = [
+            [shorten(escaped(cell), 160) for cell in row] for row in (("tool", "kind", "tags", "ttl", "why"), *self)
         ]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+        text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         return "\n".join([*text, *(f"problem: {escaped(problem)}" for problem in self.problems)])
 
 

@@ -56,8 +56,7 @@ def _read(data: Mapping[str, Any], directory: Path, hints: str) -> tuple[dict[st
         raise ConfigurationError(f"remote must be the address of a tier, got {remote!r}")
     unknown = checked_choice(data.get("unknown", "write"), ("write", "watch", "pass"), "unknown")
     hints = checked_choice(data.get("hints", hints), ("off", "kind"), "hints")
-    tier = None if remote is None else _tier_at(remote, directory)
-    of_writes: dict[str, Any] = {} if tier is None else {"remote_cache": tier}
+    of_writes: dict[str, Any] = {} if remote is None else {"remote_cache": _tier_at(remote, directory)}
     vary = _vary_of(data.get("vary", []))
     of_reads = {} if vary is None else {"vary": vary}
     rules: dict[str, Rule] = {}
@@ -68,7 +67,7 @@ def _read(data: Mapping[str, Any], directory: Path, hints: str) -> tuple[dict[st
             rules[name] = _rule_of(said, of_reads, of_writes)
         except ConfigurationError as error:
             raise ConfigurationError(f"tools.{name}: {error}") from None
-    return {"rules": rules, "namespace": namespace, "unknown": unknown, "hints": hints}, tier
+    return {"rules": rules, "namespace": namespace, "unknown": unknown, "hints": hints}, of_writes.get("remote_cache")
 
 
 def _refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...], table: str = "") -> None:

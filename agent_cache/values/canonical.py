@@ -161,9 +161,7 @@ def _fields_of_model(value: Any, kind: Any) -> list[tuple[str, Any]]:
     attributes, names = value.__dict__, kind.__pydantic_fields__  # read anew: a model can be rebuilt
     found = [(name, attributes[name]) for name in names if name in attributes]
     if len(attributes) > len(found):
-        found += [
-            (each, attributes[each]) for each in sorted(attributes.keys() - names) if not _is_computed(kind, each)
-        ]
+        found += [(one, attributes[one]) for one in sorted(attributes.keys() - names) if not _is_computed(kind, one)]
     found += [(name, state) for name in PYDANTIC_STATE if (state := getattr(value, name, None))]
     given = value.__pydantic_fields_set__
     if given != {*names, *(value.__pydantic_extra__ or ())}:  # where all were given, the fields alone tell it
@@ -278,9 +276,7 @@ def serial_of(value: Any) -> int:
     try:
         reference = weakref.ref(value, partial(_forget, _serials, id(value)))
     except TypeError:
-        raise Uncacheable(
-            f"an object of type {full_name(type(value))} cannot be told apart from others of its type"
-        ) from None
+        raise Uncacheable(f"an object of type {full_name(type(value))} cannot be told apart from others") from None
     if found is not None:
         _forget(_serials, id(value), found[1])
     # No lock: of two threads that number one object, the first wins, and a reference is told before its object goes.

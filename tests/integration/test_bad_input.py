@@ -129,7 +129,7 @@ NO_FUNCTIONS = {
 }
 NO_TOOLS: dict[str, tuple[Any, str]] = {
     "wrapper of an async function": (wrapper, "awaited"),
-    "builtin": (len, "len"),
+    "builtin": (len, "on a `def` that calls it"),
     "partial of a tool": (functools.partial(AgentCache("order")(look_up)), "already"),
     "read tool": (AgentCache("order")(look_up), "already"),
     "write tool": (AgentCacheInvalidator("order")(look_up), "already"),

@@ -811,7 +811,7 @@ def test_a_program_that_is_installed_is_looked_into_and_another_package_is_not(t
     """As by ``pip install .`` in an image: the tool and its helper are below ``site-packages``."""
     files = {
         "desk_app/auth.py": "from desk_server import get_access_token\n\ndef user(): return get_access_token()",
-        "desk_app/tools.py": "import desk_app.auth\nfrom desk_app.auth import user as me\nfrom desk_lib import helper\n\n"
+        "desk_app/tools.py": "import desk_app.auth\nfrom desk_app.auth import user as me\nfrom desk_lib import helper\n"
         "def mine(): return me()\n\n"
         "def by_module(): return desk_app.auth.user()\n\n"
         "def by_import():\n from desk_app.auth import user\n return user()\n\n"

@@ -284,8 +284,8 @@ def test_two_scripts_do_not_meet_and_one_meets_itself(kind, main, tmp_path):
         script.write_text(text)
         main.__file__ = str(script)
         if kind != "script":
-            folder = script.parent if kind == "folder" else shutil.make_archive(str(script.parent), "zip", script.parent)
-            main.__spec__ = PathFinder.find_spec("__main__", [str(folder)])
+            archive = shutil.make_archive(str(script.parent), "zip", script.parent)
+            main.__spec__ = PathFinder.find_spec("__main__", [archive if kind == "archive" else str(script.parent)])
             main.__file__ = main.__spec__.origin
         found.append(digest(1, tool="__main__:get"))
     assert found[0] == found[1] != found[2]
