@@ -72,10 +72,11 @@ def bound_in(function: Any) -> dict[str, Any]:
 
 def receiver_part(value: Any) -> Part:
     """The key of the object whose method is called: its declared fields if it is a value, else a serial number."""
-    with contextlib.suppress(Uncacheable):
-        if not has_no_content(type(value)):
-            return key_part(value)
-    return b"#%d" % serial_of(value)
+    kind: Any = type(value)
+    try:
+        return b"#%d" % serial_of(value) if has_no_content(kind) else key_part(value)
+    except Uncacheable:
+        return b"#%d" % serial_of(value)
 
 
 DEFAULT_PART: Final = key_part(MISSING)
