@@ -140,17 +140,12 @@ class _AuditScope(Scope):
 
     __slots__ = ("_audit",)
 
-    def __init__(
-        self, audit: _Audit, participants: tuple[Participant, ...] = (), tenant: Hashable | None = None
-    ) -> None:
+    def __init__(self, audit: _Audit, participants: tuple[Participant, ...], tenant: Hashable | None) -> None:
         super().__init__(participants, tenant, bypasses=True)
         self._audit = audit
 
-    def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
-        return _AuditScope(self._audit, (participant, *self.participants), tenant)
-
-    def variant(self, *, bypasses: bool) -> Scope:  # noqa: ARG002 - nothing is looked up here, nor stored
-        return self
+    def like(self, participants: tuple[Participant, ...], tenant: Hashable | None, **_flag: bool) -> Scope:
+        return _AuditScope(self._audit, participants, tenant)
 
     def check_write(self, name: str) -> NoReturn:
         self._audit.has_written = True
@@ -184,7 +179,7 @@ class _Audit:
 
     async def run(self) -> None:
         """Run the tool, and compare."""
-        PLACE.set(_AuditScope(self, tenant=self._local.tenant))
+        PLACE.set(_AuditScope(self, (), self._local.tenant))
         name = self._operation.name
         try:
             await self._compare()

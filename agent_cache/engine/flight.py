@@ -26,7 +26,6 @@ __all__ = ["ALONE", "BECOME_LEADER", "STRANDED", "Failure", "Flight", "wake_stra
 BECOME_LEADER: Final = object()
 """Wakes a follower that must run the tool, because the leader was cancelled."""
 
-
 STRANDED: Final[list[Flight]] = []
 """Flights whose leader had no room on the stack, or was interrupted, before it could wake those that wait for them."""
 
@@ -155,9 +154,8 @@ class Flight:
 
     def may_be_joined(self) -> bool:
         """Whether a reader that starts now may have its value. A strong one asks the tier itself."""
-        if not self.is_open or not all(ticket.is_joinable() for ticket in self.tickets):
-            return False
-        if self.store.tool.policy.remote.is_strong:
+        is_strong = self.store.tool.policy.remote.is_strong
+        if is_strong or not self.is_open or not all(ticket.is_joinable() for ticket in self.tickets):
             return False
         return (self.inherited is None or self.inherited.is_trusted()) and self.is_current()
 

@@ -55,15 +55,13 @@ class HookedCall:
         self, operation: Operation[Any], scope: Scope, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any],
         *, is_fresh: bool = False,
     ) -> None:  # fmt: skip
-        self.operation, self.scope = operation, scope
-        outside = scope
-        while outside.outside is not None:
-            outside = outside.outside
-        self.outside = outside
+        self.operation, self.scope, self.outside = operation, scope, scope
+        while self.outside.outside is not None:  # as `Scope.without_recordings`, without its frame
+            self.outside = self.outside.outside
         self.key, self.args, self.kwargs, self.is_fresh = key, args, kwargs, is_fresh
         self.arguments: dict[str, Any] = operation.parameters.named(args, kwargs)
         self.call: Call | None = None
-        self.answered_by = "blocked" if outside.participants else "shared"
+        self.answered_by = "blocked" if self.outside.participants else "shared"
         self.replaced: tuple[str, str] | None = None
         self.loops: list[tuple[str, str, int]] = []
 

@@ -49,7 +49,7 @@ class Setup:
     Attributes:
         configuration: the settings it was made for.
         run: runs a call: all that `make_setup` puts around `engine.call.load`, or around a write.
-        uncached: the same around a run whose result is not stored; `bare` is that run alone.
+        uncached: the same around a run whose result is not stored; `bare` is that run without middleware.
         reload: the same as `run` for a load in the background, which is no call: middleware do not see it.
         tiers: the tiers behind the local store, nearest first.
         lease: the trust in local copies of what they have; None without tiers.

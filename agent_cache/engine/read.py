@@ -241,7 +241,8 @@ class ReadOperation(Operation[ReadPolicy]):
         if policy.kept_for and not (tiers and policy.remote.is_strong):  # which keeps no copy
             work = partial(serve_expired, work)
         setup = Setup(configuration, observed(self, work, configuration), observed(self, run_uncached, configuration))
-        setup.reload, setup.bare = work, run_uncached
+        setup.reload = work
+        setup.bare = run_uncached if self.around is None else partial(self.around, run_uncached)
         setup.tiers, setup.lease = tiers, lease_in(tiers)
         has_rules = tiers or self.late_roots or policy.kept_for or policy.cache_if
         setup.keeps_simply = not has_rules and configuration.max_bytes is None

@@ -294,22 +294,27 @@ class Scope:
 
     # Others like it
 
+    def like(self, participants: tuple[Participant, ...], tenant: Hashable | None, *, bypasses: bool) -> Scope:
+        """A place of the same kind, outside of recordings."""
+        return Scope(participants, tenant, bypasses=bypasses)
+
     def within(self, participant: Participant, tenant: Hashable | None) -> Scope:
         """This place with one more session, innermost. In a recording it is recorded, too."""
         if self.outside is not None and self.hook is not None:
             return self.outside.within(participant, tenant).with_hook(self.hook)
-        return Scope((participant, *self.participants), tenant, bypasses=self.bypasses)
+        return self.like((participant, *self.participants), tenant, bypasses=self.bypasses)
 
     def with_hook(self, hook: Hook) -> Scope:
         """This place with a hook, which receives every call before any other one around it does."""
         return Scope(self.participants, self.tenant, bypasses=self.bypasses, hook=hook, outside=self)
 
-    def variant(self, *, bypasses: bool) -> Scope:
-        """This place with another flag."""
+    def variant(self, *, bypasses: bool, tenant: Any = ...) -> Scope:
+        """This place with another flag, or for another tenant."""
+        tenant = self.tenant if tenant is ... else tenant
         if self.outside is not None and self.hook is not None:
-            made = self.outside.variant(bypasses=bypasses).with_hook(self.hook)
+            made = self.outside.variant(bypasses=bypasses, tenant=tenant).with_hook(self.hook)
         else:
-            made = Scope(self.participants, self.tenant, bypasses=bypasses)
+            made = self.like(self.participants, tenant, bypasses=bypasses)
         self._add_follower(made)
         return made
 
@@ -333,14 +338,15 @@ class Scope:
 
     def become(self, other: Scope) -> None:
         """Stand for another place from now on: in contexts that still have this one after its session has ended."""
-        other, bypassed = other.became or other, self.bypasses
+        other, (bypassed, tenant) = other.became or other, (self.bypasses, self.tenant)
         self.participants, self.owners, self.tenant = other.participants, other.owners, other.tenant
         self.bypasses, self.hook, self.outside = other.bypasses, other.hook, other.outside
         self.adds_nothing = other.adds_nothing
         self.tools = {}
         self.became = other
         for one in list(self._followers or ()):
-            one.become(other if one.bypasses is bypassed else other.variant(bypasses=one.bypasses))
+            is_like = (one.bypasses, one.tenant) == (bypassed, tenant)
+            one.become(other if is_like else other.variant(bypasses=one.bypasses, tenant=one.tenant))
         other._add_follower(self)
 
     def _add_follower(self, other: Scope) -> None:

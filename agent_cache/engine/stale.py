@@ -64,10 +64,8 @@ def _expired(call: Call, within: Flight | None, kept_for: float) -> tuple[Entry 
     if entry is None or CLOCK.now() >= entry.expires + kept_for:
         return None, MISSING
     value = entry.expired_value()
-    if value is MISSING:
-        return None, MISSING
     is_current = store.is_current if within is None else partial(inherit_entry, within, call.local)
-    if not is_current(call.key, entry):
+    if value is MISSING or not is_current(call.key, entry):
         return None, MISSING
     if entry is not store.newest:
         store.use(call.key, entry)

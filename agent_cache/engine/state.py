@@ -233,8 +233,7 @@ def evict_for(entry: Entry, local: Any, garbage: list[Any]) -> bool:
     """Evict least recently used entries of the largest stores until `entry` fits into ``max_bytes``, and count them.
 
     The caller holds the lock. At most 500 entries are evicted one by one; if that is not enough, the largest store is
-    emptied.
-    `garbage` takes what is evicted, to be freed after the lock. Returns whether the entry fits at all.
+    emptied. `garbage` takes what is evicted, to be freed after the lock. Returns whether the entry fits at all.
     """
     limit = CURRENT.value.max_bytes
     if limit is not None and entry.size > limit:

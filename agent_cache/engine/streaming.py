@@ -111,8 +111,12 @@ class Stream:
             else:
                 await generator.aclose()
         chunk, chunks = self._beginning, []
-        while chunk is not None and (chunk := chunk.next) is not None:
-            chunks.append(chunk.value if chunk.copier is None else chunk.copier())
+        try:
+            while chunk is not None and (chunk := chunk.next) is not None:
+                chunks.append(chunk.value if chunk.copier is None else chunk.copier())
+        except Exception as error:  # noqa: BLE001 - of a function that is `copy=`
+            self._beginning = None
+            warn_once("a chunk could not be copied, so its stream was not cached", self._operation.name, error)
         return TOO_LONG if self._beginning is None else tuple(chunks)
 
     def _add(self, value: Any) -> None:

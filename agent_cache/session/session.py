@@ -211,7 +211,8 @@ class AgentCacheSession(BlockOnly, LoopGuard):
         place = PLACE.get()
         is_innermost = place is scope or place.scope.is_at(scope)
         for block, around in blocks.items():
-            block.become(around)
+            is_of_it = around.tenant == block.tenant
+            block.become(around if is_of_it else around.variant(bypasses=around.bypasses, tenant=block.tenant))
         is_here = leave_scope(scope, outer, token, is_closing=is_closing)
         if not (is_here and is_innermost) and not is_closing:
             raise ConfigurationError(_misplaced(f"session {self.session_id!r}")) from error
@@ -227,11 +228,12 @@ class AgentCacheSession(BlockOnly, LoopGuard):
         session, which sees the calls as well, it is the innermost one. Leaving the block ends and empties nothing. If
         the session ends meanwhile, the calls of the block are made where the block was entered.
 
-        The session's tenant is the tenant of the calls. A session without one cannot be joined from inside of a tenant.
+        The session's tenant is the tenant of the calls, also when it has ended. A session without one cannot be joined
+        from inside of a tenant.
 
         Raises:
-            ConfigurationError: on entering the block, if the session is not entered, or the tenant of the place is not
-                its own; on leaving it in another context than it was entered in, or before what was entered inside it,
+            ConfigurationError: on entering the block, if the session is not entered, or has no tenant and the place has
+                one; on leaving it in another context than it was entered in, or before what was entered inside it,
                 unless this closes an async generator.
         """
         return AttachedBlock(self)
@@ -250,12 +252,10 @@ class AgentCacheSession(BlockOnly, LoopGuard):
                     f"session {self.session_id!r} has no tenant, and is attached to inside of a session that has one; "
                     "make it with AgentCacheSession(tenant=...)"
                 )
-            scope = Scope(
-                own.participants + tuple(one for one in here.participants if one not in own.owners),
-                own.tenant,
-                bypasses=own.bypasses or here.bypasses,
-            )
-            if own.outside is None and scope.participants == own.participants and scope.bypasses == own.bypasses:
+            participants = own.participants + tuple(one for one in here.participants if one not in own.owners)
+            scope = here.like(participants, own.tenant, bypasses=own.bypasses or here.bypasses)
+            is_same = type(scope) is type(own) and scope.bypasses == own.bypasses
+            if own.outside is None and scope.participants == own.participants and is_same:
                 scope.tools = own.tools  # to make them takes 10 us a tool
             around, beside = [*_hooks(own)], [*_hooks(here)]
             if any(one not in around for one in beside):

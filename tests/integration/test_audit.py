@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -188,8 +189,8 @@ async def test_a_write_that_the_tool_makes_is_refused(caplog: pytest.LogCaptureF
     async def read(how: str) -> int:
         runs.append(how)
         try:
-            async with AgentCacheSession():
-                if how == "async":
+            async with chat.attach() if how == "attached" else AgentCacheSession():
+                if how in ("async", "attached"):
                     await note_visit()
                 elif how == "writing":
                     async with writing("log"):
@@ -200,16 +201,19 @@ async def test_a_write_that_the_tool_makes_is_refused(caplog: pytest.LogCaptureF
             pass  # a tool may well swallow it
         return len(saved)
 
-    for how in ("async", "def", "writing"):
+    async with AgentCacheSession() as chat:
+        pass
+    for how in ("async", "attached", "def", "writing"):
         tool = AgentCache("visits", audit=1.0, name=f"visit_{how}")(read)
         for _ in range(3):
-            await tool(how)
-            await idle()
-    assert saved == ["async", "def", "writing"]
-    assert len(runs) == 6, "each is audited once"
+            async with chat:
+                await tool(how)
+                await idle()
+    assert saved == ["async", "async", "def", "writing"]
+    assert len(runs) == 8, "each is audited once"
     assert counts() == (0, 0)
-    assert get_metrics()["tools"]["note_visit"]["calls"] == 1
-    assert caplog.text.count("the tool writes, so its hits cannot be audited") == 3
+    assert get_metrics()["tools"]["note_visit"]["calls"] == 2
+    assert caplog.text.count("the tool writes, so its hits cannot be audited") == 4
 
 
 async def test_the_caller_may_change_its_arguments_and_the_tool_cannot_change_them_behind_its_back():
@@ -228,6 +232,22 @@ async def test_the_caller_may_change_its_arguments_and_the_tool_cannot_change_th
     await idle()
     assert seen == [{"status": "new"}] * 2
     assert mine == {"status": "old"}
+
+
+async def test_a_long_stream_that_an_audited_tool_reads_is_whole():
+    @AgentCache("price", max_stream_bytes=100)
+    async def pages() -> AsyncIterator[str]:
+        for number in range(3):
+            yield f"page {number}" * 20
+
+    @AgentCache("price", audit=1.0, ttl=60)
+    async def count_pages() -> int:
+        return len([page async for page in pages()])
+
+    for _ in range(2):
+        assert await count_pages() == 3
+        await idle()
+    assert counts() == (1, 0)
 
 
 async def test_nothing_is_audited_while_a_run_is_recorded_or_replayed(shop: Shop, tmp_path: Any):

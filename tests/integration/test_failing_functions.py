@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -52,6 +53,17 @@ async def test_a_hit_whose_copy_fails_is_loaded_anew(caplog: pytest.LogCaptureFi
 
     assert [await read() for _ in range(4)] == [[0], [0], [1], [1]]
     assert [text for text in caplog.messages if "loaded anew" in text and "(Wordless)" in text], "by its class"
+
+
+async def test_a_stream_whose_chunks_cannot_be_copied_to_be_stored_is_given_to_its_caller():
+    @AgentCache("order", copy=failing_at(3))
+    async def read() -> AsyncIterator[list[int]]:
+        yield [1]
+        yield [2]
+
+    for is_stored in (False, True):
+        assert [chunk async for chunk in read()] == [[1], [2]]
+        assert read.contains() is is_stored
 
 
 async def test_who_waits_for_a_result_that_cannot_be_copied_for_him_runs_the_tool():

@@ -579,34 +579,33 @@ async def test_the_tenant_is_that_of_the_session():
             await elsewhere(request)
 
 
-@pytest.mark.parametrize("is_inside", [False, True])
-async def test_calls_of_a_block_whose_session_has_ended_are_made_where_it_was_entered(is_inside: bool):
-    runs, go, ready = Runs("session"), asyncio.Event(), asyncio.Event()
+@pytest.mark.parametrize("around", ["nothing", "a session", "a block"])
+async def test_calls_of_a_block_whose_session_has_ended_are_made_where_it_was_entered_for_its_tenant(around: str):
+    runs, everybody, go, ready = Runs("session"), Runs(), asyncio.Event(), asyncio.Event()
     outer = AgentCacheSession()
 
     async def request() -> list[Any]:
-        async with outer if is_inside else contextlib.nullcontext():
-            with session.attach():
-                answers = [await runs.read(), await runs.read()]
-                child = asyncio.create_task(rest())
-                answers += await rest()
-                answers += await child
-            return answers
+        blocks = {"nothing": contextlib.nullcontext, "a session": lambda: outer, "a block": other.attach}
+        async with blocks[around](), session.attach():
+            answers = [await runs.read(), await runs.read()]
+            child = asyncio.create_task(rest())
+            return [*answers, *await rest(), *await child]
 
     async def rest() -> list[Any]:
         ready.set()
         await go.wait()
-        return [await runs.read(), await runs.read()]
+        return [await runs.read(), await runs.read(), await everybody.read()]
 
-    async with AgentCacheSession() as session:
+    await everybody.read()
+    async with AgentCacheSession() as other, AgentCacheSession(tenant="a") as session:
         task = asyncio.create_task(elsewhere(request))
         await ready.wait()
     go.set()
-    if is_inside:
-        assert await task == [1, 1, 2, 2, 2, 2]
-        assert len(outer.get_execution_trace()) == 6
+    if around == "a session":
+        assert await task == [1, 1, 2, 2, 2, 2, 2, 2]
+        assert len(outer.get_execution_trace()) == 8
     else:
-        assert await task == [1, 1, 2, 3, 4, 5], "outside of sessions nothing is stored"
+        assert await task == [1, 1, 2, 3, 2, 4, 5, 2], "outside of sessions nothing is stored"
     assert len(session.get_execution_trace()) == 2
     assert not session._stores
 

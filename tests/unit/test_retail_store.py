@@ -47,48 +47,28 @@ def watching_order(observed: ObservedStore) -> AbstractContextManager[Witness]:
     return observed.watching("get_order_details", {"order_id": "#P"})
 
 
-def test_a_read_is_true_if_its_answer_was_so_at_some_moment_of_the_call(store: RetailStore) -> None:
-    observed = ObservedStore(store)
-    before = read_order(store)
-    with watching_order(observed) as observation, observed.writing():
-        cancel(observed)
-    assert observation.verdict(before) is Verdict.TRUE
-    assert observation.verdict(read_order(store)) is Verdict.TRUE
+def test_an_answer_is_judged_by_the_writes_that_had_ended_when_its_read_began(store: RetailStore) -> None:
+    def read_now() -> Witness:
+        with watching_order(observed) as witness:
+            return witness
 
-
-def test_what_a_write_replaced_before_the_read_began_is_stale(store: RetailStore) -> None:
-    observed = ObservedStore(store)
-    before = read_order(store)
-    with observed.writing():
-        cancel(observed)
-    with watching_order(observed) as observation:
-        pass
-    assert observation.verdict(before) is Verdict.STALE
-    assert observation.verdict(read_order(store)) is Verdict.TRUE
-
-
-def test_what_a_write_has_replaced_is_overlapped_for_a_read_that_begins_while_it_runs(store: RetailStore) -> None:
-    observed = ObservedStore(store)
-    before = read_order(store)
-    with observed.writing():
-        cancel(observed)
-        with watching_order(observed) as observation:
-            pass
-    assert observation.verdict(before) is Verdict.OVERLAPPED
-    assert observation.verdict("what was never true") is Verdict.STALE
-
-
-def test_what_a_finished_write_replaced_is_stale_though_an_older_write_still_runs(store: RetailStore) -> None:
-    observed = ObservedStore(store)
-    first = read_order(store)
-    with observed.writing():
+    observed, answers = ObservedStore(store), [read_order(store)]
+    with watching_order(observed) as around, observed.writing():
         move_order(observed)
-        second = read_order(store)
+        answers.append(read_order(store))
+        within_one = read_now()
         with observed.writing():
             cancel(observed)
-        with watching_order(observed) as observation:
-            pass
-    assert [observation.verdict(first), observation.verdict(second)] == [Verdict.STALE, Verdict.STALE]
+        after_one = read_now()
+    answers += [read_order(store), "what was never true"]
+    true, overlapped, stale = Verdict.TRUE, Verdict.OVERLAPPED, Verdict.STALE
+    witnesses = [around, within_one, after_one, read_now()]
+    assert [[witness.verdict(answer) for answer in answers] for witness in witnesses] == [
+        [true, true, true, stale],
+        [overlapped, true, stale, stale],
+        [stale, stale, true, stale],  # though the older write still runs
+        [stale, stale, true, stale],
+    ]
 
 
 def test_the_judge_does_not_count_its_own_reads(store: RetailStore) -> None:
