@@ -335,14 +335,13 @@ _FIELDS: dict[Any, dict[str, type]] = {
 
 def _checked(line: bytes, path: object, number: int) -> Entry:
     try:
-        entry = json.loads(line)
+        entry: Entry = json.loads(line)
         fields = _FIELDS[_kind(entry)]
         if wrong := [name for name, form in fields.items() if not isinstance(entry[name], form)]:
             raise TypeError(f"{wrong[0]!r} is of another type")  # noqa: TRY301 - it is told as the others are
     except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
         raise CassetteError(f"this line is no entry of a fixture: {error!r}", path, number) from error
-    found: Entry = entry
-    return found
+    return entry
 
 
 def _kind(entry: Entry) -> Any:

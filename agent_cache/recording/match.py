@@ -8,7 +8,7 @@ calls come does not matter, unless the replay is strict.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
 from functools import cached_property
 from hashlib import blake2b
@@ -218,8 +218,11 @@ def missing(
         state = "played already" if matcher.is_covered[nearest] else "not played yet"
         differing = differences(found, call)
         text += f". Nearest is call {found.id}, {state}:\n{differing}"
-        is_new = _IN_EACH_RUN.search(differing) is not None
-        text += _OF_REQUESTS if _REQUEST.fullmatch(call.function.name) else _OF_FUNCTIONS if is_new else ""
+        if _REQUEST.fullmatch(call.function.name):  # one of a router's servers, perhaps
+            same = [one for one in matcher.cassette if one.arguments == call.arguments]
+            text += _OF_REQUESTS + _under_other_names(call, same)
+        elif _IN_EACH_RUN.search(differing):
+            text += _OF_FUNCTIONS
     return -1 if nearest is None else nearest, f"{text}\n{ADVICE}", DivergenceError
 
 
@@ -232,7 +235,7 @@ def by_nobody(call: ActiveCall) -> str:
     )
 
 
-def _under_other_names(active: ActiveCall, cassette: Cassette) -> str:
+def _under_other_names(active: ActiveCall, cassette: Iterable[RecordedCall]) -> str:
     """Where the same request was recorded, or what may be the function by its name or arguments, and what to do."""
     asked = _REQUEST.fullmatch(active.function.name)
     if asked is None:
@@ -241,10 +244,11 @@ def _under_other_names(active: ActiveCall, cassette: Cassette) -> str:
         others += [call.name for call in cassette if call.arguments and call.arguments == active.arguments]
         advice = "If that is the same function, renamed, moved, or of a file that was run, give it this name by name="
         return f", but of {others[0]}. {advice}" if others else ""
+    new = asked["server"]
     found = [one for call in cassette if (one := _REQUEST.fullmatch(call.name)) and one["rest"] == asked["rest"]]
-    if not found:
+    if not (others := [one["server"] for one in found if one["server"] != new]):
         return ""
-    old, new = found[0]["server"], asked["server"]
+    old = others[0]
     lasting = dict.fromkeys((server.rpartition(":")[0] or server for server in (old, new)), "server")
     pair = {new: old}
     return (

@@ -184,14 +184,9 @@ class Savings:
 
     def __add__(self, other: Savings) -> Savings:
         calls, unpriced = self.calls + other.calls, self.unpriced + other.unpriced
-        return Savings(
-            calls,
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            None if calls and calls == unpriced else (self.cost or Decimal(0)) + (other.cost or Decimal(0)),
-            unpriced,
-            self.seconds + other.seconds,
-        )
+        tokens = self.input_tokens + other.input_tokens, self.output_tokens + other.output_tokens
+        cost = None if calls and calls == unpriced else (self.cost or Decimal(0)) + (other.cost or Decimal(0))
+        return Savings(calls, *tokens, cost, unpriced, self.seconds + other.seconds)
 
     def __str__(self) -> str:
         """``2 model calls, 1200+340 tokens, $0.0062``; how many calls have no price, or what to install to know it."""
@@ -243,8 +238,7 @@ def savings_of(calls: Iterable[RecordedCall], recorded_at: str | None) -> Saving
     total = Savings()
     for call in calls:
         price = _price(call, began + timedelta(milliseconds=call.started_ms))
-        seconds = call.duration_ms / 1000
-        total += Savings(1, call.input_tokens, call.output_tokens, price, int(price is None), seconds)
+        total += Savings(1, call.input_tokens, call.output_tokens, price, int(price is None), call.duration_ms / 1000)
     return total
 
 

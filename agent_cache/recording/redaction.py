@@ -34,7 +34,6 @@ _BESIDE = {name: frozenset(words) for name, words in credentials.NAMES_BESIDE.it
 _NETLOC = "netloc"
 """The name that the standard library has for the part of a URL in which the password is."""
 _WITH_OTHERS = _BYTES.union(_BESIDE, _COOKIE_KEYS, _HIDDEN, {_NETLOC, "destruction_time", "kty", "sensitive"})
-_DATA_OF_STORES = frozenset({"data", "stringData"})
 _TYPES_IN_SCHEMAS, _VALUES_IN_SCHEMAS = frozenset(WORDS["schema_types"]), frozenset(WORDS["schema_values"])
 
 # Strings of JSON that has escapes in it. Where it has none, splitting at the quotes is four times as fast.
@@ -220,7 +219,7 @@ class Redaction(TextRules):
         named, at = self._named_in(data) if len(data) > 1 and self.defaults else ("", _VALUE_KEYS)
         about = data.get("metadata")
         if self.defaults and (data.get("kind") == "Secret" or (type(about) is dict and "destruction_time" in about)):
-            named, at = "secret", _DATA_OF_STORES  # of Kubernetes, and of Vault
+            named, at = "secret", frozenset({"data", "stringData"})  # of Kubernetes, and of Vault
         is_token_of_text = "logprob" in data or "logprobs" in data
         cleaned: dict[str, Any] = {}
         for key, value in data.items():

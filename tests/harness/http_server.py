@@ -172,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._stream("text/plain", ["grün".encode()[:3], "grün".encode()[3:], b" und blau"])
 
     def _binary(self, body: bytes) -> None:
-        self._send(200, "image/png", bytes(range(256)))
+        self._send(200, "image/png", bytes(range(256)), x_amz_crc32="7")
 
     def _latin(self, body: bytes) -> None:
         self._send(200, "text/plain; charset=iso-8859-1", "grün".encode("latin-1"))
@@ -202,13 +202,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _busy(self, body: bytes) -> None:
         self._send(503, "text/plain", b"busy", retry_after="7")
 
-    def _cut(self, body: bytes) -> None:
+    def _cut(self, body: bytes, header: str = "content-length", value: str = "100", sent: bytes = b"abc") -> None:
         self.send_response(200)
         self.send_header("content-type", "text/plain")
-        self.send_header("content-length", "100")
+        self.send_header(header, value)
         self.end_headers()
-        self.wfile.write(b"abc")
+        self.wfile.write(sent)
         self.close_connection = True
+
+    def _broken(self, body: bytes) -> None:
+        self._cut(body, "transfer-encoding", "chunked", b"64\r\nabc")
 
     def _reset(self, body: bytes) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -42,7 +42,7 @@ Patch: TypeAlias = tuple[type, str, Callable[[Any], Any]]
 
 _LOG = logging.getLogger("agent_cache")
 
-_DROPPED, _RETRIED = frozenset(KNOWN["responses"]["dropped"]), frozenset(KNOWN["responses"]["retried"])
+_DROPPED, _CHECKSUMS, _RETRIED = (frozenset(KNOWN["responses"][one]) for one in ("dropped", "checksums", "retried"))
 _OF_MODEL_CLIENTS = frozenset(KNOWN["requests"]["of_model_clients"])
 _AT_ONCE = {"retry-after-ms": "1", "retry-after": "0"}
 """The first is known to the clients of OpenAI and Anthropic, which take the second for none."""
@@ -161,17 +161,18 @@ class Recorded:
         self._end: dict[str, Any] | None = response.get("end")
         self.pieces = pieces_of(response)
         self.is_empty = not self.pieces and self._end is None
-        self.is_stream = is_stream(response)
+        self.is_open = is_stream(response) or self._end is not None  # nothing but its end says how long it is
         self.status: int = response["status"]
         self.reason: str = response.get("reason") or responses.get(self.status, "")
         added = _AT_ONCE if source is not None and self.status in _RETRIED else {}
-        if not self.is_stream and self._end is None and _may_have_body(method, self.status):
+        if not self.is_open and _may_have_body(method, self.status):
             added = {**added, "content-length": str(sum(map(len, self.pieces)))}  # of an edited file, too
+        left_out = added.keys() | (_CHECKSUMS if self.pieces else ())
         self.headers: Pairs = [
             (name, one)
             for name, value in response.get("headers", {}).items()
             for one in (value if isinstance(value, list) else [value])
-            if name.lower() not in added
+            if name.lower() not in left_out
         ] + list(added.items())
 
     def __iter__(self) -> Iterator[bytes]:

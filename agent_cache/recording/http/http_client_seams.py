@@ -57,7 +57,7 @@ def _parsed(exchange: Exchange, response: Any, method: str, **options: Any) -> h
     source: Iterable[bytes] = response if is_recorded else _read(response, **options)
     exchange.log(response.status, response.reason or "", headers)
     names = {name.lower(): value.lower() for name, value in headers}
-    if is_recorded and response.is_stream and "content-length" not in names:
+    if is_recorded and response.is_open and "content-length" not in names:
         headers, names = [*headers, ("transfer-encoding", "chunked")], {"transfer-encoding": "chunked"}
     is_chunked = names.get("transfer-encoding") == "chunked"
 

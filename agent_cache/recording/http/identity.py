@@ -246,6 +246,8 @@ def identity(
     for ignored in settings.ignore_fields:
         for part in arguments.keys() & {"query", "json", "form"}:
             arguments[part] = _without(arguments[part], ignored.split("."), is_deep="." not in ignored)
+        if "multipart" in arguments:
+            arguments["multipart"] = [one for one in arguments["multipart"] if one.get("name") != ignored]
     return kind, name, arguments
 
 

@@ -48,14 +48,15 @@ class Seams:
     def enter(self) -> None:
         """Put them in place, for one more block."""
         with self._lock:
-            self._blocks += 1
-            if self._blocks == 1:
+            if not self._blocks:
                 for name, patches in _SEAMS.items():
-                    with suppress(ImportError):  # of a library that is not installed
-                        for owner, attribute, make in patches(importlib.import_module(name)):
-                            original = vars(owner)[attribute]
-                            setattr(owner, attribute, ours := make(original))
-                            self._replaced.append((owner, attribute, original, ours))
+                    with suppress(Exception):  # of a library that is not installed, or broken: no program uses it
+                        importlib.import_module(name)
+                    for owner, attribute, make in patches(sys.modules[name]) if name in sys.modules else ():
+                        original = vars(owner)[attribute]
+                        setattr(owner, attribute, ours := make(original))
+                        self._replaced.append((owner, attribute, original, ours))
+            self._blocks += 1
 
     def leave(self) -> None:
         """Take them away after the last block."""

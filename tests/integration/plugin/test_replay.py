@@ -55,8 +55,7 @@ def test_the_plugin_is_light(tmp_path: Path):
     environment = os.environ | {"PYTHONPATH": str(Path(agent_cache.__file__).parent.parent)}
     run = subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, capture_output=True, check=True)
     loaded = set(json.loads(run.stdout))
-    own = {"agent_cache", "agent_cache.pytest_plugin"}
-    own |= {f"agent_cache.pytest_plugin.{name}" for name in ("markers", "plugin")}
+    own = {"agent_cache", *(f"agent_cache.pytest_plugin{name}" for name in ("", ".markers", ".plugin"))}
     assert "agent_cache.pytest_plugin.plugin" in loaded
     assert {name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names} == own
     assert not {"asyncio", "sqlite3", "msgspec", "ssl"} & loaded

@@ -30,13 +30,10 @@ TOOLS = [
 
 @pytest.fixture(autouse=True)
 def _no_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "key",
-        "AWS_DEFAULT_REGION": "eu-north-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
 def plain(answer: Any) -> Any:

@@ -163,6 +163,8 @@ def test_what_passes_live_is_listed_as_full_urls():
         ("https://o1.ingest.us.sentry.io/api/12/envelope/", True),
         ("https://o1.ingest.us.sentry.io/api/12/other/envelope/", False),
         ("https://mcp.sentry.dev/mcp", False),
+        ("https://huggingface.co/api/agent-harnesses", True),
+        ("https://huggingface.co/api/models/gpt2", False),
     ],
 )
 def test_only_the_full_paths_of_telemetry_pass(url, passes, tmp_path):
@@ -206,10 +208,13 @@ def test_telemetry_that_is_switched_off_is_recorded_like_any_request(tmp_path, s
 # Servers
 
 
-def test_a_request_to_another_port_diverges_and_the_text_proposes_an_alias(tmp_path, server, other_server):
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_request_to_another_port_diverges_and_the_text_proposes_an_alias(is_known, tmp_path, server, other_server):
     path = tmp_path / "run.jsonl"
     with record(path, http=True):
         httpx.post(f"{server.url}/orders", json={"n": 1})
+        if is_known:  # as by a router, which chooses one of several for each request
+            httpx.post(f"{other_server.url}/orders", json={"n": 2})
     old, new = (one.url.removeprefix("http://") for one in (server, other_server))
     with pytest.raises(DivergenceError) as caught, replay(path):
         httpx.post(f"{other_server.url}/orders", json={"n": 1})

@@ -1,6 +1,5 @@
 """What a replay has saved: model calls, tokens, money at the prices of the day of the recording, seconds."""
 
-import sys
 from decimal import Decimal
 
 import pytest
@@ -17,12 +16,6 @@ DAY = "2026-01-01T12:00:00Z"
 def priced():
     """Prices are installed."""
     pytest.importorskip("genai_prices")
-
-
-@pytest.fixture
-def unpriced(monkeypatch):
-    """The extra is not installed."""
-    monkeypatch.setitem(sys.modules, "genai_prices", None)
 
 
 def model_call(model="gpt-4o", input_tokens=1000, output_tokens=50, *, name="ask", **fields):
@@ -53,29 +46,45 @@ def test_the_price_is_that_of_the_day_of_the_recording():
     assert cost(midnight, recorded_at="2025-06-01T00:00:00Z") == 2
 
 
+SAME = {
+    "openai/gpt-4o": "gpt-4o",
+    "azure/gpt-4o": "gpt-4o",
+    "openrouter/openai/gpt-4o": "gpt-4o",
+    "anthropic/claude-sonnet-4-20250514": "claude-sonnet-4-20250514",
+    "vertex_ai/claude-sonnet-4@20250514": "claude-sonnet-4-20250514",
+    "bedrock/converse/us.anthropic.claude-sonnet-4-20250514-v1:0": "anthropic.claude-sonnet-4-20250514-v1:0",
+    "us.anthropic.claude-sonnet-4-20250514-v1:0": "anthropic.claude-sonnet-4-20250514-v1:0",
+    "models/gemini-2.5-flash": "gemini-2.5-flash",
+    "cohere_chat/command-r-plus": "command-r-plus",
+    **dict.fromkeys(("groq/llama-3.3-70b-versatile", "text-embedding-3-small", "ft:gpt-4o-mini-2024-07-18:acme::id")),
+}
+LLAMA, NOVA = "llama-3.3-70b-versatile", "amazon.nova-pro-v1:0"
+FORM = [{"name": "file"}, {"name": "model", "text": "gpt-4o-transcribe"}]
+
+
 @pytest.mark.usefixtures("priced")
 @pytest.mark.parametrize(
-    ("model", "same"),
+    ("call", "same"),
     [
-        ("openai/gpt-4o", "gpt-4o"),
-        ("azure/gpt-4o", "gpt-4o"),
-        ("openrouter/openai/gpt-4o", "gpt-4o"),
-        ("anthropic/claude-sonnet-4-20250514", "claude-sonnet-4-20250514"),
-        ("vertex_ai/claude-sonnet-4@20250514", "claude-sonnet-4-20250514"),
-        ("bedrock/converse/us.anthropic.claude-sonnet-4-20250514-v1:0", "anthropic.claude-sonnet-4-20250514-v1:0"),
-        ("us.anthropic.claude-sonnet-4-20250514-v1:0", "anthropic.claude-sonnet-4-20250514-v1:0"),
-        ("models/gemini-2.5-flash", "gemini-2.5-flash"),
-        ("cohere_chat/command-r-plus", "command-r-plus"),
-        ("groq/llama-3.3-70b-versatile", None),
-        ("text-embedding-3-small", None),
-        ("ft:gpt-4o-mini-2024-07-18:acme::id", None),
+        *((model_call(model), same) for model, same in SAME.items()),
+        # The answer names the version: that of May 2024 costs twice as much.
+        (model_call("gpt-4o-2024-05-13", arguments={"model": "openai/gpt-4o"}), "gpt-4o-2024-05-13"),
+        # The name of a deployment is nobody else's.
+        (model_call("gpt-4o-2024-08-06", arguments={"model": "azure/our-deployment"}), "gpt-4o-2024-08-06"),
+        # The answer does not say who ran it: what was asked does, or the host.
+        (model_call(LLAMA, arguments={"model": f"groq/{LLAMA}"}), f"groq/{LLAMA}"),
+        (model_call(LLAMA, name="POST https://api.groq.com/openai/v1/chat/completions"), f"groq/{LLAMA}"),
+        (
+            model_call(NOVA, name="POST https://bedrock-runtime.us-east-1.amazonaws.com/model/x/converse"),
+            f"bedrock/{NOVA}",
+        ),
+        (model_call("gpt-4o", name="POST http://127.0.0.1/v1/chat/completions"), "gpt-4o"),
+        (model_call(None, arguments={"multipart": FORM}), "gpt-4o-transcribe"),
     ],
 )
-def test_names_with_the_prefixes_of_litellm_have_the_price_of_their_model(model, same):
-    found = cost(model_call(model))
-    assert found
-    if same is not None:
-        assert found == cost(model_call(same))
+def test_a_call_has_the_price_of_its_model_by_names_with_prefixes_and_what_was_asked_and_where(call, same):
+    assert cost(call)
+    assert same is None or cost(call) == cost(model_call(same))
 
 
 @pytest.mark.usefixtures("priced")
@@ -89,36 +98,6 @@ def test_a_call_of_an_unknown_model_is_counted_and_never_free(model):
     assert (found.calls, found.unpriced, found.cost) == (1, 1, None)
     both = savings_of([model_call(), model_call(model)], DAY)
     assert (both.calls, both.unpriced, both.cost) == (2, 1, Decimal("0.0030"))
-
-
-@pytest.mark.usefixtures("priced")
-@pytest.mark.parametrize(
-    ("asked", "answered", "expected"),
-    [
-        # The answer names the version: that of May 2024 costs twice as much.
-        ("openai/gpt-4o", "gpt-4o-2024-05-13", "gpt-4o-2024-05-13"),
-        # The name of a deployment is nobody else's.
-        ("azure/our-deployment", "gpt-4o-2024-08-06", "gpt-4o-2024-08-06"),
-        # The answer does not say who ran it.
-        ("groq/llama-3.3-70b-versatile", "llama-3.3-70b-versatile", "groq/llama-3.3-70b-versatile"),
-    ],
-)
-def test_the_provider_is_that_of_the_request_and_the_version_that_of_the_answer(asked, answered, expected):
-    assert cost(model_call(answered, arguments={"model": asked})) == cost(model_call(expected))
-
-
-@pytest.mark.usefixtures("priced")
-def test_the_host_of_a_request_says_whose_price_it_is():
-    groq = model_call("llama-3.3-70b-versatile", name="POST https://api.groq.com/openai/v1/chat/completions")
-    assert cost(groq) == cost(model_call("groq/llama-3.3-70b-versatile"))
-    gateway = model_call("gpt-4o", name="POST http://127.0.0.1/v1/chat/completions")
-    assert cost(gateway) == cost(model_call("gpt-4o"))
-    form = [{"name": "file"}, {"name": "model", "text": "gpt-4o-transcribe"}]
-    assert cost(model_call(None, arguments={"multipart": form})) == cost(model_call("gpt-4o-transcribe"))
-    bedrock = model_call(
-        "amazon.nova-pro-v1:0", name="POST https://bedrock-runtime.us-east-1.amazonaws.com/model/amazon.nova/converse"
-    )
-    assert cost(bedrock) == cost(model_call("bedrock/amazon.nova-pro-v1:0"))
 
 
 @pytest.mark.usefixtures("priced")
