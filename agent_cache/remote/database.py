@@ -276,8 +276,7 @@ class SqliteBackend:
                 _make(db, path)
             with _immediate(db):
                 ((token,),) = db.execute("select value from meta where name = 'token'")
-                ((newest,),) = db.execute("select max(number) from feed")
-                page = self._page_of(db, token, newest, is_new=is_new)
+                page = self._page_of(db, token, is_new=is_new)
             feed_db = stack.enter_context(closing(self._connect(0.0)))
             places = [beside(path, suffix) for suffix in (".page", "-wal", "-shm")]
             identities = {path: self._identity, **{place: _identity_of(place) for place in places}}
@@ -285,20 +284,23 @@ class SqliteBackend:
             stack.pop_all()
             return _Opened(page, db, feed_db, token, identities)
 
-    def _page_of(self, db: sqlite3.Connection, token: int, newest: int, *, is_new: bool) -> _Page:
+    def _page_of(self, db: sqlite3.Connection, token: int, *, is_new: bool) -> _Page:
         if self.page is None or self.page.identity != (token, _identity_of(beside(self.path, ".page"))):
             former, self.page = self.page, None
             if former is not None:
                 former.word[0] = _NOBODYS  # copies are trusted by it, here and where it is still used
-            self.page = _Page(self.path, token, newest)
+            self.page = _Page(self.path, token, _newest(db))
             self.mark(is_missing=self.is_missing)
             if self.page.is_new and not is_new:  # whose invalidations were missing in the former one nobody knows
                 self._step(db, (EVERYTHING,), LOST)
-        # By more than the steps of a transaction that was killed: the database is an older copy of itself.
-        if newest + 2 < (number := self.page.word[0]) < _NOBODYS:
+        self._drop_older(db, self.page.word[0])
+        return self.page
+
+    def _drop_older(self, db: sqlite3.Connection, number: int) -> None:
+        """Drop all values if a step up to this one is missing: the database is an older copy of itself."""
+        if _newest(db) < number < _NOBODYS:
             db.execute("insert into feed values (?, '', x'')", (number,))  # no number is used again
             self._step(db, (EVERYTHING,), LOST)
-        return self.page
 
     def _connect(self, timeout: float) -> sqlite3.Connection:
         db = sqlite3.connect(
@@ -533,7 +535,8 @@ class SqliteBackend:
 
     async def feed(self, since: int | None) -> News:
         opened = self._opened
-        if opened is None or time.monotonic() >= self.look_by or opened.page.word[0] == _NOBODYS:
+        is_due = opened is None or time.monotonic() >= self.look_by or opened.page.word[0] == _NOBODYS
+        if is_due:
             self.look_by = 0.0  # SQLite may answer for a database that was set aside, out of its memory
             with self._using():
                 opened = self._opened
@@ -544,14 +547,18 @@ class SqliteBackend:
         try:
             rows: Sequence[tuple[int, str, bytes]] = ()
             newest, is_whole = since, True
-            if since is not None and page.word[0] != since:
+            if since is not None and (is_due or page.word[0] != since):
                 # With the last known one: that it is there says in the same statement that none is missing behind it.
                 statement = "select number, space, message from feed where number >= ? order by number"
                 rows = db.execute(statement, (since,)).fetchall()
                 newest = rows[-1][0] if rows else None
                 is_whole = bool(rows) and rows[0][0] == since
             if newest is None:
-                ((newest,),) = db.execute("select max(number) from feed").fetchall()
+                newest = _newest(db)
+                if since is not None and newest < since and self.followed is page:
+                    with self._transaction() as own_db:
+                        self._drop_older(own_db, since)
+                    newest = _newest(db)
         except sqlite3.Error as error:
             if _is_damage(error):
                 with self._using():
@@ -574,7 +581,7 @@ class SqliteBackend:
             self._ahead = word, now + _AHEAD
         elif now > self._ahead[1] and page.word[0] == word:
             with suppress(ConnectionError), self._transaction() as db:
-                if db.execute("select max(number) from feed").fetchone()[0] == newest:
+                if _newest(db) == newest:
                     self._step(db, (), b"")
 
     def mark(self, *, is_missing: bool) -> bool:
@@ -629,6 +636,10 @@ def _immediate(db: sqlite3.Connection) -> Iterator[None]:
             with suppress(sqlite3.Error):
                 db.execute("rollback")
         raise
+
+
+def _newest(db: sqlite3.Connection) -> int:
+    return int(db.execute("select max(number) from feed").fetchone()[0])
 
 
 def require_ours(db: sqlite3.Connection, path: Path) -> bool:

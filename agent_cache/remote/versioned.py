@@ -254,8 +254,6 @@ class VersionedTier:
             present, mode = states[cell]
             if present != version or mode > most:
                 return None
-        if not place.depends_on <= head.versions.keys():
-            return None  # of a tool that was declared otherwise
         address, tags = place.address.encode(), request.tags
         try:
             value = self.codec.decode(reading.payload, request.returns, context=address + b"\n" + reading.raw_head)
@@ -265,6 +263,8 @@ class VersionedTier:
         except Exception as error:  # noqa: BLE001 - damaged data, or a codec that was not made for it
             self._note_bad_value(request, error if isinstance(error, Undecodable) else type(error).__name__)
             return None
+        if not (place.depends_on <= head.versions.keys() and {*request.late_roots} <= {*map(root_of, tags)}):
+            return None  # of a tool that was declared otherwise
         found = await self._aged(ticket, head, reading.now, Found(value, tags, cost=head.cost))
         if found is None:
             return None

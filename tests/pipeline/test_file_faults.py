@@ -328,20 +328,26 @@ async def test_deleted_files_are_noticed_and_made_anew(tmp_path: Path, suffixes:
         assert all((tmp_path / f"cache{suffix}").exists() for suffix in ("", ".page"))
 
 
-@pytest.mark.parametrize("writes", [2, 20])
-async def test_an_older_copy_of_the_database_that_was_put_back_has_no_values(tmp_path: Path, writes: int):
-    """The page knows of steps that it lacks."""
+@pytest.mark.parametrize("how", ["before they start", "while they run", "and written to"])
+async def test_an_older_copy_of_the_database_that_was_put_back_has_no_values(tmp_path: Path, how: str):
+    """The page, and the processes, know of steps that it lacks."""
     async with FileTier(tmp_path / "cache") as tier:
         await load(tier, read("order:7"), "old")
-    copy = (tmp_path / "cache").read_bytes()
-    async with FileTier(tmp_path / "cache") as tier:
-        for _ in range(writes):
+        with closing(sqlite3.connect(tmp_path / "cache")) as db, closing(sqlite3.connect(tmp_path / "copy")) as copy:
+            db.backup(copy)
             async with writing(tier, "order:7"):
                 pass
-    (tmp_path / "cache").write_bytes(copy)
-    async with FileTier(tmp_path / "cache") as one, FileTier(tmp_path / "cache") as other:
-        assert await value_of(one, read("order:7")) == "nothing"
-        await works(one, other)
+            if how == "before they start":
+                await tier.aclose()
+            copy.backup(db)
+        async with FileTier(tmp_path / "cache") as one, FileTier(tmp_path / "cache") as other:
+            if how == "and written to":  # before anybody looks
+                async with writing(one, "order:8"):
+                    pass
+            if how != "before they start":
+                await until(lambda: tier.stats()["losses"])
+            assert await value_of(one, read("order:7")) == "nothing"
+            await works(one, other)
 
 
 async def works(*tiers: FileTier) -> None:

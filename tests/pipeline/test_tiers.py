@@ -139,6 +139,19 @@ async def test_what_another_version_of_a_tool_has_stored_is_not_found(truth: Tru
         assert len(truth.runs) == runs
 
 
+@pytest.mark.parametrize("added", ["user", "user:{result[user]}"])
+async def test_what_was_stored_before_a_tag_was_added_is_not_found(server: MemoryServer, added: str):
+    """By processes of an earlier deployment: a write of what was added would not end it."""
+
+    async def get_order(id: str) -> dict[str, str]:
+        return {"id": id, "user": "Mei"}
+
+    for tags, misses in (["order:{id}"], 1), (["order:{id}", added], 1), (["order:{id}"], 0):
+        tool = AgentCache(tags, name="get_deployed_order", remote_cache=(tier := MemoryTier(server)))(get_order)
+        await tool("7")
+        assert tier.stats()["misses"] == misses
+
+
 async def test_what_the_remote_tier_had_is_given_to_the_backup_at_its_age(
     truth: Truth, here: WatchedTier, elsewhere: MemoryTier, clock: library.Clock
 ):
