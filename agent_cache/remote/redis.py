@@ -189,6 +189,10 @@ return who
 _FEED: Final = """
 redis.call('SET', P .. 'p', '', 'PX', 10000)
 local found = {}
+if ARGV[1] ~= '' and tonumber(newest()) < tonumber(ARGV[1]) then -- an older copy of the keys was put back
+  redis.call('SET', N, ARGV[1])
+  step({'*'}, '?')
+end
 if ARGV[1] ~= '' then found = redis.call('XRANGE', F, '(' .. ARGV[1] .. '-0', '+') end
 return {store, newest(), found}
 """

@@ -309,6 +309,23 @@ async def test_a_server_of_another_identity_has_no_values_and_is_a_loss(make: Ma
     assert await value_of(tier, strong) == "new"
 
 
+@pytest.mark.parametrize("pattern", ["*", "*:n"])
+async def test_an_older_copy_of_the_keys_that_was_put_back_has_no_values(make: Make, own_valkey: Server, pattern: str):
+    """Under a server that runs: of all keys, or of the number alone, which writes could not go on from."""
+    tier = make(own_valkey.url)
+    await load(tier, read("order:7"), "old")
+    with own_valkey.client(decode_responses=False) as raw:
+        copies = [(key, raw.dump(key)) for key in raw.keys(pattern)]
+        await commit(tier, write("order:7"))
+        await tier.caught_up()
+        for key, copy in copies:
+            raw.restore(key, 0, copy, replace=True)
+    await tier.caught_up()
+    assert await value_of(tier, read("order:7")) == "nothing"
+    await commit(tier, write("order:7"))
+    assert tier.stats()["pending"] == 0
+
+
 async def test_a_replica_is_not_used(make: Make, valkey: Server, own_valkey: Server):
     own_valkey.command("REPLICAOF", HOST, valkey.port)
     tier = make(own_valkey.url)

@@ -112,6 +112,16 @@ async def test_a_loader_that_is_cancelled_lets_another_process_load(tiers: list[
     assert await waits == "new"
 
 
+async def test_nobody_waits_for_a_claim_that_does_not_end_since_a_clock_was_set_back(server: MemoryServer):
+    gate = Gate()
+    a, b = (reader(MemoryTier(server, lease=0.05), gate) for _ in range(2))
+    loading, waits = await started(a("7")), await started(b("7"))
+    await until(lambda: len(gate.calls) == 2)
+    gate.last.returns("new")
+    assert await waits == "new"
+    loading.cancel()
+
+
 # Writes
 
 
