@@ -426,11 +426,9 @@ class SqliteBackend:
             db.execute("update meta set value = ? where name = 'floor'", (number,))
 
     def _expire(self, db: sqlite3.Connection) -> None:
-        now = _wall_time()
-        if db.execute("select 1 from hold where deadline <= ? limit 1", (now,)).fetchone():
-            dead = [name for (name,) in db.execute("select cell from hold where deadline <= ?", (now,))]
-            db.execute("delete from hold where deadline <= ?", (now,))
-            self._step(db, dead, b"")
+        dead = db.execute("delete from hold where deadline <= ? returning cell", (_wall_time(),)).fetchall()
+        if dead:
+            self._step(db, [name for (name,) in dead], b"")
 
     def _register(self, db: sqlite3.Connection, writer: str, held: SomeCells, armed: SomeCells, lease: float) -> None:
         ends = _wall_time() + lease
@@ -512,8 +510,7 @@ class SqliteBackend:
             rows = db.execute(statement, (self._namespace,)).fetchall()
         now = _wall_time()
         for start in range(0, len(rows), 200):
-            some = rows[start : start + 200]
-            yield [(name, head, size, None if ends is None else ends - now) for name, head, size, ends in some]
+            yield [(*facts, None if ends is None else ends - now) for *facts, ends in rows[start : start + 200]]
 
     async def clear(self) -> int:
         with self._transaction() as db:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from agent_cache.clock import CLOCK
@@ -43,8 +43,7 @@ class MemoryServer:
         self._claims: dict[str, tuple[str, float]] = {}
 
     async def read(self, cells: SomeCells, address: Cell | None) -> Reading:
-        with self._lock:
-            now = self._begin_operation()
+        with self._operation() as now:
             raw_head, payload, ends = self._values.get(address or "", (b"", b"", NEVER))
             raw_head = raw_head if now < ends else b""
             head = open_head(raw_head) if raw_head else None
@@ -57,36 +56,28 @@ class MemoryServer:
             return Reading(states, now, head, raw_head, payload)
 
     async def put(self, address: Cell, head: bytes, payload: bytes, *, keep: float | None) -> None:
-        with self._lock:
-            now = self._begin_operation()
+        with self._operation() as now:
             self._values[address] = head, payload, NEVER if keep is None else now + keep
 
     async def begin(
         self, writer: str, held: SomeCells, armed: SomeCells, lease: float, message: bytes, *, renew: bool = False
     ) -> int:
-        with self._lock:
-            ends = self._begin_operation() + lease
+        with self._operation(is_step=True) as now:
             if renew and writer in self._writers:
-                self._writers[writer] = self._writers[writer][0], ends
+                self._writers[writer] = self._writers[writer][0], now + lease
                 return 0
-            self._writers[writer] = {**dict.fromkeys(armed, ARMED), **dict.fromkeys(held, HELD)}, ends
-            number = self._step(held, message)
-        self._tell()
-        return number
+            self._writers[writer] = {**dict.fromkeys(armed, ARMED), **dict.fromkeys(held, HELD)}, now + lease
+            return self._step(held, message)
 
     async def commit(self, writer: str, moved: SomeCells, hold: float, message: bytes) -> int:
-        with self._lock:
-            now = self._begin_operation()
+        with self._operation(is_step=True) as now:
             self._writers.pop(writer, None)
             if hold:
                 self._writers[writer] = dict.fromkeys(moved, HELD), now + hold
-            number = self._step(moved, message)
-        self._tell()
-        return number
+            return self._step(moved, message)
 
     async def claim(self, name: str, who: str, lease: float) -> str:
-        with self._lock:
-            now = self._begin_operation()
+        with self._operation() as now:
             owner, ends = self._claims.get(name, ("", now))
             if ends > now and owner != who:
                 return owner
@@ -94,50 +85,49 @@ class MemoryServer:
             return who
 
     async def feed(self, since: int | None) -> News:
-        with self._lock:
-            self._begin_operation()
+        with self._operation():
             numbers = range((self._number if since is None else since) + 1, self._number + 1)
             is_whole = (since or 0) <= self._number and all(number in self._messages for number in numbers)
             messages = [(number, self._messages[number]) for number in numbers] if is_whole else None
-            return News(self._store, self._number, messages if is_whole or since is None else None)
+            return News(self._store, self._number, messages)
 
     async def set_ttl(self, tool: str, ttl: float | None, message: bytes) -> int:
-        with self._lock:
-            self._begin_operation()
+        with self._operation(is_step=True):
             self._ttls.pop(tool, None)
             if ttl is not None:
                 self._ttls[tool] = ttl
-            number = self._step((), message)
-        self._tell()
-        return number
+            return self._step((), message)
 
     async def ttls(self) -> dict[str, float]:
-        with self._lock:
-            self._begin_operation()
+        with self._operation():
             return dict(self._ttls)
 
     async def clear(self) -> int:
-        with self._lock:
-            self._begin_operation()
+        with self._operation(is_step=True):
             count = len(self._values)
             self._values.clear()
             self._step((EVERYTHING,), LOST)
-        self._tell()
-        return count
+            return count
 
     async def aclose(self) -> None:
         pass
 
-    def _begin_operation(self) -> float:
-        """End the writers whose lease has passed. Returns the time."""
-        if not self.is_up:
-            raise ConnectionError("the server in memory is stopped")
-        now = CLOCK.now()
-        for writer, (cells, ends) in list(self._writers.items()):
-            if ends <= now:
-                del self._writers[writer]
-                self._step(cells, b"")
-        return now
+    @contextmanager
+    def _operation(self, *, is_step: bool = False) -> Iterator[float]:
+        """End the writers whose lease has passed, do one operation, given the time, and tell the clients of a step,
+        without the lock, which they take under that of the versions.
+        """
+        with self._lock:
+            if not self.is_up:
+                raise ConnectionError("the server in memory is stopped")
+            now = CLOCK.now()
+            for writer, (cells, ends) in list(self._writers.items()):
+                if ends <= now:
+                    del self._writers[writer]
+                    self._step(cells, b"")
+            yield now
+        if is_step:
+            self._tell()
 
     def _step(self, moved: Iterable[Cell], message: bytes) -> int:
         self._number = number = self._number + 1
@@ -147,7 +137,6 @@ class MemoryServer:
         return number
 
     def _tell(self) -> None:
-        """Called without the lock, which clients take under that of the versions."""
         for client in list(self.clients):
             client.receive()
 

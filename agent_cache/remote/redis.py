@@ -203,10 +203,9 @@ if ARGV[2] ~= '' then redis.call('HSET', T, ARGV[1], ARGV[2]) end
 return {store, step({}, ARGV[3])}
 """
 
-_TTLS: Final = "return redis.call('HGETALL', T)"
-
 _TEXTS: Final = {
-    "read": _READ, "begin": _BEGIN, "commit": _COMMIT, "claim": _CLAIM, "feed": _FEED, "ttl": _TTL, "ttls": _TTLS,
+    "read": _READ, "begin": _BEGIN, "commit": _COMMIT, "claim": _CLAIM, "feed": _FEED, "ttl": _TTL,
+    "ttls": "return redis.call('HGETALL', T)",
 }  # fmt: skip
 
 

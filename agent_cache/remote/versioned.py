@@ -428,8 +428,7 @@ class VersionedTier:
                 name = f"{ticket.place.address} {versions}"
                 loader = await self.backend.claim(name, me, self.lease)
                 if loader != me:
-                    # A clock that was set back does not make a claim last.
-                    ends = loaders.setdefault(loader, boottime() + 2 * self.lease)
+                    ends = loaders.setdefault(loader, boottime() + 2 * self.lease)  # also if a clock is set back
                     if len(loaders) > _MOST_LOADERS or boottime() > ends:
                         break
                     await asyncio.sleep(pause)
