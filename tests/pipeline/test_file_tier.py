@@ -194,15 +194,9 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-KEY = bytes(range(32))
-
-
-def _rows(path: Path, statement: str, *parameters: Any) -> list[Any]:
-    connection = sqlite3.connect(path, isolation_level=None, timeout=5)
-    try:
-        return connection.execute(statement, parameters).fetchall()
-    finally:
-        connection.close()
+def _rows(path: Path, statement: str) -> list[Any]:
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=5)) as connection:
+        return connection.execute(statement).fetchall()
 
 
 # Bytes
@@ -262,13 +256,9 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str,
 # Codecs and namespaces
 
 
-def _encrypted() -> Any:
-    pytest.importorskip("cryptography")
-    return EncryptedCodec(MessagePackCodec(), KEY)
-
-
 async def test_an_encrypted_file_shows_no_value_and_no_argument(tmp_path: Path):
-    async with FileTier(tmp_path / "cache", codec=_encrypted()) as tier:
+    pytest.importorskip("cryptography")
+    async with FileTier(tmp_path / "cache", codec=EncryptedCodec(MessagePackCodec(), bytes(32))) as tier:
         await load(tier, read("order:topsecret", key="topsecret"), "classified")
         async with writing(tier, "order:topsecret"):
             pass

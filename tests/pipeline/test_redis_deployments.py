@@ -62,9 +62,7 @@ async def test_every_connection_logs_in_with_the_settings_of_its_url_or_client(
     provider = redis.UsernamePasswordCredentialProvider("me", "p@ss")
     given = redis.asyncio.Redis.from_url(address) if kind == "client" else address
     if kind == "provider":
-        given = redis.asyncio.Redis(
-            host=HOST, port=own_valkey.port, db=2, client_name="agent", credential_provider=provider
-        )  # fmt: skip
+        given = redis.asyncio.Redis.from_url(address.replace("me:p%40ss@", ""), credential_provider=provider)
     await works(make(given))
     with own_valkey.client() as client:
 
@@ -76,9 +74,8 @@ async def test_every_connection_logs_in_with_the_settings_of_its_url_or_client(
         # One that is being opened has its name before its database.
         await until(lambda: logged_in() == {("agent", "2")})
         assert not client.keys("{agent_cache}:v:*")
-        assert "cmdstat_hello" not in client.info("commandstats"), (
-            "a question before the first costs a far server's time"
-        )
+        # A question before the first costs a far server's time.
+        assert "cmdstat_hello" not in client.info("commandstats")
 
 
 @pytest.mark.parametrize("kind", ["url", "client"])
