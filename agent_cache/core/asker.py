@@ -207,7 +207,7 @@ def getters_of(tool: Any) -> tuple[Any, ...]:
                 if type(one) is types.ModuleType and one not in modules:
                     modules.add(one)
                     values += [(name, vars(one)[name]) for name in names & vars(one).keys()]
-            named += [one for _, one in values]
+            named += [*(one for _, one in values), *(body.__defaults__ or ()), *(body.__kwdefaults__ or {}).values()]
             asked = [(name, one) for name, one in values if _is_variable(one)]
             variables |= {one: None for name, one in asked if "someone" in (meaning_of(name), meaning_of(one.name))}
     return (*sorted(found & _GETTERS.keys()), *sorted(variables, key=lambda one: one.name))
