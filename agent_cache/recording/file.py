@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -45,7 +45,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     redact: dict[str, Any] = {}
     http: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     forked_from: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
-    log: Literal[True] | msgspec.UnsetType = msgspec.UNSET
+    log: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class Trailer(msgspec.Struct, frozen=True, kw_only=True):
