@@ -45,7 +45,7 @@ from agent_cache.engine.ttls import TTLS, Evidence
 from agent_cache.engine.validate import validated_load
 from agent_cache.engine.write import WRITING, Fill, Outside, Write
 from agent_cache.errors import ConfigurationError
-from agent_cache.values.canonical import canonical
+from agent_cache.values.canonical import canonical, lasting_digest
 from agent_cache.values.compare import etag_of, is_empty
 
 if TYPE_CHECKING:
@@ -146,9 +146,8 @@ class ReadOperation(Operation[ReadPolicy]):
         tiers = {id(tier) for tier in self.tiers()}
         others: list[ReadOperation] = TOOLS.readers() if tiers else []
         for other in others:
-            if other is self or other.name != self.name or tiers.isdisjoint(map(id, other.tiers())):
-                continue
-            if not are_one_tool(self.function, other.function):
+            shares = other is not self and other.name == self.name and not tiers.isdisjoint(map(id, other.tiers()))
+            if shares and not are_one_tool(self.function, other.function):
                 return other
         return None
 
@@ -229,10 +228,11 @@ class ReadOperation(Operation[ReadPolicy]):
 
     def make_setup(self, configuration: Configuration) -> Setup:
         """What stands around its calls: audit, middleware, strong consistency or expired results, then the load."""
-        policy = self.policy
-        tiers = self.tiers()
+        policy, tiers = self.policy, self.tiers()
         if tiers:
             self.check_name()
+            if lasting_digest(self.name, (), namespace="", version=0) is None:  # a notebook, a prompt, a frozen program
+                warn_once("no tier keeps its answers, as __main__ is no file here; give it a name=", self.name)
         elif policy.remote.share:
             warn_once("share=True has no effect without a remote tier: see remote_cache= and configure()", self.name)
         elif policy.remote.flight == "fleet":

@@ -12,6 +12,7 @@ import gc
 import importlib
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +114,7 @@ MADE: dict[str, Callable[[str], Any]] = {
     "a decorator around one with a token": lambda user: logged(with_token(user)(inbox)),
     "a decorator with a token in a default": lambda user: with_default(user)(inbox),
     "a wrapper around a method": wrapped_method,
+    "a default of its own": lambda user: lambda folder, user=user: f"{user}: {folder}",
 }
 
 
@@ -223,19 +225,6 @@ async def test_other_tiers_and_none_are_not_concerned(server: MemoryServer):
     assert [await tool("7") for tool in tools] == ["a", "a", "c", "d"]
 
 
-async def test_a_default_tells_two_functions_apart(server: MemoryServer):
-    tier, tools = MemoryTier(server), []
-    with pytest.raises(ConfigurationError, match="name="):
-        for table in ("orders", "users"):
-
-            @AgentCache("row:{id}", remote_cache=tier)
-            async def get_row(id: str, table: str = table) -> str:
-                return table
-
-            tools.append(get_row)
-    assert len(tools) == 1
-
-
 async def test_one_function_may_be_decorated_twice(server: MemoryServer):
     tier = MemoryTier(server)
     tools = [AgentCache("mail:{folder}", remote_cache=tier, ttl=ttl)(read_mail) for ttl in (1, 2)]
@@ -249,6 +238,16 @@ async def test_two_functions_of_two_modules_that_were_given_one_name_are_refused
     exec(source, namespaces[0])
     with pytest.raises(ConfigurationError, match=r"orders:get.*users:get"):
         exec(source, namespaces[1])
+
+
+async def test_a_tool_that_other_processes_could_not_name_says_that_no_tier_keeps_its_answers(
+    server: MemoryServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """In a notebook, at a prompt, and in a frozen program ``__main__`` is no file."""
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    for name in ("__main__:inbox", "inbox"):
+        await AgentCache("mail", name=name, remote_cache=MemoryTier(server))(logged(read_mail))("ada", "in")
+    assert [record.agent_cache_tool for record in caplog.records if "name=" in record.message] == ["__main__:inbox"]
 
 
 # Modules that are run again
