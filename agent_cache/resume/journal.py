@@ -314,6 +314,10 @@ class JournalFile:
             kept = read_bytes(self.path).splitlines(keepends=True)[: -self._idle]
             self._size, self._lines, self._idle = sum(map(len, kept)), len(kept), 0
             self._take_back()
+        if is_urgent:  # a resume must find the file, with what this process has written and nothing else
+            is_there, own = self.path.exists(), os.fstat(self._descriptor)
+            if not is_there or not os.path.samestat(self.path.stat(), own) or own.st_size != self._size:
+                raise OSError(0, "it was moved, deleted or changed by somebody else; put it back to resume the run")
         if self._cipher is not None:
             lines = tuple(self._cipher.encrypt(line, self._lines + at) for at, line in enumerate(lines, 1))
         data = b"".join(lines)
