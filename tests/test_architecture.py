@@ -141,9 +141,9 @@ LINES = {
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end, new certificates
     "recording": 9_807,  # of 6,700: redaction as its corpora need it is 1,188 of 750, fork and drift 1,600 of
     # 1,030; files, outcomes and the ways in (formats, prices, LiteLLM, foreign recordings) are 3,560 of 2,600
-    "resume": 2_150,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,190
+    "resume": 2_147,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,190
     "pytest_plugin": 919,  # of 850
-    "service": 631,  # of 520: the schemas are 90, the drift of restored sessions 75
+    "service": 630,  # of 520: the schemas are 90, the drift of restored sessions 75
     "testing": 586,  # of 820: the contract of backends is 379, 15 for backends that end writers in `read` alone,
     # make a step of a renewal, share a connection between event loops, or name no store
     "integrations": 2_441,  # of 2,070: `wrap`, `explain` (190) and tools made for each user (50) were no row; who asks

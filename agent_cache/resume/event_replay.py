@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from agent_cache.errors import CheckpointError, ConfigurationError
 from agent_cache.recording.file import RecordedCall
-from agent_cache.resume.checkpoints import Checkpoint
+from agent_cache.resume.checkpoints import Checkpoint, CheckpointEntry
 
 __all__ = ["AutoReplayManager", "ReplayReport", "events_after", "importance_of"]
 
@@ -112,7 +112,7 @@ async def _answer(function: Callable[[Event], Any] | None, event: Event) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def events_after(source: Any, after: Checkpoint) -> list[Event]:
+def events_after(source: Any, after: CheckpointEntry) -> list[Event]:
     """The events behind a checkpoint, each checkpoint behind the last call that had ended when it was made.
 
     Raises:

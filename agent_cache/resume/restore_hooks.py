@@ -19,13 +19,7 @@ from typing import Any, Final, TypeVar, cast
 from agent_cache.core.options import takes
 from agent_cache.errors import CheckpointError, ConfigurationError, RestoreError
 from agent_cache.recording.outcomes import common_length
-from agent_cache.resume.checkpoints import (
-    Checkpoint,
-    LangChainState,
-    OpenAIAgentsState,
-    fields_of,
-    typed_state,
-)
+from agent_cache.resume.checkpoints import Checkpoint, LangChainState, OpenAIAgentsState, fields_of, typed_state
 from agent_cache.values.canonical import declared_names, full_name, has_native_state
 
 __all__ = ["register_restore_hook", "restore"]

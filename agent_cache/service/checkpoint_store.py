@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import threading
 import uuid
@@ -29,7 +30,7 @@ from agent_cache.recording.encryption import decrypted
 from agent_cache.recording.file import RecordedCall, now_text, read_bytes
 from agent_cache.recording.outcomes import encode
 from agent_cache.recording.redaction import Redaction
-from agent_cache.resume.checkpoints import Checkpoint, CheckpointEntry, state_data
+from agent_cache.resume.checkpoints import CheckpointEntry, state_data
 from agent_cache.resume.event_replay import events_after
 from agent_cache.resume.journal import (
     JournalHeader,
@@ -139,17 +140,18 @@ def position_of(entry: CheckpointEntry) -> Position:
 
 
 class _Journal(NamedTuple):
-    """A file as it was when it was read: inode, size and time of change; the header; the checkpoints."""
+    """A file when it was read: inode, size and time of change; header; checkpoints; up to where it stays as it is."""
 
     stamp: tuple[int, int, int]
     header: JournalHeader | None
     entries: list[CheckpointEntry]
+    end: int = 0
 
 
 class CheckpointStore:
     """The checkpoints of a directory of journals. Every method may be called from any thread, and waits for the disk.
 
-    The list is kept in memory. Before each query, files that have changed are read again.
+    The list is kept in memory. Before each query, files that have changed are read, of a longer one the new lines.
 
     Raises:
         ConfigurationError: if it is not a directory.
@@ -183,28 +185,41 @@ class CheckpointStore:
     def _refresh(self) -> None:
         with self._lock:
             found: dict[Path, _Journal] = {}
-            for path in self._directory.glob("[!.]*.jsonl"):
+            for path in (one for one in self._directory.iterdir() if one.match("[!.]*.jsonl")):
                 stamp = 0, 0, 0
                 try:
                     about = path.stat()
                     stamp = about.st_ino, about.st_size, about.st_mtime_ns
                     known = self._journals.get(path)
-                    found[path] = known if known is not None and known.stamp == stamp else self._listed_in(path, stamp)
+                    found[path] = known if known and known.stamp == stamp else self._listed_in(path, stamp, known)
                 except (FileNotFoundError, CassetteNotFound):  # it went while the directory was read
                     continue
                 except (OSError, CassetteError, msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
                     _LOG.warning("%s cannot be read, so its checkpoints are not listed: %s", path.name, error)
                     found[path] = _Journal(stamp, None, [])
             if found != self._journals:
-                self._journals = found
+                # Of several files of one run, such as a copy of an earlier state, the longest is the journal.
+                self._journals = found = dict(sorted(found.items(), key=lambda item: item[1].stamp[1]))
                 self._by_id = {one.id: (one, path) for path, journal in found.items() for one in journal.entries}
 
-    def _listed_in(self, path: Path, stamp: tuple[int, int, int]) -> _Journal:
-        first, *text = decrypted(path, read_bytes(path), self._key).splitlines(keepends=True)
-        header = msgspec.json.decode(first, type=JournalHeader)
-        lines = [line for line in text if line.startswith(b'{"checkpoint"') and line.endswith(b"\n")]
+    def _listed_in(self, path: Path, stamp: tuple[int, int, int], known: _Journal | None) -> _Journal:
+        new = b""
+        if known and known.end and known.stamp[0] == stamp[0]:
+            with path.open("rb") as file:
+                file.seek(known.end - 1)
+                new = file.read()
+        if known and known.header is not None and new.startswith(b"\n"):
+            header, entries, end = known.header, known.entries, known.end
+        else:  # it is another file, or was not read yet
+            data, entries = read_bytes(path), []
+            new = decrypted(path, data, self._key)
+            header, end = msgspec.json.decode(new.partition(b"\n")[0], type=JournalHeader), int(new is data)
+        new = new[: new.rfind(b"\n") + 1]
+        lines = re.findall(rb'\n({"checkpoint".*)', new)
         fields = [msgspec.json.decode(line)["checkpoint"] | {"session_id": header.session_id} for line in lines]
-        return _Journal(stamp, header, msgspec.convert(fields, list[CheckpointEntry]))
+        if end:  # a resume takes off other lines, and of an encrypted one it is not known where they are
+            end += new.find(b"\n", max(new.rfind(b'\n{"id"'), new.rfind(b'\n{"checkpoint"')) + 1)
+        return _Journal(stamp, header, [*entries, *msgspec.convert(fields, list[CheckpointEntry])], end)
 
     # One checkpoint
 
@@ -214,7 +229,7 @@ class CheckpointStore:
             return self._with_state(entry, read_journal(self._by_id[entry.id][1], key=self._key))
 
     def _with_state(self, entry: CheckpointEntry, source: StoredJournal) -> StoredCheckpoint:
-        found = _checkpoint_in(source, entry.id)
+        found = next(one for one in source.checkpoints if one.id == entry.id)
         state = {"framework": found.framework, **state_data(found.state)}
         return StoredCheckpoint(**msgspec.structs.asdict(entry), state=state)
 
@@ -225,8 +240,28 @@ class CheckpointStore:
         """
         secret = key or secrets.token_hex(16)
         hashed, asked = _hash(entry.id, secret), _hash(encode(request).decode())
-        earlier = (each for each in self._restores() if each[0].key == hashed)
-        made, run = next(earlier, None) or self._make(entry, request, secret, hashed, asked)
+        if (found := self._made_by(hashed)) is None:
+            session_id = request.session_id or str(uuid.UUID(hashed[:32]))  # so that two servers make the same file
+            with _readable(f"the checkpoint {entry.id!r}"):
+                source = read_journal(self._by_id[entry.id][1], key=self._key)
+                label = Redaction().joined({**source.header.redact, "hook": False}).text(request.label)
+                lines = branched_lines(
+                    source.path, session_id, entry.id, events=request.replay_events,
+                    label=label or f"restored from {entry.id[:8]}", key=self._key,
+                )  # fmt: skip
+                new = StoredJournal(source.path, b"".join(lines))
+                made = Restored(
+                    key=hashed, request=asked, token=_hash(_hash(secret, new.run)), original_run=source.run,
+                    response=self._response(self._with_state(entry, source), request, source, new),
+                )  # fmt: skip
+                lines[0] = encode(msgspec.structs.replace(new.header, restored=msgspec.to_builtins(made))) + b"\n"
+                found = made, new.run
+                try:
+                    write_new(journal_path(self._directory, session_id), lines, source.path, self._key)
+                except FileExistsError:  # another request was faster, or the session was there
+                    if (found := self._made_by(hashed)) is None:
+                        raise Refused(409, "there is a session of this id already", "session_id") from None
+        made, run = found
         if made.request != asked:
             raise Refused(422, "this key was used for another request to this checkpoint", "Idempotency-Key")
         return msgspec.structs.replace(made.response, restore_token=_hash(secret, run))
@@ -234,44 +269,19 @@ class CheckpointStore:
     def _restores(self) -> Iterator[tuple[Restored, str]]:
         """The restores that have made sessions here, and the names of their runs, which no answer has."""
         self._refresh()
-        for _, header, _ in self._journals.values():
+        for _, header, *_ in self._journals.values():
             if header is not None and header.restored is not msgspec.UNSET:
                 with suppress(msgspec.ValidationError):  # of another version
                     yield msgspec.convert(header.restored, Restored), header.run
 
-    def _make(
-        self, entry: CheckpointEntry, request: RestoreRequest, secret: str, hashed: str, asked: str
-    ) -> tuple[Restored, str]:
-        """Write the journal of a new session, with the record of the restore in its header."""
-        session_id = request.session_id or str(uuid.UUID(hashed[:32]))  # so that two servers make the same file
-        with _readable(f"the checkpoint {entry.id!r}"):
-            source = read_journal(self._by_id[entry.id][1], key=self._key)
-            label = Redaction().joined({**source.header.redact, "hook": False}).text(request.label)
-            lines = branched_lines(
-                source.path, session_id, entry.id, events=request.replay_events,
-                label=label or f"restored from {entry.id[:8]}", key=self._key,
-            )  # fmt: skip
-            new = StoredJournal(source.path, b"".join(lines))
-            made = Restored(
-                key=hashed, request=asked, token=_hash(_hash(secret, new.run)), original_run=source.run,
-                response=self._response(self._with_state(entry, source), request, source, new),
-            )  # fmt: skip
-            lines[0] = encode(msgspec.structs.replace(new.header, restored=msgspec.to_builtins(made))) + b"\n"
-            try:
-                write_new(journal_path(self._directory, session_id), lines, source.path, self._key)
-            except FileExistsError:  # another request was faster, or the session was there
-                for each in self._restores():
-                    if each[0].key == hashed:
-                        return each
-                raise Refused(409, "there is a session of this id already", "session_id") from None
-        return made, new.run
+    def _made_by(self, hashed: str) -> tuple[Restored, str] | None:
+        return next((one for one in self._restores() if one[0].key == hashed), None)
 
     def _response(
         self, checkpoint: StoredCheckpoint, request: RestoreRequest, source: StoredJournal, new: StoredJournal
     ) -> RestoreResponse:
-        until = _checkpoint_in(source, checkpoint.id)
         copied, doubts = {call.id for call in new.calls}, {one.id: one for one in source.in_doubt}
-        later = [one for one in events_after(source, until) if isinstance(one, RecordedCall)]
+        later = [one for one in events_after(source, checkpoint) if isinstance(one, RecordedCall)]
         replayed = sum(call.id in copied for call in later)
         return RestoreResponse(
             checkpoint_id=checkpoint.id,
@@ -289,17 +299,15 @@ class CheckpointStore:
                 for call in later
                 if call.is_write and call.id not in copied and "error" not in call.outcome and call.id not in doubts
             ],
-            new_checkpoint_id=next(one.id for one in new.checkpoints if one.sequence == until.sequence),
+            new_checkpoint_id=next(one.id for one in new.checkpoints if one.sequence == checkpoint.sequence),
         )
 
     # The drift of a restored session
 
     def restored(self, session_id: str) -> tuple[Restored, str] | None:
         """The restore that made a session whose drift is tracked, and its run. None for any other session."""
-        for made, run in self._restores():
-            if made.response.new_session_id == session_id and made.response.drift_detected is not None:
-                return made, run
-        return None
+        found = (one for one in self._restores() if one[0].response.new_session_id == session_id)
+        return next((one for one in found if one[0].response.drift_detected is not None), None)
 
     def drift(self, restored: Restored, run: str) -> DriftOfSession:
         """Compare a restored session with the original, as far as both have got.
@@ -332,14 +340,10 @@ class CheckpointStore:
 
     def _journal_of(self, run: str) -> StoredJournal:
         """The journal of a run."""
-        for path, (_, header, _) in self._journals.items():
-            if header is not None and header.run == run:
-                return read_journal(path, key=self._key)
-        raise CassetteError(f"the journal of the run {run} is gone")
-
-
-def _checkpoint_in(source: StoredJournal, number: str) -> Checkpoint:
-    return next(one for one in source.checkpoints if one.id == number)
+        found = [path for path, one in self._journals.items() if one.header is not None and one.header.run == run]
+        if not found:
+            raise CassetteError(f"the journal of the run {run} is gone")
+        return read_journal(found[-1], key=self._key)
 
 
 @contextmanager

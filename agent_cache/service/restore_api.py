@@ -34,7 +34,6 @@ from agent_cache.service.checkpoint_store import (
     RestoreRequest,
     RestoreResponse,
     StoredCheckpoint,
-    Write,
     position_of,
 )
 
@@ -253,15 +252,11 @@ async def _request_of(request: Request) -> RestoreRequest:
 
 # The description
 
-_TYPES: tuple[type[msgspec.Struct], ...] = (
-    CheckpointEntry, CheckpointPage, DriftOfSession, Problem, RestoreRequest, RestoreResponse,
-    StoredCheckpoint, Write,
-)  # fmt: skip
-
 
 async def _read_description(request: Request) -> Response:
     """The OpenAPI document: the paths of ``openapi.json``, and the schemas of the structs."""
-    _, schemas = msgspec.json.schema_components(_TYPES, ref_template="#/components/schemas/{name}")
+    types = CheckpointPage, DriftOfSession, Problem, RestoreRequest, RestoreResponse, StoredCheckpoint
     document: dict[str, Any] = msgspec.json.decode(resources.files(__package__).joinpath("openapi.json").read_bytes())
-    document["components"]["schemas"] = schemas
+    template = "#/components/schemas/{name}"
+    document["components"]["schemas"] = msgspec.json.schema_components(types, ref_template=template)[1]
     return _json({**document, "servers": [{"url": request.scope.get("root_path", "") or "/"}]})

@@ -624,6 +624,30 @@ def test_a_line_and_a_header_are_read_when_they_are_whole(client, journal):
     assert ids(client) == [third]
 
 
+def test_a_journal_that_grows_is_not_read_from_its_beginning_again(client, journal):
+    run = journal()
+    first = run.checkpoint("first")
+    assert ids(client, label="first") == [first]
+    run.path.write_bytes(run.path.read_bytes().replace(b'"first"', b'"1st"  '))
+    second = run.checkpoint("second")
+    assert ids(client) == [second, *ids(client, label="first")] == [second, first]
+    run.path.write_bytes(run.path.read_bytes().partition(b'{"checkpoint"')[0])
+    assert ids(client) == []
+
+
+def test_a_copy_of_an_earlier_state_is_not_restored_and_a_store_that_is_gone_is_an_error(client, killed, store):
+    [_, checkpoint_id] = ids(client)
+    whole = killed.path.read_bytes()
+    for name in ("0", "ann-1 (copy)", "z"):
+        (store / f"{name}.jsonl").write_bytes(whole[: whole.index(b'"shipped"')])
+    answer = restored(client, checkpoint_id, track_drift=True).json()
+    assert [one["name"] for one in answer["later_writes"]] == ["shop:ship"]
+    path = f"/sessions/{answer['new_session_id']}/drift"
+    assert client.get(path, headers={"Restore-Token": answer["restore_token"]}).status_code == 200
+    store.rename(store.with_name("elsewhere"))
+    assert problem(client.get("/checkpoints")) == (500, [])
+
+
 def test_what_is_no_journal_is_left_out_and_said(client, store, journal, caplog):
     good = journal().checkpoint()
     (store / "note.jsonl").write_bytes(b"hello\n")
