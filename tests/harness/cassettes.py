@@ -18,14 +18,20 @@ from agent_cache.recording.outcomes import annotation_of_chunks
 from agent_cache.recording.prices import Tokens, Usage, model_calls, savings_of
 from agent_cache.report.chrome_trace import trace_lines
 from agent_cache.report.timeline import Comparison, Timeline, compared, read_timeline, text_limit
-from agent_cache.resume.checkpoints import checkpoint_line, checkpoint_of, typed_state
+from agent_cache.resume.checkpoints import Checkpoint, checkpoint_line, checkpoint_of, typed_state
 
 __all__ = [
     "Comparison", "TimedRun", "Timeline", "Tokens", "Trailer", "Usage", "annotation_of_chunks", "line_of",
     "checkpoint_line", "checkpoint_of", "compared", "digest_of", "identity", "is_foreign", "model_calls", "pieces_of",
-    "read_foreign", "read_timeline", "savings_of", "shop_run", "text_limit", "trace_lines",
+    "read_foreign", "read_timeline", "savings_of", "shop_run", "stored_checkpoint", "text_limit", "trace_lines",
     "typed_state",
 ]  # fmt: skip
+
+
+def stored_checkpoint(state: Any) -> Checkpoint:
+    """A checkpoint that was read from a journal."""
+    line = checkpoint_line(Checkpoint(session_id="s", sequence=1, state=state))
+    return checkpoint_of(msgspec.json.decode(line)["checkpoint"], "s")
 
 
 class TimedRun:

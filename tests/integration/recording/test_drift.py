@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import random
 import sys
@@ -76,30 +77,23 @@ class Shop:
 
 
 Script = Callable[[Shop], Awaitable[Any]]
+Runs = Callable[..., Awaitable[Cassette]]
 
 
-class Runs:
-    """Records runs into a folder."""
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    """Record runs into a folder."""
+    numbers = itertools.count(1)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.count = 0
-
-    async def __call__(
-        self, script: Script, shop: Shop | None = None, *, drift: Any = None, **options: Any
-    ) -> Cassette:
+    async def made(script: Script, shop: Shop | None = None, *, drift: Any = None, **options: Any) -> Cassette:
         reset()
-        self.count += 1
-        path = self.folder / f"{self.count}.jsonl"
+        path = tmp_path / f"{next(numbers)}.jsonl"
         async with AgentCacheSession(loop_detection=False, drift=drift):
             with record(path, **options):
                 await script(shop or Shop())
         return Cassette.load(path)
 
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Runs:
-    return Runs(tmp_path)
+    return made
 
 
 def script(*calls: tuple[Any, ...]) -> Script:

@@ -373,24 +373,18 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, room):
     assert sorted([*ended, *in_doubt, *(one for one in carried_out if one.startswith("pay"))]) == ["pay o1", "pay o2"]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda path: path.unlink(),
-        lambda path: path.rename(path.with_suffix(".old")),
-        lambda path: path.write_bytes(path.replace(path.with_suffix(".old")).read_bytes()),
-        lambda path: os.truncate(path, 100),
-        lambda path: os.truncate(path, path.stat().st_size + 1),
-    ],
-    ids=["deleted", "moved", "replaced", "cut", "written to"],
-)
-async def test_nothing_is_written_behind_the_back_of_who_has_changed_the_file(change, tmp_path):
-    """A resume would not find it: as if a cleaner of old files had deleted the journal of a run that waits for days."""
-    path = tmp_path / "s.jsonl"
+@pytest.mark.parametrize("change", ["deleted", "replaced", "written to"])
+async def test_a_write_that_a_resume_would_not_find_is_not_made(change, tmp_path):
+    """As if a cleaner of old files had deleted the journal of a run that waits for days."""
+    path, content = tmp_path / "s.jsonl", b""
     with pytest.raises(JournalError, match="it was moved, deleted or changed by somebody else"):
         async with AgentCacheSession("s", journal=Journal(tmp_path)):
             await pay("o1")
-            change(path)
+            if change != "written to":
+                content = path.read_bytes()
+                path.unlink()
+            if change != "deleted":
+                path.write_bytes(content)
             await pay("o2")
     assert carried_out == ["pay o1"]
 

@@ -4,7 +4,6 @@ import operator
 import types
 from typing import Annotated, Any
 
-import msgspec
 import pytest
 
 pytest.importorskip("langgraph")
@@ -16,8 +15,8 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command
 
 from agent_cache.errors import CheckpointError, RestoreError
-from agent_cache.resume import Checkpoint, LangChainState, restore
-from tests.harness.cassettes import checkpoint_line, checkpoint_of
+from agent_cache.resume import LangChainState, restore
+from tests.harness.cassettes import stored_checkpoint as checkpoint
 
 MESSAGES = [
     SystemMessage("be brief", id="0"),
@@ -64,12 +63,6 @@ def graph(saver: Any = None, thread: str = "t", state: Any = State, **options: A
     built.add_conditional_edges("answer", lambda state: "review" if state["steps"].count("answer") < 3 else END)
     compiled = built.compile(checkpointer=Saver() if saver is None else saver, **options)
     return compiled.with_config({"configurable": {"thread_id": thread}})
-
-
-def checkpoint(state: Any) -> Checkpoint:
-    """A checkpoint that was read from a journal."""
-    line = checkpoint_line(Checkpoint(session_id="s", sequence=1, state=state))
-    return checkpoint_of(msgspec.json.decode(line)["checkpoint"], "s")
 
 
 async def snapshot(target: Any) -> Any:

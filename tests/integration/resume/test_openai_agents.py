@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 pytest.importorskip("agents")
@@ -13,17 +12,11 @@ from agents import Agent, RunConfig, Runner, SQLiteSession, function_tool
 from agents.testing import ScriptedModel, assistant_message, function_call
 
 from agent_cache.errors import CheckpointError, RestoreError
-from agent_cache.resume import Checkpoint, OpenAIAgentsState, restore
-from tests.harness.cassettes import checkpoint_line, checkpoint_of
+from agent_cache.resume import OpenAIAgentsState, restore
+from tests.harness.cassettes import stored_checkpoint as checkpoint
 
 QUIET = RunConfig(tracing_disabled=True)
 ITEMS: list[Any] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-
-
-def checkpoint(state: Any) -> Checkpoint:
-    """A checkpoint that was read from a journal."""
-    made = Checkpoint(session_id="s", sequence=1, state=state)
-    return checkpoint_of(msgspec.json.decode(checkpoint_line(made))["checkpoint"], "s")
 
 
 def agent() -> tuple[Agent, ScriptedModel]:
@@ -31,14 +24,8 @@ def agent() -> tuple[Agent, ScriptedModel]:
     async def look(name: str) -> str:
         return f"found {name}"
 
-    model = ScriptedModel(
-        [
-            [function_call("look", {"name": "a"}, call_id="c1")],
-            [assistant_message("here is a")],
-            [assistant_message("anything else?")],
-            [assistant_message("good bye")],
-        ]
-    )
+    messages = [[assistant_message(text)] for text in ("here is a", "anything else?", "good bye")]
+    model = ScriptedModel([[function_call("look", {"name": "a"}, call_id="c1")], *messages])
     return Agent(name="finder", model=model, tools=[look]), model
 
 

@@ -283,27 +283,23 @@ def test_pages_stay_the_same_while_checkpoints_are_added(client, journal):
 def test_a_restore_makes_a_session_with_the_calls_until_the_checkpoint_or_with_all(client, killed, store):
     [_, checkpoint_id] = ids(client)
     answer = restored(client, checkpoint_id, label="second try").json()
-    assert answer["checkpoint_id"] == checkpoint_id
-    assert answer["original_session_id"] == "ann-1"
+    assert (answer["checkpoint_id"], answer["original_session_id"]) == (checkpoint_id, "ann-1")
     assert answer["state"] == {"framework": "custom", "step": 2, "messages": ["hi"]}
-    assert (answer["copied_call_count"], answer["replayed_events_count"]) == (2, 0)
-    assert answer["drift_detected"] is None
+    assert (answer["copied_call_count"], answer["replayed_events_count"], answer["drift_detected"]) == (2, 0, None)
     assert answer["in_doubt"] == [{"id": 5, "name": "shop:mail", "key": killed.key, "arguments": {"to": "ann"}}]
     assert answer["later_writes"] == [{"id": 4, "name": "shop:ship", "arguments": {"order_id": "7"}}]
     assert len(answer["restore_token"]) >= 32
     [path] = [path for path in store.glob("*.jsonl") if path != killed.path]
     new = read_journal(path)
-    assert new.session_id == answer["new_session_id"]
+    assert (new.session_id, new.is_sealed) == (answer["new_session_id"], False)
     assert [call.name for call in new.calls] == ["shop:get_order", "shop:pay"]
-    assert not new.is_sealed
     assert [(one.id, one.label) for one in new.checkpoints] == [(answer["new_checkpoint_id"], "second try")]
     assert answer["new_checkpoint_id"] != checkpoint_id
     with_events = restored(client, checkpoint_id, replay_events=True, session_id="ann-new").json()
     assert (with_events["copied_call_count"], with_events["replayed_events_count"]) == (2, 2)
     assert (with_events["new_session_id"], with_events["later_writes"]) == ("ann-new", [])
     new = read_journal(journal_path(store, "ann-new"))
-    assert [call.id for call in new.calls] == [1, 2, 3, 4]
-    assert [one.key for one in new.in_doubt] == [killed.key]
+    assert ([call.id for call in new.calls], new.in_doubt[0].key) == ([1, 2, 3, 4], killed.key)
 
 
 def test_labels_are_redacted_and_tokens_and_keys_are_in_no_file(client, journal, store):
@@ -366,7 +362,7 @@ def test_two_servers_make_one_session_of_requests_at_the_same_time(served, store
 
 
 def test_nobody_is_answered_without_a_name_and_everything_is_refused_to_a_guest(served, killed):
-    [path] = [f"/checkpoints/{one}" for one in (killed.checkpoint(),)]
+    path = f"/checkpoints/{killed.checkpoint()}"
     with Client(served, "") as nobody, Client(served, "guest") as guest:
         for method, url in [
             ("GET", "/checkpoints"), ("GET", path), ("GET", "/checkpoints/none"), ("POST", f"{path}/restore"),
@@ -556,16 +552,11 @@ def test_the_drift_of_a_session_is_compared_with_the_original(client, killed, st
     assert drift()["drifts"] == []
     worker.write("shop:refund", "refunded", order_id="7")
     found = drift()
-    assert found["drift_detected"] is True
-    assert found["worst"] == "critical"
+    assert (found["drift_detected"], found["worst"]) == (True, "critical")
     assert [(one["kind"], one["name"]) for one in found["drifts"]] == [("extra", "shop:refund")]
     worker.seal()
-    ended = drift()
-    assert ended["is_ended"] is True
-    assert {(one["kind"], one["name"]) for one in ended["drifts"]} == {
-        ("extra", "shop:refund"),
-        ("missing", "shop:ship"),
-    }
+    assert drift()["is_ended"] is True
+    assert {one["kind"]: one["name"] for one in drift()["drifts"]} == {"extra": "shop:refund", "missing": "shop:ship"}
 
 
 def test_what_goes_beyond_an_original_that_was_killed_is_no_drift(client, killed, store):
@@ -582,9 +573,7 @@ def test_what_goes_beyond_an_original_that_was_killed_is_no_drift(client, killed
 
 
 def test_the_description_is_valid_openapi_and_asks_for_nothing(client):
-    answer = httpx.get(f"{client.base_url}/openapi.json")
-    assert answer.status_code == 200
-    document = answer.json()
+    document = httpx.get(f"{client.base_url}/openapi.json").raise_for_status().json()
     validate(document)
     assert document["openapi"].startswith("3.1")
     named = document["components"]["schemas"]
