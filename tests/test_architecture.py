@@ -146,9 +146,9 @@ LINES = {
     "service": 630,  # of 520: the schemas are 90, the drift of restored sessions 75
     "testing": 586,  # of 820: the contract of backends is 379, 15 for backends that end writers in `read` alone,
     # make a step of a renewal, share a connection between event loops, or name no store
-    "integrations": 2_441,  # of 2,070: `wrap`, `explain` (190) and tools made for each user (50) were no row; who asks
+    "integrations": 2_438,  # of 2,070: `wrap`, `explain` (190) and tools made for each user (50) were no row; who asks
     # is a fifth of each adapter
-    "relay": 1_727,  # of 1,350: JSON-RPC (181) was no row, nor were lists by hints (70) and tasks (60); pipes that
+    "relay": 1_721,  # of 1,350: JSON-RPC (181) was no row, nor were lists by hints (70) and tasks (60); pipes that
     # are read and written without a change of thread are 85, half of which saves two thirds of what a message costs
     "advise": 2_598,  # of 2,150: what links a write to a read (`mine`, `paths`: 1,051 of 850) keeps each
     # rule that a world of the benchmark has shown to be needed; five forms of logs are 720 of 520 with their time line

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -30,6 +31,8 @@ try:
     from google.adk.tools.base_toolset import BaseToolset
     from google.adk.tools.function_tool import FunctionTool
     from google.adk.tools.tool_context import ToolContext
+    from google.adk.workflow import BaseNode
+    from pydantic_core import to_json
 except ImportError as error:
     raise ImportError('agent_cache.integrations.adk needs google-adk>=2.13: pip install "agent-cache[adk]"') from error
 
@@ -43,8 +46,8 @@ Vary = Callable[[ToolContext], Any]
 def cached(tool_or_agent: T, box: Toolbox, vary: Vary | None = None, *, shared: bool = False) -> T:
     """A copy of a tool, a toolset or an agent whose tool calls go through a toolbox; the original stays as it is.
 
-    Of an agent, the copy has copies of its tools, its toolsets and its sub-agents, and of agents that are tools. The
-    name of a tool in the rules is the one that the model sees.
+    Of an agent, the copy has copies of its tools, its toolsets, its sub-agents and the agents in its fields, and of
+    agents that are tools. The name of a tool in the rules is the one that the model sees.
 
     Not stored is what raises, an answer with an ``"error"`` or an ``"isError"``, and an answer whose tool has changed
     the state, an artifact or an action of its `ToolContext`: a hit would lose that change. A decorated tool, a
@@ -74,7 +77,7 @@ class _Cached(NamedTuple):
 
     def of(self, given: Any) -> Any:
         if isinstance(given, BaseAgent):
-            return self._agent(given)
+            return self._agent(given, {})
         if isinstance(given, BaseToolset):
             return self._toolset(given)
         if not isinstance(given, BaseTool):
@@ -85,15 +88,17 @@ class _Cached(NamedTuple):
             given = FunctionTool(given)
         return self._tool(given, given.name)
 
-    def _agent(self, agent: BaseAgent) -> BaseAgent:
-        update: dict[str, Any] = {"sub_agents": [self._agent(one) for one in agent.sub_agents]}
-        if isinstance(agent, LlmAgent):
-            # Nodes of a workflow, which are callable by no one, stay as they are.
-            kinds = BaseTool, BaseToolset
-            update["tools"] = [
-                self.of(one) if isinstance(one, kinds) or inspect.isroutine(one) else one for one in agent.tools
-            ]
-        return agent.clone(update)
+    def _agent(self, agent: BaseAgent, copies: dict[int, Any]) -> BaseAgent:
+        """A copy of an agent, which stands for it wherever it is among the fields of others."""
+        if id(agent) not in copies:
+            update: dict[str, Any] = {}
+            for name, found in _agents_of(agent).items():
+                made = [self._agent(one, copies) for one in found]
+                update[name] = made if isinstance(getattr(agent, name), list) else made[0]
+            if isinstance(agent, LlmAgent):
+                update["tools"] = [one if isinstance(one, BaseNode) else self.of(one) for one in agent.tools]
+            copies[id(agent)] = agent.clone(update)
+        return typing.cast("BaseAgent", copies[id(agent)])
 
     def _toolset(self, toolset: BaseToolset) -> BaseToolset:
         changed: Any = copy.copy(toolset)
@@ -108,7 +113,7 @@ class _Cached(NamedTuple):
     def _tool(self, tool: BaseTool, name: str) -> BaseTool:
         changed: Any = copy.copy(tool)
         if isinstance(tool, AgentTool):
-            changed.agent = self._agent(tool.agent)
+            changed.agent = self._agent(tool.agent, {})
             return changed
         if not _is_taken(tool) or any(hasattr(one, "__agent_cache__") for one in (tool, getattr(tool, "func", None))):
             return tool
@@ -147,10 +152,10 @@ class _Cached(NamedTuple):
         return changed
 
 
-def _image_of(context: ToolContext) -> Any:
-    """The actions of a call, to be compared; None if they cannot be copied."""
+def _image_of(context: ToolContext) -> bytes | None:
+    """The actions of a call, to be compared; None if they cannot be written."""
     try:
-        return copy.deepcopy(vars(context.actions))
+        return to_json(vars(context.actions))
     except Exception:  # noqa: BLE001 - values of the user's
         return None
 
@@ -166,11 +171,19 @@ def _annotations_of(tool: BaseTool) -> Any:
     return getattr(getattr(tool, "raw_mcp_tool", None), "annotations", None)
 
 
+def _agents_of(agent: BaseAgent) -> dict[str, list[BaseAgent]]:
+    """The agents in the fields of an agent, which may be one of the user's own class, but for its parent."""
+    fields = {name: getattr(agent, name) for name in type(agent).model_fields if name != "parent_agent"}
+    found = {name: one if isinstance(one, list) else [one] for name, one in fields.items()}
+    return {name: some for name, some in found.items() if some and all(isinstance(one, BaseAgent) for one in some)}
+
+
 def _is_taken(tool: BaseTool) -> bool:
     if tool.is_long_running or type(tool).run_async is BaseTool.run_async:
         return False
     function = getattr(tool, "func", None)
-    return not (inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function))
+    bodies = function, getattr(function, "__call__", None)  # noqa: B004 - of an object that is a function
+    return not any(map(inspect.isasyncgenfunction, bodies)) and not any(map(inspect.isgeneratorfunction, bodies))
 
 
 def _gets_context(tool: BaseTool) -> bool:
@@ -203,12 +216,12 @@ def describe(agent: Any) -> list[ToolInfo] | None:
 
 def _infos(agent: BaseAgent) -> Iterator[ToolInfo]:
     for given in agent.tools if isinstance(agent, LlmAgent) else ():
-        tool = FunctionTool(given) if inspect.isroutine(given) else given
+        tool = FunctionTool(given) if callable(given) else given
         if isinstance(tool, AgentTool):
             yield from _infos(tool.agent)
         elif isinstance(tool, BaseTool) and _is_taken(tool):
             function = getattr(tool, "func", None)
             is_decorated, gets_context = hasattr(function, "__agent_cache__"), _gets_context(tool)
             yield ToolInfo(tool.name, _schema_of(tool), _annotations_of(tool), is_decorated, gets_context)
-    for one in agent.sub_agents:
+    for one in itertools.chain(*_agents_of(agent).values()):
         yield from _infos(one)

@@ -135,14 +135,11 @@ def _code_of(function: Any) -> Any:
 # Explaining
 
 _ADAPTERS = {
-    "agent_cache.integrations.mcp_client": "mcp_client",
+    **dict.fromkeys(("agent_cache.integrations.mcp_client", "mcp"), "mcp_client"),
     "agents": "openai_agents",
     "fastmcp": "fastmcp",
     "google.adk": "adk",
-    "langchain": "langchain",
-    "langchain_core": "langchain",
-    "langgraph": "langchain",
-    "mcp": "mcp_client",
+    **dict.fromkeys(("langchain", "langchain_core", "langgraph"), "langchain"),
     "pydantic_ai": "pydantic_ai",
 }
 """The adapter that knows the agents of a package."""

@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from agent_cache import AgentLoopDetectedError, ConfigurationError, Toolbox
 from agent_cache.core.asker import Apart, Injected, asker_in, got_by
@@ -52,9 +52,6 @@ except ImportError as error:
     raise ImportError(
         'agent_cache.integrations.fastmcp needs fastmcp>=4.1: pip install "agent-cache[fastmcp]"'
     ) from error
-
-if TYPE_CHECKING:
-    from mcp_types import CallToolRequestParams
 
 __all__ = ["AgentCacheMiddleware", "LoopInTool", "describe"]
 
@@ -99,8 +96,8 @@ class AgentCacheMiddleware(Middleware):
 
     async def on_call_tool(  # noqa: D102 - FastMCP describes it
         self,
-        context: MiddlewareContext[CallToolRequestParams],
-        call_next: CallNext[CallToolRequestParams, ToolResult],
+        context: MiddlewareContext[mcp_types.CallToolRequestParams],
+        call_next: CallNext[mcp_types.CallToolRequestParams, ToolResult],
     ) -> ToolResult:
         here, message = context.fastmcp_context, context.message
         if here is None or message.input_responses is not None or message.request_state is not None:

@@ -16,15 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from agent_cache import ConfigurationError, Toolbox
 from agent_cache.core.asker import Apart
-from agent_cache.integrations.shared import (
-    Answer,
-    Private,
-    as_json,
-    called,
-    checked_box,
-    identity_of,
-    requested_version,
-)
+from agent_cache.integrations import shared
+from agent_cache.integrations.shared import Answer, Private, as_json
 from agent_cache.relay.messages import listed
 from agent_cache.toolbox import ToolInfo
 
@@ -55,7 +48,7 @@ class CachedClient:
     """
 
     def __init__(self, session: Any, box: Toolbox, vary: Callable[[Any], Any] | None = None) -> None:
-        checked_box(box, vary, "CachedClient")
+        shared.checked_box(box, vary, "CachedClient")
         self._client: Any = session._client if isinstance(session, CachedClient) else session
         self._is_of_fastmcp = hasattr(self._client, "call_tool_mcp")
         self._is_session = not hasattr(type(self._client), "session")
@@ -110,14 +103,14 @@ class CachedClient:
             return Private(answer) if is_private else answer
 
         schema, hints = known and known.schema, known and known.annotations
-        answer = await called(
+        answer = await shared.called(
             self.box, name, arguments or {}, run, schema=schema, annotations=hints, vary=self._identity(options)
         )
         return own[0] if own else _result(answer)
 
     def _identity(self, options: Mapping[str, Any]) -> Any:
         """What keeps the answers of one tool apart, beside its arguments; None if nothing does."""
-        version = requested_version(options.get("meta")) if options else None
+        version = shared.requested_version(options.get("meta")) if options else None
         given = self._vary(self._client) if self._vary is not None else None
         where = [one for one in (version, self._server()) if one is not None]
         return Apart(given, where) if where else given
@@ -125,12 +118,12 @@ class CachedClient:
     def _server(self) -> str | None:
         """What the client sends to its server beside the calls; None where `vary` says it."""
         if self._is_of_fastmcp:
-            return identity_of(self._client.transport)
+            return shared.identity_of(self._client.transport)
         if self._vary is not None:
             return None
         server = getattr(self._client, "server", None)  # of the SDK's client: a URL, a command, or a server here
         is_here = type(server).__module__.startswith("mcp.server.")
-        return identity_of(server, server if is_here else getattr(self._client, "session", self._client))
+        return shared.identity_of(server, server if is_here else getattr(self._client, "session", self._client))
 
     async def _known(self) -> dict[str, ToolInfo]:
         session = self._client if self._is_session else self._client.session  # another one after a reconnection

@@ -17,7 +17,7 @@ import json
 import weakref
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from agent_cache import AgentLoopDetectedError, ConfigurationError, Toolbox
 from agent_cache.core.asker import Apart
@@ -39,11 +39,12 @@ from agent_cache.toolbox import ToolInfo
 from agent_cache.toolbox.rules import says_who_asks
 
 try:
-    from agents import Agent, FunctionTool, Handoff
+    from agents import Agent, FunctionTool, Handoff, RunContextWrapper
     from agents.exceptions import AgentsException, UserError
     from agents.function_schema import function_schema
     from agents.mcp import MCPServer
     from agents.tool import _FailureHandlingFunctionToolInvoker
+    from agents.tool_context import ToolContext
     from mcp.types import CallToolResult
     from pydantic import BaseModel
 except ImportError as error:
@@ -51,14 +52,10 @@ except ImportError as error:
         'agent_cache.integrations.openai_agents needs openai-agents>=0.24: pip install "agent-cache[openai-agents]"'
     ) from error
 
-if TYPE_CHECKING:
-    from agents import RunContextWrapper
-    from agents.tool_context import ToolContext
-
 __all__ = ["LoopInAgent", "cached", "describe"]
 
 AnyAgent = TypeVar("AnyAgent", bound="Agent[Any]")
-Vary = Callable[["RunContextWrapper[Any]"], Any]
+Vary = Callable[[RunContextWrapper[Any]], Any]
 Invoke = Callable[[Any, str], Awaitable[Any]]
 
 _CONTEXT: Final[ContextVar[Any]] = ContextVar("agent_cache_openai_agents_context", default=None)

@@ -131,7 +131,7 @@ def _around(function: Any) -> list[Any]:
             around = (one.__func__, one.__self__)
         elif isinstance(one, functools.partial):
             around = (one.func, *one.args, *one.keywords.values())
-        elif one is not function and not (isinstance(one, type | ModuleType) or isroutine(one)):
+        elif not (isinstance(one, type | ModuleType) or isroutine(one)):
             found.append(etag_of(one) if declared_names(kind) or is_model(kind) else None)
             if found[-1] is None:
                 try:

@@ -30,17 +30,8 @@ from starlette.types import Receive, Scope, Send
 from agent_cache.core.asker import TRANSPORT
 from agent_cache.errors import ConfigurationError
 from agent_cache.recording.http.identity import is_loopback
-from agent_cache.relay.messages import (
-    INTERNAL_ERROR,
-    MODERN,
-    ConnectionLost,
-    Message,
-    RpcError,
-    error_line,
-    is_unjudged,
-    parsed,
-    request_line,
-)
+from agent_cache.relay import messages
+from agent_cache.relay.messages import ConnectionLost, Message, RpcError
 from agent_cache.relay.relay import HostRequest, Relay
 from agent_cache.relay.stdio import introduced, signals
 
@@ -154,10 +145,10 @@ class Upstream:
         session: list[tuple[bytes, bytes]] = []
 
         async def ask(method: str, params: dict[str, Any]) -> Any:
-            modern = [(b"mcp-protocol-version", MODERN.encode()), (b"mcp-method", method.encode())]
+            modern = [(b"mcp-protocol-version", messages.MODERN.encode()), (b"mcp-method", method.encode())]
             sent = [*headers, _ACCEPT, _JSON, *session, *(modern if "_meta" in params else ())]
             number = None if method.startswith("notifications/") else 1
-            response = await self.open("POST", self.url, sent, request_line(number, method, params))
+            response = await self.open("POST", self.url, sent, messages.request_line(number, method, params))
             name = response.headers.get("mcp-session-id")
             session[:] = [(b"mcp-session-id", name.encode("latin-1"))] if name else session
             if number is not None:
@@ -175,7 +166,7 @@ async def parts_of(response: httpx2.Response) -> AsyncGenerator[tuple[bytes, Mes
     rest = bytearray()  # what is joined to it costs no copy of what came before
     try:
         if not _is_event_stream(response):
-            yield await response.aread(), parsed(response.content)
+            yield await response.aread(), messages.parsed(response.content)
             return
         async with aclosing(response.aiter_bytes()) as chunks:
             async for chunk in chunks:
@@ -184,7 +175,7 @@ async def parts_of(response: httpx2.Response) -> AsyncGenerator[tuple[bytes, Mes
                 while found := _EVENT_END.search(rest, at):
                     event, at = bytes(rest[: found.end()]), 0
                     del rest[: len(event)]
-                    yield event, parsed(event_data(event))
+                    yield event, messages.parsed(event_data(event))
     except httpx2.RequestError as error:
         raise ConnectionLost(_BROKEN_OFF.format(str(error) or type(error).__name__)) from error
 
@@ -222,7 +213,7 @@ class _Exchange(HostRequest):
     def __init__(self, listener: HttpListener, request: Request, send: Send, body: bytes) -> None:
         self.request, self.body, self._listener, self._send = request, body, listener, send
         self.is_post = request.method == "POST"
-        self.found = parsed(body) if self.is_post else None
+        self.found = messages.parsed(body) if self.is_post else None
         scope, upstream = request.scope, listener.upstream
         self.headers = headers = end_to_end(scope["headers"], b"host", b"content-length", b"expect")
         self.session_id = header(headers, b"mcp-session-id")
@@ -294,11 +285,14 @@ class _Exchange(HostRequest):
                     elif not passes and message is not None and str(message.id) == str(self.id):
                         self._held = part
                         return message
+                    elif message is not None:  # of a stream that the host resumes
+                        self._listener.relay.note_end(f"{self.session_id} {message.id}")
                     self._is_resumable |= part.startswith(b"id:") or b"\nid:" in part
                     await self.write(part)
             if passes:
                 await self.write(b"", is_last=True)
                 return Message()
+            self.rest = f"{self.session_id} {self.id}" if self._is_resumable and self.session_id else ""
             raise ConnectionLost("the server has ended its response without an answer")
 
     def _whole(self, body: bytes, message: Message | None) -> Message:
@@ -308,14 +302,15 @@ class _Exchange(HostRequest):
             raise ConnectionLost(f"the server answered HTTP {self.status}")
         if message is not None and (message.error or (message.result and str(message.id) == str(self.id))):
             return message
-        error = {"code": INTERNAL_ERROR, "message": f"agent-cache: the server answered HTTP {self.status}"}
-        return Message(id=self.id, error=msgspec.Raw(msgspec.json.encode(error)), line=body)
+        refused = messages.parsed(messages.error_line(self.id, f"the server answered HTTP {self.status}")) or Message()
+        refused.line = body
+        return refused
 
     async def ask(self, method: str, params: dict[str, Any]) -> Message:
         """Make a request of the relay's own in the name of the host."""
         sent = [pair for pair in self.headers if not pair[0].startswith((b"mcp-name", b"mcp-param-"))]
         headers = [(name, method.encode() if name == b"mcp-method" else value) for name, value in sent]
-        body = request_line(f"agent-cache:{uuid.uuid4().hex}", method, params)
+        body = messages.request_line(f"agent-cache:{uuid.uuid4().hex}", method, params)
         return await answer_in(await self._listener.upstream.open("POST", self.url, headers, body))
 
     def reply(self, line: bytes) -> None:
@@ -326,7 +321,7 @@ class _Exchange(HostRequest):
         """Send the answer to the host as soon as it is there, or that the request was cancelled."""
         ends: list[asyncio.Future[Any]] = [self._line, running]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        line = self._line.result() if self._line.done() else error_line(self.id, _CANCELLED)
+        line = self._line.result() if self._line.done() else messages.error_line(self.id, _CANCELLED)
         if self.response is None and self._is_resumable:
             await self.write(b"", is_last=True)  # the host asks for the rest
         elif self.response is None or line is not self.response.line:
@@ -343,8 +338,7 @@ class _Exchange(HostRequest):
         except (RpcError, ConnectionLost) as error:
             if self._is_begun:
                 raise  # which closes the connection
-            said = error.error if isinstance(error, RpcError) else str(error)
-            await self.end(error_line(self.id, said), status=502 if self.id is None else 200)
+            await self.end(messages.error_line(self.id, error), status=502 if self.id is None else 200)
 
 
 class HttpListener:
@@ -369,7 +363,7 @@ class HttpListener:
         self.vary_by, self._is_local = tuple(vary_by), is_local
         relay.identity = identity_of(self.added, url=str(upstream.url))
         self.path = upstream.url.path
-        self._calls: dict[tuple[str, Any], asyncio.Task[None]] = {}
+        self._calls: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, unless its host goes away."""
@@ -397,12 +391,12 @@ class HttpListener:
     async def _answer(self, exchange: _Exchange) -> None:
         message, body, is_replay = exchange.message, exchange.body, self.relay.is_replay
         if refusal := self._refusal(exchange.request):
-            await exchange.end(error_line(None, refusal), status=403)
+            await exchange.end(messages.error_line(None, refusal), status=403)
         elif not exchange.is_to_endpoint:  # a server may have its endpoint under several names
             if is_replay or (exchange.is_post and b"tools/call" in body):
                 text = "a call of a tool came to %s; calls are answered at %s alone"
                 logging.getLogger("agent_cache").warning(text, exchange.url.path, self.path)
-                await exchange.end(error_line(None, f"calls of tools go to {self.path}"), status=404)
+                await exchange.end(messages.error_line(None, f"calls of tools go to {self.path}"), status=404)
             else:
                 await exchange.pass_on()
         elif message.is_request and self.relay.answers(message):
@@ -410,14 +404,16 @@ class HttpListener:
         elif is_replay:
             status = {"POST": 202, "DELETE": 204}.get(exchange.request.method, 405)
             await exchange.whole(status, [(b"allow", b"POST, DELETE")] if status == 405 else [])
-        elif exchange.is_post and is_unjudged(body, exchange.found):
+        elif exchange.is_post and messages.is_unjudged(body, exchange.found):
             async with self.relay.unjudged():
                 await exchange.pass_on()
         else:
             if message.method == "notifications/cancelled":
-                running = self._calls.get((exchange.session_id, exchange.params.get("requestId")))
+                name = exchange.session_id, str(exchange.params.get("requestId"))
+                running = self._calls.get(name)
                 if running is not None:  # before the server answers: nobody else waits for that
                     running.cancel()
+                self.relay.note_end(" ".join(name))
             await exchange.pass_on()
             if exchange.request.method == "DELETE" and exchange.status < 300:
                 self.relay.end_host(exchange.session_id)
@@ -435,8 +431,10 @@ class HttpListener:
         """Have the relay answer a request. A host that goes away has cancelled it."""
         session = exchange.host = self.relay.host(exchange.session)
         session.running.add(exchange)
+        if not exchange.session_id:  # several hosts may send the same: what one connection brings is of one of them
+            exchange.checked = self.relay.host(f"{exchange.session} {exchange.request.client}")
         running = self.relay.start(exchange)
-        key = exchange.session_id or uuid.uuid4().hex, exchange.id
+        key = exchange.session_id or uuid.uuid4().hex, str(exchange.id)
         self._calls[key] = running
         try:
             await exchange.respond(running)

@@ -124,24 +124,21 @@ def envelope_of(params: Mapping[str, Any]) -> dict[str, Any]:
     return {key: said for key, said in object_in(params.get("_meta")).items() if key.startswith(ENVELOPE)}
 
 
-def _line_of(**members: Any) -> bytes:
+def line_of(**members: Any) -> bytes:
+    """A message of these members."""
     return msgspec.json.encode({"jsonrpc": "2.0", **members}) + b"\n"
 
 
 def request_line(id: Any, method: str, params: Any) -> bytes:  # noqa: A002 - the protocol's name
     """A request; a notification if `id` is None."""
-    return _line_of(method=method, params=params, **({} if id is None else {"id": id}))
+    return line_of(method=method, params=params, **({} if id is None else {"id": id}))
 
 
-def result_line(id: Any, result: Any) -> bytes:  # noqa: A002 - as above
-    """A response with a result."""
-    return _line_of(id=id, result=result)
-
-
-def error_line(id: Any, error: dict[str, Any] | str) -> bytes:  # noqa: A002 - as above
-    """A response with an error of the protocol, or with one of the relay's own, as text."""
-    told = error if isinstance(error, dict) else {"code": INTERNAL_ERROR, "message": f"agent-cache: {error}"}
-    return _line_of(id=id, error=told)
+def error_line(id: Any, error: Any) -> bytes:  # noqa: A002 - as above
+    """A response with an error of the protocol, or with one of the relay's own, of which the text is told."""
+    found = error.error if isinstance(error, RpcError) else error
+    told = found if isinstance(found, dict) else {"code": INTERNAL_ERROR, "message": f"agent-cache: {found}"}
+    return line_of(id=id, error=told)
 
 
 @register  # so that a replay raises it again

@@ -27,17 +27,8 @@ from agent_cache import AgentCacheSession, AgentLoopDetectedError, Read, Toolbox
 from agent_cache.core.asker import Apart
 from agent_cache.integrations.shared import Answer, Private, fails, is_kept, notice, requested_version
 from agent_cache.recording import CassetteError, intercept, record, replay
-from agent_cache.relay.messages import (
-    INTERNAL_ERROR,
-    ConnectionLost,
-    Message,
-    RpcError,
-    envelope_of,
-    error_line,
-    listed,
-    object_in,
-    result_line,
-)
+from agent_cache.relay import messages
+from agent_cache.relay.messages import ConnectionLost, Message, RpcError, object_in
 from agent_cache.relay.relay_settings import RelaySettings, new_session
 from agent_cache.toolbox.box import every_tag
 
@@ -88,9 +79,14 @@ class HostSession:
 class HostRequest(ABC):
     """One request of the host, and the way to the server that is to answer it. A transport implements it.
 
-    `vary` is a hash of what the host has sent beside the message, `host` the session where there are several. A
-    transport sets `asked_host` if the server makes a request of the host while this one is under way.
+    `vary` is a hash of what the host has sent beside the message, `host` the session where there are several, and
+    `checked` what is checked for loops, if that is less than it. A transport sets `asked_host` if the server makes a
+    request of the host while this one is under way, and `rest` if the response has ended and the host asks for its
+    answer by another request: the name under which `Relay.note_end` is told of that.
     """
+
+    checked: HostSession | None = None
+    rest = ""
 
     def __init__(self, message: Message, vary: Any = None, host: HostSession | None = None) -> None:
         self.message, self.vary, self.host = message, vary, host
@@ -208,6 +204,9 @@ class Relay:
 
     def end_host(self, key: str) -> None:
         """End the session of one host, none of whose requests runs."""
+        for name in self._task_ends:
+            if name.startswith(f"{key} "):
+                self.note_end(name)
         host = self.hosts.pop(key, None)
         if host is not None:
             with suppress(AgentLoopDetectedError):  # the host was told
@@ -228,7 +227,7 @@ class Relay:
             return True
         if self.is_taped:
             return self.is_replay or method not in _UNRECORDED
-        return method in _HINTED and bool(envelope_of(message.params_by_name))
+        return method in _HINTED and bool(messages.envelope_of(message.params_by_name))
 
     def start(self, request: HostRequest) -> asyncio.Task[None]:
         """Answer a request in a task of its own; to cancel the task is to cancel the request. It may have its response
@@ -239,7 +238,7 @@ class Relay:
             request.vary = [request.vary, version]
         if self.identity is not None:
             request.vary = Apart(request.vary, self.identity)
-        context = (request.host or self._host).context.copy()
+        context = (request.checked or request.host or self._host).context.copy()
         return asyncio.get_running_loop().create_task(self._answer(request), context=context)
 
     async def observe(self, method: str, params: Any, host: HostSession | None = None) -> None:
@@ -273,14 +272,11 @@ class Relay:
         try:
             line = await self._line_for(request)
         except AgentLoopDetectedError as loop:
-            line = result_line(request.id, notice(loop))
+            line = messages.line_of(id=request.id, result=notice(loop))
         except Exception as error:  # noqa: BLE001 - whatever it is, the host waits for a response
             if not isinstance(error, RpcError | CassetteError | ConnectionLost):
                 _LOG.exception("%s could not be answered", request.method)
-            if request.response is not None:
-                line = request.response.line
-            else:
-                line = error_line(request.id, error.error if isinstance(error, RpcError) else str(error))
+            line = messages.error_line(request.id, error) if request.response is None else request.response.line
         request.answer(line)
 
     async def _line_for(self, request: HostRequest) -> bytes:
@@ -293,24 +289,30 @@ class Relay:
                 result = await self._hinted(request)
             else:
                 result = await self._run(request)
-        except RpcError:
+        except (RpcError, ConnectionLost):
             if request.is_sent or self.is_taped:
                 raise
-            result = await self._run(request)  # the run that it has waited for was refused, perhaps for its own reasons
+            result = await self._run(request)  # the run that it has waited for had an end of its own, such as a refusal
         if request.method in _OF_TASKS:
             is_result = request.method == "tasks/result"
             self._note_task({**request.params, "status": "completed"} if is_result else _plain(result))
         if request.response is not None and _plain(result) is _plain(request.result):
             return request.response.line  # as the server sent it
-        return result_line(request.id, _plain(result))
+        return messages.line_of(id=request.id, result=_plain(result))
 
     async def _run(self, request: HostRequest) -> Any:
         """Let the server answer."""
         request.is_sent = True
-        response = request.response = await request.forward()
+        try:
+            response = request.response = await request.forward()
+        except ConnectionLost:
+            if request.rest and self.is_write(request):  # it goes on, and its host asks for the answer within an hour
+                request.answer(b"")
+                await self._end_of_task({"taskId": request.rest, "ttl": 3_600_000})
+            raise
         result = response.answer()
         task = _task_of(result)
-        if task is not None and task.get("status") not in _TERMINAL and self._rule(request).kind == "write":
+        if task is not None and task.get("status") not in _TERMINAL and self.is_write(request):
             # The write goes on until then, and its tags stay invalid; the host has to know its task to ask for it
             request.answer(response.line)
             await self._end_of_task(task)
@@ -344,8 +346,8 @@ class Relay:
             if request.is_sent or self.is_replay:
                 raise
             _LOG.error("%s was not cached: %s", name, error)
-            is_write = self._rule(request).kind == "write"
-            async with writing(*self._every_tag) if is_write else nullcontext():  # nobody knows what it touches
+            # Nobody knows what it touches
+            async with writing(*self._every_tag) if self.is_write(request) else nullcontext():
                 return await self._run(request)
 
     async def _hinted(self, request: HostRequest) -> Any:
@@ -398,14 +400,18 @@ class Relay:
     async def _listed(self, request: HostRequest) -> Tools:
         try:
             async with asyncio.timeout(_LIST_PATIENCE):
-                found = await self._list(request, envelope_of(request.params))
+                found = await self._list(request, messages.envelope_of(request.params))
             return _by_name(json.dumps(found["tools"]))
         except Exception as error:  # noqa: BLE001 - the server may answer anything
             _LOG.warning("the tools of the server are not known (%s), nor their hints", error)
-            is_lasting = isinstance(error, RpcError) and error.error.get("code") != INTERNAL_ERROR
+            is_lasting = isinstance(error, RpcError) and error.error.get("code") != messages.INTERNAL_ERROR
             if not (is_lasting or self.is_taped or isinstance(error, TimeoutError)):
                 self._host_of(request).tools = None  # the next call asks again
             return {}
+
+    def is_write(self, request: HostRequest) -> bool:
+        """Whether a request calls a tool that writes."""
+        return request.method == "tools/call" and self._rule(request).kind == "write"
 
     def _rule(self, request: HostRequest) -> Any:
         """The rule of the tool that a request calls."""
@@ -428,9 +434,13 @@ class Relay:
     def _note_task(self, task: Any) -> None:
         """Take note of the status of a task."""
         if isinstance(task, dict) and task.get("status") in _TERMINAL:
-            end = self._task_ends.get(str(task.get("taskId")))
-            if end is not None and not end.done():
-                end.set_result(None)
+            self.note_end(str(task.get("taskId")))
+
+    def note_end(self, name: str) -> None:
+        """Take note of the end of a task, or of a call whose host has asked for the rest."""
+        end = self._task_ends.get(name)
+        if end is not None and not end.done():
+            end.set_result(None)
 
 
 def _plain(result: Any) -> Any:
@@ -450,7 +460,7 @@ async def _all_pages(request: HostRequest, envelope: dict[str, Any]) -> dict[str
     async def page(params: dict[str, Any]) -> Any:
         return (await request.ask("tools/list", {**meta, **params})).answer()
 
-    return {"tools": await listed(page)}
+    return {"tools": await messages.listed(page)}
 
 
 def _is_fresh_for_others(kept: dict[str, Any]) -> bool:

@@ -25,19 +25,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from agent_cache.recording.credentials import kind_of_name
-from agent_cache.relay.messages import (
-    ENVELOPE,
-    MODERN,
-    ConnectionLost,
-    Message,
-    RpcError,
-    error_line,
-    is_unjudged,
-    listed,
-    object_in,
-    parsed,
-    request_line,
-)
+from agent_cache.relay import messages
+from agent_cache.relay.messages import ENVELOPE, MODERN, ConnectionLost, Message, RpcError, object_in
 from agent_cache.relay.relay import HostRequest, Relay
 
 _PATIENCE_FOR_CALLS: Final = 30.0
@@ -78,12 +67,12 @@ class _Request(HostRequest):
         try:
             return await self._link.exchange(self.id, self.message.line)
         except asyncio.CancelledError:
-            self._link.pass_on(request_line(None, "notifications/cancelled", {"requestId": self.id}))
+            self._link.pass_on(messages.request_line(None, "notifications/cancelled", {"requestId": self.id}))
             raise
 
     async def ask(self, method: str, params: dict[str, Any]) -> Message:
         name = f"agent-cache:{next(self._link.numbers)}"
-        return await self._link.exchange(name, request_line(name, method, params))
+        return await self._link.exchange(name, messages.request_line(name, method, params))
 
     def reply(self, line: bytes) -> None:
         self._link.calls.pop(self.id, None)
@@ -159,8 +148,8 @@ class _Link:
     # From the host
 
     def _from_host(self, line: bytes) -> None:
-        message = parsed(line)
-        if is_unjudged(line, message):
+        message = messages.parsed(line)
+        if messages.is_unjudged(line, message):
             self._run(asyncio.create_task(self._pass_unjudged(line)))
         elif message is not None and message.is_request:
             self._request_from_host(message)
@@ -184,7 +173,7 @@ class _Link:
         async with self.relay.unjudged():
             self.pass_on(line)
         if self.relay.is_replay:
-            self.write(error_line(None, "what is no request with an id of its own is not recorded"))
+            self.write(messages.error_line(None, "what is no request with an id of its own is not recorded"))
 
     def _has_cancelled(self, message: Message) -> bool:
         """Cancel a request that the relay answers. False if it is none, and the server's affair."""
@@ -217,14 +206,14 @@ class _Link:
         for name, future in list(self._open.items()):
             lost = ConnectionLost("the server has ended before it answered")
             if future is None:
-                self.write(error_line(name, str(lost)))
+                self.write(messages.error_line(name, str(lost)))
             elif not future.done():
                 future.set_exception(lost)
         self.relay.lose_server()
         await self._answered()
 
     def _from_server(self, line: bytes) -> None:
-        message = parsed(line)
+        message = messages.parsed(line)
         if message is None or not (message.method or message.id is not None or message.error):
             # What is no message, such as a line of a log, does not belong on the host's side: it would end some hosts
             (self.write if b'"jsonrpc"' in line else _show_noise)(line)
@@ -403,7 +392,7 @@ async def introduced(ask: Callable[[str, dict[str, Any]], Any]) -> tuple[str, li
         more = {"_meta": _MODERN}
         meta = object_in(object_in(await ask("server/discover", more)).get("_meta"))
         said = {"serverInfo": meta.get(f"{ENVELOPE}serverInfo")}
-    tools = await listed(lambda params: ask("tools/list", {**more, **params}))
+    tools = await messages.listed(lambda params: ask("tools/list", {**more, **params}))
     return str(object_in(said.get("serverInfo")).get("name") or "mcp"), tools
 
 
@@ -418,11 +407,11 @@ async def introduced_by_command(command: Sequence[str]) -> tuple[str, list[Any]]
         async def ask(method: str, params: dict[str, Any]) -> Any:
             number = None if method.startswith("notifications/") else next(numbers)
             with contextlib.suppress(BrokenPipeError):  # nothing comes then
-                to_server.write(request_line(number, method, params))
+                to_server.write(messages.request_line(number, method, params))
             while number is not None:
                 if not (line := await lines.get()):
                     raise ConnectionLost("the server has ended")
-                message = parsed(line)
+                message = messages.parsed(line)
                 if message is None:
                     _show_noise(line)
                 elif message.id == number and not message.method:

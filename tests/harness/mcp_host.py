@@ -195,20 +195,12 @@ async def run_of(host: Host, *, token: int = 1) -> list[dict[str, Any]]:
     ]
     if not host.meta:
         found.append(await host.start("ping"))  # which protocol 2026 has not
+    a = {"key": "a"}
     for tool, arguments in (
-        ("get_value", {"key": "a"}),
-        ("get_value", {"key": "a"}),
-        ("set_value", {"key": "a", "value": "x"}),
-        ("get_value", {"key": "a"}),
-        ("get_value", {"key": "a", "form": "long"}),
-        ("clock", {}),
-        ("clock", {}),
-        ("ask_host", {"key": "a"}),
-        ("fail", {}),
-        ("undescribed", {}),
-        ("run_count", {"name": "get_value"}),
-        ("no such tool", {}),
-    ):
+        ("get_value", a), ("get_value", a), ("set_value", {**a, "value": "x"}), ("get_value", a),
+        ("get_value", {**a, "form": "long"}), ("clock", {}), ("clock", {}), ("ask_host", a), ("fail", {}),
+        ("undescribed", {}), ("run_count", {"name": "get_value"}), ("no such tool", {}),
+    ):  # fmt: skip
         meta = {"progressToken": token, **host.meta}
         found.append(await host.start("tools/call", {"name": tool, "arguments": arguments, "_meta": meta}))
     return found

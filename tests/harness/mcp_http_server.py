@@ -37,9 +37,11 @@ async def drop_stream(ctx: tests.Context) -> str:
 
 
 @server.tool(annotations=tests.WRITES)
-async def slow_write(key: str, ctx: tests.Context) -> str:
-    """Write, after `open_gate`."""
+async def slow_write(key: str, ctx: tests.Context, leave: bool = False) -> str:
+    """Write, after `open_gate`. Its host may have to poll."""
     await ctx.report_progress(1, 2)
+    if leave:
+        await ctx.request_context.close_sse_stream()
     await tests.gate(key).wait()
     tests.values[key] = "written"
     return "written"

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from agent_cache import Read, Toolbox, Write
+
 Call = tuple[str, Any]
 Turn = Sequence[Call]
 
@@ -70,6 +72,19 @@ def pydantic_model(*turns: Turn) -> Any:
             yield "done"
 
     return FunctionModel(answer, stream_function=stream)
+
+
+def read(order_id: str = "7") -> Call:
+    return "get_order", {"order_id": order_id}
+
+
+def write(order_id: str = "7") -> Call:
+    return "cancel_order", {"order_id": order_id}
+
+
+def toolbox(**rules: Any) -> Toolbox:
+    order = "order:{order_id}"
+    return Toolbox({"get_*": Read(order), "cancel_order": Write(order), **rules}, namespace="shop")
 
 
 def adk_model(*turns: Turn) -> Any:

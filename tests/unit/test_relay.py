@@ -186,12 +186,6 @@ async def test_sessions_whose_lists_describe_a_tool_in_other_words_share_its_ans
             assert text(await answer(relay, serve, "get", _host=host, id="a")) == "1"
 
 
-async def test_a_list_that_changes_before_anybody_has_asked_for_it_warns_of_nothing(clock, caplog):
-    async with Relay(Toolbox(RULES, namespace="early")) as relay:
-        await relay.observe("notifications/tools/list_changed", {})
-    assert caplog.text == ""
-
-
 # Lists and resources, by their hints
 
 ENVELOPE = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
@@ -240,6 +234,7 @@ FRESH = {"ttlMs": 60_000, "cacheScope": "public"}
 async def test_neither_a_list_without_hints_is_stored_nor_what_continues_a_question(clock, hints, more):
     serve = Lists(**hints)
     async with Relay(Toolbox(RULES, namespace="lists")) as relay:
+        assert not relay.answers(parsed(b'{"id": 1, "method": "tools/list"}')), "of an earlier revision"
         found = [(await asked(relay, serve, "resources/read", uri="a://b", **more))["number"] for _ in range(2)]
         assert found == ([1, 1] if hints is FRESH and not more else [1, 2])
 
@@ -253,19 +248,16 @@ async def test_neither_a_list_without_hints_is_stored_nor_what_continues_a_quest
         ("resources/read", {"uri": "a://b"}, "notifications/resources/updated", {"uri": "a://b"}, ""),
     ],
 )
-async def test_a_notification_ends_what_it_names(clock, method, params, notification, changed, other):
+async def test_a_notification_ends_what_it_names(clock, method, params, notification, changed, other, caplog):
     serve = Lists(ttlMs=60_000, cacheScope="public")
     async with Relay(Toolbox(RULES, namespace="lists")) as relay:
+        await relay.observe(notification, changed)
+        assert caplog.text == ""  # nobody has asked for the list before
         assert (await asked(relay, serve, method, **params))["number"] == 1
         await relay.observe(*((other, {}) if other else (notification, {"uri": "a://c"})))
         assert (await asked(relay, serve, method, **params))["number"] == 1
         await relay.observe(notification, changed)
         assert (await asked(relay, serve, method, **params))["number"] == 2
-
-
-async def test_an_earlier_revision_asks_the_server_each_time():
-    async with Relay(Toolbox(RULES, namespace="lists")) as relay:
-        assert not relay.answers(parsed(b'{"id": 1, "method": "tools/list"}'))
 
 
 async def test_what_keeps_a_connection_alive_is_not_recorded_and_a_replay_answers_it(tmp_path):

@@ -481,14 +481,9 @@ WHO_ASKS = (
 )
 WRITES = {name for name, rule in RULES.items() if isinstance(rule, Write)}
 PACKAGES: dict[type[Adapter], str] = {
-    AnyFramework: "agent_cache",
-    LangChain: "langchain",
-    OpenAIAgents: "agents",
-    PydanticAI: "pydantic_ai",
-    FastMCPServer: "fastmcp",
-    McpClient: "fastmcp",
-    GoogleADK: "google.adk",
-}
+    AnyFramework: "agent_cache", LangChain: "langchain", OpenAIAgents: "agents", PydanticAI: "pydantic_ai",
+    FastMCPServer: "fastmcp", McpClient: "fastmcp", GoogleADK: "google.adk",
+}  # fmt: skip
 
 
 def is_installed(package: str) -> bool:
@@ -784,16 +779,12 @@ async def test_what_vary_returns_keeps_the_answers_of_every_tool_apart(kind: typ
 EXAMPLES = [
     (package, code, output)
     for page, package in (
-        ("use-langchain", "langchain"),
-        ("use-openai-agents", "agents"),
-        ("use-pydantic-ai", "pydantic_ai"),
-        ("use-fastmcp", "fastmcp"),
-        ("use-google-adk", "google.adk"),
-        ("restore-an-agent", "langgraph"),
+        ("use-langchain", "langchain"), ("use-openai-agents", "agents"), ("use-pydantic-ai", "pydantic_ai"),
+        ("use-fastmcp", "fastmcp"), ("use-google-adk", "google.adk"), ("restore-an-agent", "langgraph"),
         ("restore-an-agent", "agents"),
     )
     for code, output in page_examples.examples(f"how-to/{page}.md", package)
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("package", "code", "output"), [one for one in EXAMPLES if is_installed(one[0])])

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("google.adk", reason="the adapter of Google ADK needs google-adk")
 pytest.importorskip("mcp", reason="toolsets of MCP servers need google-adk[mcp]")
 
-from google.adk.agents import LlmAgent, SequentialAgent
+from google.adk.agents import BaseAgent, LlmAgent, SequentialAgent
 from google.adk.runners import InMemoryRunner
 from google.adk.tools import AgentTool, BaseTool, FunctionTool, LongRunningFunctionTool, ToolContext
 from google.adk.tools.base_toolset import BaseToolset
@@ -21,6 +21,7 @@ from google.genai import types
 from mcp import StdioServerParameters
 
 from agent_cache import AgentCache, AgentCacheSession, Read, Toolbox, Write
+from agent_cache.integrations import explain
 from agent_cache.integrations.adk import cached
 from tests.harness.mcp_host import SERVER
 from tests.harness.processes import run_python
@@ -115,6 +116,32 @@ def test_decorated_tools_tools_that_run_long_and_generators_are_left_alone():
         assert cached(tool, box_of()) is tool
 
 
+class ShopTool(Shop):
+    __name__ = "get_order"
+    __call__ = Shop.get_order
+
+
+async def test_an_object_that_is_a_tool_has_answers_of_its_own():
+    box, shops = box_of(), [ShopTool(), ShopTool()]
+    for shop in shops * 2:
+        await run(cached(agent_of(GET, tools=[shop]), box))
+    assert [shop.runs for shop in shops] == [1, 1]
+
+
+async def test_a_state_whose_values_cannot_be_compared_fails_no_call():
+    class Table:
+        def __eq__(self, other: object) -> Any:
+            raise ValueError("the truth value of an array is ambiguous")
+
+        __hash__ = None  # type: ignore[assignment]
+
+    def load(tool: BaseTool, args: Any, tool_context: ToolContext) -> None:
+        tool_context.state["temp:table"] = Table()
+
+    agent = agent_of(GET, GET, tools=[Shop().get_order]).clone({"before_tool_callback": load})
+    assert (await run(cached(agent, box_of())))[0] == [{"result": 1}, {"result": 2}]
+
+
 class Warehouse(BaseToolset):
     """A toolset that makes its tools anew each time."""
 
@@ -147,6 +174,29 @@ async def test_tools_of_an_mcp_server_are_cached_and_their_error_results_are_not
     texts = [answer["content"][0]["text"] for answer in found]
     assert texts[:5] == ["nothing (1)"] * 3 + ["set (1)", "x (2)"]
     assert ["refused (1)" in texts[5], "refused (2)" in texts[6]] == [answer["isError"] for answer in found[-2:]]
+
+
+class Story(BaseAgent):
+    """An agent as ADK's pages propose it: it runs the agents in its fields in an order of its own."""
+
+    first: BaseAgent
+    others: list[BaseAgent]
+
+    async def _run_async_impl(self, ctx: Any) -> AsyncIterator[Any]:
+        for agent in (self.first, *self.others):
+            async for event in agent.run_async(ctx):
+                yield event
+
+
+async def test_agents_in_fields_are_copied_and_each_once():
+    shop, box = Shop(), box_of()
+    first, other = (agent_of(GET, tools=[shop.get_order], name=name) for name in ("first", "other"))
+    team = Story(name="story", first=first, others=[other], sub_agents=[first])
+    copied = cached(team, box)
+    await run(copied)
+    assert shop.runs == 1
+    assert copied.sub_agents[0] is copied.first is not team.first is first
+    assert [row.tool for row in explain(other, box)] == [row.tool for row in explain(team, box)] == ["get_order"]
 
 
 async def test_sub_agents_and_agents_that_are_tools_are_copied():
@@ -189,6 +239,7 @@ from google.genai import types
 from opentelemetry import trace
 from agent_cache import AgentCacheSession, Read, Toolbox, Write, otel
 from agent_cache.integrations.adk import cached
+from agent_cache.integrations import explain
 from tests.harness.scripted_models import adk_model
 from tests.harness.telemetry import Telemetry
 

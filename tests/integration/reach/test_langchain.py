@@ -82,10 +82,7 @@ class Shop:
         self.tools: list[BaseTool] = [in_both_ways(get_order), in_both_ways(cancel_order)]
 
 
-RULES = {
-    "get_*": Read("order:{order_id}"),
-    "cancel_order": Write("order:{order_id}"),
-}
+RULES = {"get_*": Read("order:{order_id}"), "cancel_order": Write("order:{order_id}")}
 
 
 def box_of(rules: Any = RULES, **options: Any) -> Toolbox:
@@ -349,19 +346,10 @@ def agent_with(function: Any, *, decorated: bool = False) -> Any:
     """An agent with this one tool, which its model calls once in each run."""
     box = Toolbox({"my_*": Read("ticket")}, namespace="desk")
     inner = AgentCache("ticket")(function) if decorated else function
-    made = (
-        inner
-        if isinstance(inner, BaseTool)
-        else StructuredTool.from_function(inner, name="my_tickets", description="Tickets.")
-    )
-    middleware = [] if decorated else [AgentCacheMiddleware(box)]
-    return create_agent(
-        langchain_model([("my_tickets", {})]),
-        [made],
-        middleware=middleware,
-        context_schema=ContextDict,
-        state_schema=State,
-    )
+    if not isinstance(inner, BaseTool):
+        inner = StructuredTool.from_function(inner, name="my_tickets", description="Tickets.")
+    model, middleware = langchain_model([("my_tickets", {})]), [] if decorated else [AgentCacheMiddleware(box)]
+    return create_agent(model, [inner], middleware=middleware, context_schema=ContextDict, state_schema=State)
 
 
 class State(AgentState[Any]):

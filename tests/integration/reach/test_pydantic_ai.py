@@ -18,7 +18,7 @@ from pydantic_ai.toolsets import CombinedToolset, FunctionToolset, WrapperToolse
 from agent_cache import AgentCacheSession, Read, Toolbox, Write
 from agent_cache.integrations.pydantic_ai import AgentCacheCapability, AgentCacheToolset
 from agent_cache.recording import record, replay
-from tests.harness.scripted_models import Call, pydantic_model
+from tests.harness.scripted_models import Call, pydantic_model, read, toolbox, write
 
 
 class Shop:
@@ -53,20 +53,6 @@ class Shop:
             capabilities=[*options.pop("capabilities", ()), *capabilities],
             **options,
         )
-
-
-def read(order_id: str = "7") -> Call:
-    return "get_order", {"order_id": order_id}
-
-
-def write(order_id: str = "7") -> Call:
-    return "cancel_order", {"order_id": order_id}
-
-
-def toolbox(**rules: Any) -> Toolbox:
-    return Toolbox(
-        {"get_order": Read("order:{order_id}"), "cancel_order": Write("order:{order_id}"), **rules}, namespace="shop"
-    )
 
 
 def answers(result: Any) -> dict[str, Any]:

@@ -60,6 +60,12 @@ def json_server():
         yield url
 
 
+@pytest.fixture(scope="module")
+def resumable():
+    with serving("resumable") as url:
+        yield url
+
+
 @pytest.fixture
 async def relay(server, rules):
     async with relaying(server, rules) as relay:
@@ -113,7 +119,8 @@ def names(answer):
 
 async def test_requests_that_are_no_messages_pass(server, relay):
     async with hosted(server) as direct, hosted(relay.url) as host:
-        for body in (b"no json", b"[]", b"17", b'{"jsonrpc":"2.0"}', b"\xff", b""):
+        odd = b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":[1]}}'
+        for body in (b"no json", b"[]", b"17", b'{"jsonrpc":"2.0"}', b"\xff", b"", odd):
             one, other = await direct.post(body), await host.post(body)
             assert (one.status, one.body) == (other.status, other.body), body
 
@@ -164,15 +171,40 @@ async def test_when_the_list_of_tools_changes_what_was_stored_is_dropped(relay, 
         assert await host.call("get_value", key=key) != first
 
 
-async def test_a_stream_that_the_server_breaks_off_is_resumed_by_the_host_through_the_relay(rules):
-    with serving("resumable") as url:
-        async with relaying(url, rules) as relay, hosted(relay.url) as host:
-            broken = await host.begin("drop_stream")
-            assert not any("result" in message or "error" in message for message in broken.messages)
-            last = [line.partition(b":")[2].strip() for line in broken.body.splitlines() if line.startswith(b"id:")][-1]
-            host.listen(**{"last-event-id": last.decode()})
-            await host.until(lambda: host.messages[-1].get("id") == host.last_id)
-            assert text_of(host.messages[-1]["result"]) == "resumed (1)"
+async def test_a_stream_that_the_server_breaks_off_is_resumed_by_the_host_through_the_relay(resumable, rules):
+    async with relaying(resumable, rules) as relay, hosted(relay.url) as host:
+        broken = await host.begin("drop_stream")
+        assert not any("result" in message or "error" in message for message in broken.messages)
+        await resumed(host, broken)
+        assert text_of(host.messages[-1]["result"]) == "resumed (1)"
+
+
+async def resumed(host, broken):
+    number = host.last_id
+    last = [line.partition(b":")[2].strip() for line in broken.body.splitlines() if line.startswith(b"id:")][-1]
+    host.listen(**{"last-event-id": last.decode()})
+    await host.until(lambda: host.messages[-1].get("id") == number)
+
+
+@pytest.mark.parametrize("end", ["answer", "cancelled", "deleted"])
+async def test_a_write_whose_response_is_broken_off_for_its_host_to_poll_runs_on(clock, resumable, rules, key, end):
+    async with relaying(resumable, rules) as relay, hosted(relay.url) as host, hosted(relay.url) as reader:
+        broken = await host.begin("slow_write", key=key, leave=True)
+        assert not any("result" in message or "error" in message for message in broken.messages)
+        clock.advance(60)
+        first = await reader.call("get_value", key=key)
+        assert await reader.call("get_value", key=key) != first
+        if end == "answer":
+            rest = asyncio.create_task(resumed(host, broken))
+            await reader.call("open_gate", key=key)
+            await rest
+            assert (await reader.call("get_value", key=key)).startswith("written")
+        else:
+            lost = {"requestId": host.last_id}
+            await (host.notify("notifications/cancelled", lost) if end == "cancelled" else host.delete())
+            assert await reader.call("get_value", key=key) != await reader.call("get_value", key=key)
+        clock.advance(6)
+        assert await reader.call("get_value", key=key) == await reader.call("get_value", key=key)
 
 
 @pytest.mark.parametrize("kind", ["events", "json"])
@@ -220,10 +252,11 @@ async def test_when_the_leader_is_cancelled_a_waiter_runs_the_tool_anew(relay, k
         assert (await second).text == f"{key} open (2)"
 
 
-async def test_loops_are_judged_for_each_session_alone(server, tmp_path, key):
-    path = tmp_path / "loops.toml"
+@VERSIONS
+async def test_loops_are_judged_for_each_session_alone_or_for_each_connection(server, tmp_path, key, version):
+    path, to = tmp_path / "loops.toml", {"version": version}
     path.write_text(RULES.replace('namespace = "relay"', 'namespace = "relay"\nmax_tool_repeats = 3'))
-    async with relaying(server, path) as relay, hosted(relay.url) as one, hosted(relay.url) as other:
+    async with relaying(server, path) as relay, hosted(relay.url, **to) as one, hosted(relay.url, **to) as other:
         texts = [await one.call("get_value", key=key) for _ in range(3)]
         assert texts[0] == texts[1] != texts[2]
         assert [await other.call("get_value", key=key) for _ in range(2)] == texts[:2]

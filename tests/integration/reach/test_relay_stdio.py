@@ -71,15 +71,10 @@ async def test_the_answer_to_a_read_that_asked_the_host_is_not_stored(rules):
 
 async def test_what_is_no_tool_call_passes_byte_for_byte(rules):
     requests = [
-        ("tools/list", {}),
-        ("prompts/list", {}),
-        ("prompts/get", {"name": "greet", "arguments": {"name": "Ada"}}),
-        ("resources/templates/list", {}),
-        ("resources/read", {"uri": "text://ada"}),
-        ("resources/read", {"uri": "text://ada"}),
-        ("ping", {}),
-        ("no/such/method", {"x": 1}),
-    ]
+        ("tools/list", {}), ("prompts/list", {}), ("prompts/get", {"name": "greet", "arguments": {"name": "Ada"}}),
+        ("resources/templates/list", {}), ("resources/read", {"uri": "text://ada"}),
+        ("resources/read", {"uri": "text://ada"}), ("ping", {}), ("no/such/method", {"x": 1}),
+    ]  # fmt: skip
     async with relayed("--config", rules) as host, started(SERVER) as direct:
         for each in (host, direct):
             for method, params in requests:
@@ -278,12 +273,10 @@ async def test_what_says_who_asks_is_not_recorded(rules, tape):
     async with relayed("--config", rules, "--record", tape, greets=False) as host:
         await host.request("initialize", hello_of(name="marked-host"))
         await host.notify("notifications/initialized")
-        for method, params in (
-            ("tools/list", {}),
-            ("tools/call", {"name": "get_value", "arguments": {"key": "a"}}),
-            ("tools/call", {"name": "run_count", "arguments": {"name": "clock"}}),
-        ):
-            await host.request(method, {**params, "_meta": {"progressToken": "marked-token", "x": "marked-meta"}})
+        meta = {"_meta": {"progressToken": "marked-token", "x": "marked-meta"}}
+        await host.request("tools/list", meta)
+        for name, arguments in (("get_value", {"key": "a"}), ("run_count", {"name": "clock"})):
+            await host.request("tools/call", {"name": name, "arguments": arguments, **meta})
     assert "get_value" in tape.read_text()
     assert "marked" not in tape.read_text()
 
