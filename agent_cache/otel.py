@@ -431,7 +431,8 @@ class _Instruments:
         ]
 
 
-_OF_PROVIDERS: weakref.WeakKeyDictionary[Any, _Instruments] = weakref.WeakKeyDictionary()
+_OF_PROVIDERS: dict[int, _Instruments] = {}
+"""By the id of a provider, which goes with it: some have no hash, as Logfire's."""
 _of_global: _Instruments | None = None
 """Those of the global provider, also from before it was set."""
 
@@ -440,10 +441,12 @@ def _instruments_of(provider: MeterProvider | None) -> _Instruments:
     global _of_global  # noqa: PLW0603 - there is one global provider
     current = metrics.get_meter_provider()
     key = current if provider is None else provider
-    instruments = _OF_PROVIDERS.get(key) or (_of_global if key is current else None)
+    instruments = _OF_PROVIDERS.get(id(key)) or (_of_global if key is current else None)
     if instruments is None:
         instruments = _Instruments(metrics.get_meter(_NAME, version("agent-cache"), provider, SCHEMA_URL))
-    _OF_PROVIDERS[key] = instruments
+    if id(key) not in _OF_PROVIDERS:
+        weakref.finalize(key, _OF_PROVIDERS.pop, id(key), None).atexit = False
+    _OF_PROVIDERS[id(key)] = instruments
     if key is current:
         _of_global = instruments
     return instruments

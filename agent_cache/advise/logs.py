@@ -40,10 +40,25 @@ _CACHED: Final = ("hit", "validated")
 _RESULTS: Final = ("result", "output", "outputs", "content")
 _IDS: Final = ("call_id", "tool_call_id", "tool_use_id", "id")
 _HINTS: Final = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
-_SPAN_TOOL: Final = ("agent_cache.tool", "gen_ai.tool.name", "tool.name")
-_SPAN_ARGUMENTS: Final = ("gen_ai.tool.call.arguments", "tool_arguments", "input.value")  # the last of OpenInference
-_SPAN_RESULT: Final = ("gen_ai.tool.call.result", "tool_response", "output.value")
-_NO_TOOLS: Final = ("llm", "chain", "generation", "agent")
+_SPAN_KINDS: Final = {
+    "gen_ai.operation.name": "execute_tool", "openinference.span.kind": "TOOL", "traceloop.span.kind": "tool",
+    "langfuse.observation.type": "tool", "mlflow.spanType": '"TOOL"', "ai.operationId": "ai.toolCall",
+}  # fmt: skip
+_SPAN_TOOL: Final = ("agent_cache.tool", "gen_ai.tool.name", "tool.name", "traceloop.entity.name", "ai.toolCall.name")
+_SPAN_ARGUMENTS: Final = (
+    "gen_ai.tool.call.arguments", "tool_arguments", "input.value", "gcp.vertex.agent.tool_call_args",
+    "traceloop.entity.input", "langfuse.observation.input", "mlflow.spanInputs", "ai.toolCall.args", "gen_ai.prompt",
+)  # fmt: skip
+_SPAN_RESULT: Final = (
+    "gen_ai.tool.call.result", "tool_response", "output.value", "gcp.vertex.agent.tool_response",
+    "traceloop.entity.output", "langfuse.observation.output", "mlflow.spanOutputs", "ai.toolCall.result",
+    "gen_ai.completion",
+)  # fmt: skip
+_NO_TOOLS: Final = (
+    "llm", "chain", "generation", "agent", "prompt", "parser", "embedding", "event", "evaluator", "guardrail",
+)  # fmt: skip
+_LEAST_LIMIT: Final = 128
+"""Characters of an answer, from which on an exporter may have cut it."""
 _BROKEN: Final = (AttributeError, TypeError, ValueError, LookupError, RecursionError)
 
 
@@ -130,6 +145,7 @@ class _Reader:
         self._asked: dict[tuple[str, str], list[Fields]] = {}  # such calls that have no answer yet
         self._parents: dict[str, str] = {}  # of spans
         self._of_spans: dict[str, LoggedCall] = {}
+        self._may_be_cut: set[int] = set()  # calls whose answer may be as long as its exporter lets it be
         self.open("")
 
     def open(self, name: str) -> None:
@@ -152,11 +168,17 @@ class _Reader:
             for number, part in enumerate(_RECORDING.split(data)[1:]):
                 yield from self._recording(part, path, self._name if number == 0 else f"{self._name}, run {number + 1}")
             return
+        texts = defaultdict[int, list[int]](list)  # calls by the length of a text that they have answered
         for record in self._records(data):
             try:
-                yield from self._read(record)
+                for call in self._read(record):
+                    if isinstance(call.result, str):
+                        texts[len(call.result)].append(id(call))
+                    yield call
             except _BROKEN:
                 self.note("records that are not as their form says were left out")
+        if (longest := max(texts, default=0)) >= _LEAST_LIMIT:
+            self._may_be_cut.update(texts[longest])
         for waiting in self._asked.values():  # what was interrupted stands where it began
             yield from (call for asked in waiting for call in self.call(asked | {"ended": asked["started"]}))
             waiting.clear()
@@ -256,15 +278,21 @@ class _Reader:
         self._parents[own] = _text(_first(span, ("parentSpanId", "parent_id")))
         attributes, name = _attributes_of(span), str(span.get("name", ""))
         source = attributes.get("agent_cache.source")
-        is_tool = attributes.get("gen_ai.operation.name") == "execute_tool" or name.startswith("execute_tool ")
-        is_tool |= "TOOL" in (attributes.get("openinference.span.kind"), span.get("span_kind"))  # the latter of Phoenix
-        if source == "blocked" or not is_tool:
+        is_tool = name.startswith("execute_tool ") or span.get("span_kind") == "TOOL"  # the latter of Phoenix
+        if not is_tool and not any(attributes.get(key) == kind for key, kind in _SPAN_KINDS.items()):
+            self.note("spans that are no calls of tools were left out")
+            return
+        if source == "blocked" or name == "execute_tool (merged tools)":  # of ADK, which has a span for each as well
             return
         no_rule = [str(attributes.get("agent_cache.tool")).partition(":")[0]]  # the tags of a toolbox without rules
         said = None if attributes.get("agent_cache.tags") == no_rule else source
         asked, result = _first(attributes, _SPAN_ARGUMENTS), _of_message(_first(attributes, _SPAN_RESULT))
         if source is not None:  # ours, which says what is a text
             asked, result = (one if (value := _decoded(one)) is None else _plain(value) for one in (asked, result))
+        if attributes.get("gcp.vertex.agent.tool_response") == "{}":  # of ADK, without contents
+            asked, result = None, UNKNOWN
+        if "langsmith.span.kind" in attributes:
+            asked, result = _only(_decoded(asked), "input"), _only(_decoded(result), "output")
         known = {"arguments": asked, "result": result, "started": _first(span, ("startTimeUnixNano", "start_time"))}
         known["ended"] = _first(span, ("endTimeUnixNano", "end_time"))
         for call in self.call({name: value for name, value in known.items() if value is not None} | {
@@ -291,8 +319,13 @@ class _Reader:
             if (outer := self._of_spans.get(above)) is not None and outer is not call:
                 is_same = (outer.tool, outer.arguments) == (call.tool, call.arguments)
                 (repeated if is_same else enclosing).add(id(call if is_same else outer))
-        kept = (one for one in calls if id(one) not in repeated)
-        return [replace(one, encloses=True) if id(one) in enclosing else one for one in kept]
+        kept, cut = (one for one in calls if id(one) not in repeated), self._may_be_cut
+        return [
+            replace(one, encloses=one.encloses or id(one) in enclosing, is_whole=one.is_whole and id(one) not in cut)
+            if id(one) in enclosing or id(one) in cut
+            else one
+            for one in kept
+        ]
 
     # Trajectories: ATIF-v1.7 of Harbor
 
@@ -408,6 +441,8 @@ class _Reader:
         """Arguments by name, and whether they tell the call from others: not if they are missing, cut or redacted."""
         if isinstance(value, str) and value.strip()[:1] in ("{", "["):
             value = _decoded(value)
+        if isinstance(value, dict) and {*value} == {"args", "kwargs"} and isinstance(value["kwargs"], dict):
+            value = ({"args": value["args"]} if value["args"] else {}) | value["kwargs"]  # of a decorator
         if value is None:
             self.note("calls without arguments, or with some that are cut off, are equal to no other")
             return {"arguments": {}, "is_keyed": False}
@@ -441,7 +476,7 @@ class _Reader:
                 self.note("answers that are cut off")
                 return {}
             fields = {"result": text if parsed is None else parsed, "is_parsed": parsed is not None}
-            if may_be_cut and parsed is None and len(text) >= 128 and len(text).bit_count() == 1:
+            if may_be_cut and parsed is None and len(text) >= _LEAST_LIMIT and len(text).bit_count() == 1:
                 fields["is_whole"] = False  # the limits of exporters are powers of two
         if not _is_marked(fields["result"]):
             return fields
@@ -464,7 +499,8 @@ _RECORDING: Final = re.compile(rb'^(?=\{"agent_cache_(?:cassette|journal)")', re
 _RESUMED: Final = re.compile(rb'^\{"resumed":\{"at":"?([^",}]+)"?,"calls":(\d+)', re.MULTILINE)
 _CANCELLED: Final = re.compile(r"(?:[\w.]+[.:])?(?:CancelledError|Cancelled|GeneratorExit|KeyboardInterrupt): ")
 _MARK: Final = re.compile(
-    r"""[\[<](?:redacted|filtered|scrubbed|masked|truncated)\b[^\]>"]{0,80}[\]>]
+    r"""[\[<](?:redacted|filtered|scrubbed|masked|truncated|not\ serializable)\b[^\]>"]{0,80}[\]>]
+    |\d\ (?:more\ )?(?:lines|char(?:acter)?s|tokens|bytes)\ (?:were\ )?(?:truncated|omitted)|\bomitted\ \d+\ of\ \d
     |__REDACTED__|"(?:REDACTED|x{6,40}|\*{3,}[^"]{0,8})\"""",
     re.IGNORECASE | re.VERBOSE,
 )

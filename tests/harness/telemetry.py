@@ -12,6 +12,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 
+class _Meters(MeterProvider):
+    __hash__ = None  # as Logfire's has none
+
+
 class Telemetry:
     """Providers of the SDK, and what was exported by them.
 
@@ -27,7 +31,7 @@ class Telemetry:
         self._reader = InMemoryMetricReader()
         self.tracers = TracerProvider(shutdown_on_exit=False, **({} if sampler is None else {"sampler": sampler}))
         self.tracers.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.meters = MeterProvider([self._reader], shutdown_on_exit=False)
+        self.meters = _Meters([self._reader], shutdown_on_exit=False)
 
     def close(self) -> None:
         self.tracers.shutdown()

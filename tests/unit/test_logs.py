@@ -189,6 +189,10 @@ def test_what_a_log_does_not_have_is_said(read):
         ({"args": {"q": "x"}, "result": {"a": ["__REDACTED__"]}}, {"q": "x"}, True, {"a": [None]}, False),
         ({"args": {"q": "the **bold** word"}, "result": "**** four stars"},
          {"q": "the **bold** word"}, True, "**** four stars", True),
+        ({"args": {"q": "x"}, "result": "head\n... [120 lines truncated] ...\ntail"}, {"q": "x"}, True, UNKNOWN, True),
+        ({"spanId": "s", "name": "execute_tool get", "attributes": {  # ADK, without contents
+            "gcp.vertex.agent.tool_call_args": "{}", "gcp.vertex.agent.tool_response": "{}"}},
+         {}, False, UNKNOWN, True),
     ],
 )  # fmt: skip
 def test_what_is_redacted_is_neither_equal_nor_complete(read, fields, arguments, is_keyed, result, is_whole):
@@ -303,14 +307,16 @@ def span(number=1, **more):
     [
         (None, UNKNOWN, True), ('{"n": [', UNKNOWN, True), ('"as JSON"', "as JSON", True),
         ('"{\\"n\\": 1}"', {"n": 1}, True), ('"cut' + "x" * 300, UNKNOWN, True), ("y" * 1024, "y" * 1024, False),
-        ("z" * 1023, "z" * 1023, True),
+        ("z" * 1023, "z" * 1023, True), ("w" * 4095, "w" * 4095, False),
     ],
-    ids=["none", "cut JSON", "a text as JSON", "JSON in it", "a cut text", "a limit of exporters", "shorter"],
+    ids=["none", "cut JSON", "a text as JSON", "JSON in it", "a cut text", "a limit of exporters", "shorter",
+         "none is longer"],
 )  # fmt: skip
 def test_what_the_content_of_a_span_shows(read, content, result, is_whole):
     asked = None if content is None else '{"id": "lo' if "[" in content else '{"id": 1}'
     content_of = {"gen_ai.tool.call.arguments": asked, "gen_ai.tool.call.result": content}
-    [call] = read([span(attributes=content_of)])[0]
+    call, longest = read([span(attributes=content_of), span(2, attributes={"gen_ai.tool.call.result": "v" * 4095})])[0]
+    assert not longest.is_whole
     assert (call.result, call.is_whole) == (result, is_whole)
     assert (call.arguments, call.is_keyed) == (({"id": 1}, True) if asked == '{"id": 1}' else ({}, False))
 
@@ -328,12 +334,13 @@ def test_values_of_otlp_are_read_in_each_of_their_forms_also_without_one(read):
 
 def test_a_call_on_its_way_to_a_server_is_one_and_a_request_inside_of_a_tool_makes_it_no_handler(read):
     other = {"gen_ai.operation.name": None}
-    calls, *_ = read([
+    calls, _, problems = read([
         span(1), span(2, parentSpanId="s1"), span(3, parentSpanId="s2", name="GET", attributes=other),
         span(4, attributes={"gen_ai.tool.name": "ask"}), span(6, parentSpanId="s5"),
         span(5, parentSpanId="s4", name="invoke_agent", attributes=other),
     ])  # fmt: skip
     assert [(call.tool, call.encloses) for call in calls] == [("get", False), ("ask", True), ("get", False)]
+    assert problems == ["spans that are no calls of tools were left out: 2 (first: log, line 3)"]
 
 
 def test_answers_that_came_from_a_cache_show_nothing(read):
@@ -375,9 +382,27 @@ PHOENIX = {
 }  # fmt: skip
 
 
+def other_span(asked, answered, **attributes):
+    nothing = dict.fromkeys(("gen_ai.operation.name", "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"))
+    contents = {asked: '{"args": [], "kwargs": {"id": 1}}', answered: '{"n": 1}'}
+    return [span(name="get", attributes=nothing | {"gen_ai.tool.name": None} | contents | attributes)]
+
+
 @pytest.mark.parametrize(
     ("records", "result", "error"),
     [
+        (other_span("traceloop.entity.input", "traceloop.entity.output", **{"traceloop.span.kind": "tool"}),
+         {"n": 1}, None),
+        (other_span("langfuse.observation.input", "langfuse.observation.output",
+                    **{"langfuse.observation.type": "tool"}), {"n": 1}, None),
+        (other_span("mlflow.spanInputs", "mlflow.spanOutputs", **{"mlflow.spanType": '"TOOL"'}), {"n": 1}, None),
+        (other_span("ai.toolCall.args", "ai.toolCall.result",
+                    **{"ai.operationId": "ai.toolCall", "ai.toolCall.args": '{"id": 1}'}), {"n": 1}, None),
+        (other_span("gen_ai.prompt", "gen_ai.completion", **{
+            "gen_ai.operation.name": "execute_tool", "langsmith.span.kind": "tool", "gen_ai.tool.name": "get",
+            "gen_ai.prompt": '{"input": {"id": 1}}', "gen_ai.completion": '{"output": {"n": 1}}'}), {"n": 1}, None),
+        (other_span("gcp.vertex.agent.tool_call_args", "gcp.vertex.agent.tool_response",
+                    **{"gen_ai.operation.name": "execute_tool"}), {"n": 1}, None),
         ([{"type": "session_meta", "payload": {"id": "s", "cwd": "/"}},
           codex(1, "function_call", name="get", arguments='{"id": 1}'),
           codex(2, "function_call_output", output='{"n": 1}')], {"n": 1}, None),
