@@ -89,22 +89,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(encoding=None if is_settled else "utf-8", errors="backslashreplace")
     try:
         parser = _parser(arguments)
-    except (ConfigurationError, ModuleNotFoundError) as error:  # of the environment, or of an extra
-        print(f"agent-cache: {error}", file=sys.stderr)
-        return 2
-    if "" in arguments[: arguments.index("--") if "--" in arguments else None]:
-        parser.error("an argument is empty: is a variable of the shell not set?")
-    options = parser.parse_args(arguments)
-    if options.version:
-        print(f"agent-cache {importlib.metadata.version('agent-cache')}")
-        return 0
-    if options.run_command is None:
-        parser.print_help(sys.stderr)
-        return 2
-    try:
-        exit_code: int = options.run_command(options)
+        if "" in arguments[: arguments.index("--") if "--" in arguments else None]:
+            parser.error("an argument is empty: is a variable of the shell not set?")
+        options = parser.parse_args(arguments)
+        exit_code = 0
+        if options.version:
+            print(f"agent-cache {importlib.metadata.version('agent-cache')}")
+        elif options.run_command is None:
+            parser.print_help(sys.stderr)
+            exit_code = 2
+        else:
+            exit_code = options.run_command(options)
         sys.stdout.flush()
-    except (CassetteError, ConfigurationError, ModuleNotFoundError) as error:  # of a file, of usage, or of an extra
+    except (CassetteError, ConfigurationError, ModuleNotFoundError) as error:  # a file, usage, an extra
         print(escaped(error, keep="\n"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:

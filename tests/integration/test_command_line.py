@@ -90,18 +90,26 @@ def test_what_memory_cannot_hold_and_what_an_extra_brings_is_said_in_one_line(mo
     for said in ("agent-cache: not enough memory: give it fewer or smaller files", "it needs an extra"):
         assert main(["report", "run.jsonl"]) == 2
         assert capsys.readouterr().err == f"{said}\n"
+    monkeypatch.setattr("importlib.import_module", Mock(side_effect=KeyboardInterrupt))  # while a command is loaded
+    assert main(["report", "run.jsonl"]) == 130
 
 
 @pytest.mark.parametrize(
     ("words", "environment", "code", "shown"),
     [
-        ("show run.jsonl", {"PYTHONIOENCODING": "ascii"}, 0, b"Zo\\xeb \\u6771"),
-        ("show run.jsonl", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, 0, "Zoë 東".encode()),
-        ("show run.jsonl >&-", {}, 0, b""),
-        ("show run.jsonl >/dev/full", {}, 2, b""),
-        ("show run.jsonl | head -c 1", {}, 0, b"r"),
-        ("text . 2>&1", {}, 2, b".: Is a directory\n"),
-        ("text . 2>&1", {"AGENT_CACHE_ENABLED": "disabled"}, 2, b"AGENT_CACHE_ENABLED must be 0 or 1"),
+        ("cassette show run.jsonl", {"PYTHONIOENCODING": "ascii"}, 0, b"Zo\\xeb \\u6771"),
+        (
+            "cassette show run.jsonl",
+            {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+            0,
+            "Zoë 東".encode(),
+        ),
+        ("cassette show run.jsonl >&-", {}, 0, b""),
+        ("cassette show run.jsonl >/dev/full", {}, 2, b""),
+        ("--version >/dev/full", {}, 2, b""),
+        ("cassette show run.jsonl | head -c 1", {}, 0, b"r"),
+        ("cassette text . 2>&1", {}, 2, b".: Is a directory\n"),
+        ("cassette text . 2>&1", {"AGENT_CACHE_ENABLED": "disabled"}, 2, b"AGENT_CACHE_ENABLED must be 0 or 1"),
     ],
 )
 def test_output_goes_to_what_cannot_encode_it_is_closed_or_full_and_errors_name_their_file(
@@ -109,7 +117,7 @@ def test_output_goes_to_what_cannot_encode_it_is_closed_or_full_and_errors_name_
 ) -> None:
     call = '{"id":1,"kind":"tool","name":"get","arguments":{"a":"Zoë 東"},"digest":"","outcome":{"value":1}}'
     (tmp_path / "run.jsonl").write_text(f'{{"agent_cache_cassette":2}}\n{call}\n', "utf-8")
-    command = f"{sys.executable} -m agent_cache cassette {words}"
+    command = f"{sys.executable} -m agent_cache {words}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, timeout=300)
     assert b"Traceback" not in done.stderr
