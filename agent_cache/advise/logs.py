@@ -45,20 +45,15 @@ _SPAN_KINDS: Final = {
     "langfuse.observation.type": "tool", "mlflow.spanType": '"TOOL"', "ai.operationId": "ai.toolCall",
 }  # fmt: skip
 _SPAN_TOOL: Final = ("agent_cache.tool", "gen_ai.tool.name", "tool.name", "traceloop.entity.name", "ai.toolCall.name")
-_SPAN_ARGUMENTS: Final = (
-    "gen_ai.tool.call.arguments", "tool_arguments", "input.value", "gcp.vertex.agent.tool_call_args",
-    "traceloop.entity.input", "langfuse.observation.input", "mlflow.spanInputs", "ai.toolCall.args", "gen_ai.prompt",
-)  # fmt: skip
-_SPAN_RESULT: Final = (
-    "gen_ai.tool.call.result", "tool_response", "output.value", "gcp.vertex.agent.tool_response",
-    "traceloop.entity.output", "langfuse.observation.output", "mlflow.spanOutputs", "ai.toolCall.result",
-    "gen_ai.completion",
-)  # fmt: skip
-_NO_TOOLS: Final = (
-    "llm", "chain", "generation", "agent", "prompt", "parser", "embedding", "event", "evaluator", "guardrail",
-)  # fmt: skip
-_LEAST_LIMIT: Final = 128
-"""Characters of an answer, from which on an exporter may have cut it."""
+_SPAN_CONTENTS: Final = {  # arguments, and what was answered
+    "gen_ai.tool.call.arguments": "gen_ai.tool.call.result", "tool_arguments": "tool_response",
+    "input.value": "output.value", "gcp.vertex.agent.tool_call_args": "gcp.vertex.agent.tool_response",
+    "traceloop.entity.input": "traceloop.entity.output", "mlflow.spanInputs": "mlflow.spanOutputs",
+    "langfuse.observation.input": "langfuse.observation.output", "ai.toolCall.args": "ai.toolCall.result",
+    "gen_ai.prompt": "gen_ai.completion",
+}  # fmt: skip
+_NO_TOOLS: Final = ("llm", "generation", "embedding", "chain", "agent", "prompt", "parser", "evaluator", "guardrail")
+_LEAST_LIMIT: Final = 128  # characters of an answer, from which on an exporter may have cut it
 _BROKEN: Final = (AttributeError, TypeError, ValueError, LookupError, RecursionError)
 
 
@@ -286,7 +281,7 @@ class _Reader:
             return
         no_rule = [str(attributes.get("agent_cache.tool")).partition(":")[0]]  # the tags of a toolbox without rules
         said = None if attributes.get("agent_cache.tags") == no_rule else source
-        asked, result = _first(attributes, _SPAN_ARGUMENTS), _of_message(_first(attributes, _SPAN_RESULT))
+        asked, result = _first(attributes, _SPAN_CONTENTS), _of_message(_first(attributes, _SPAN_CONTENTS.values()))
         if source is not None:  # ours, which says what is a text
             asked, result = (one if (value := _decoded(one)) is None else _plain(value) for one in (asked, result))
         if attributes.get("gcp.vertex.agent.tool_response") == "{}":  # of ADK, without contents
@@ -319,13 +314,11 @@ class _Reader:
             if (outer := self._of_spans.get(above)) is not None and outer is not call:
                 is_same = (outer.tool, outer.arguments) == (call.tool, call.arguments)
                 (repeated if is_same else enclosing).add(id(call if is_same else outer))
-        kept, cut = (one for one in calls if id(one) not in repeated), self._may_be_cut
-        return [
-            replace(one, encloses=one.encloses or id(one) in enclosing, is_whole=one.is_whole and id(one) not in cut)
-            if id(one) in enclosing or id(one) in cut
-            else one
-            for one in kept
-        ]
+        changed = {one: {"is_whole": False} for one in self._may_be_cut} | {
+            one: {"encloses": True} for one in enclosing
+        }
+        kept = (one for one in calls if id(one) not in repeated)
+        return [replace(one, **changed[id(one)]) if id(one) in changed else one for one in kept]
 
     # Trajectories: ATIF-v1.7 of Harbor
 

@@ -9,10 +9,12 @@ only together with the values that were seen there.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.resources import files
 from itertools import pairwise
 from typing import Any, Final, Literal
 
@@ -65,38 +67,12 @@ def values_at(call: LoggedCall, path: str, *, is_write: bool) -> tuple[str, ...]
 # Names
 
 
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
-_ID_WORDS: Final = _set(
-    "id ids uuid guid key keys number numbers num nums no nr code codes ref refs reference references pk uid oid"
-)
-_NATURAL_KEYS: Final = _set(
-    "slug sku handle path email url uri login iban isbn pnr username branch sha commit filename account ticket"
-)
-"""Words that name an id and an entity at once."""
-_ROLE_WORDS: Final = _set(
-    "new old from to source target src dst dest destination the my a an of for by first last original current other"
-    " parent child related main default in into on with all list data details detail info result results value values"
-)
-_READ_WORDS: Final = _set(
-    "get list find search read fetch show lookup look query describe view check count calculate compute is has exists"
-    " retrieve load stat cat ls head tail grep browse status info summarize peek whoami diff log history inspect"
-    " select resolve download tree"
-)
-_READ_NOUNS: Final = _set("look check count is has status info head tail log history view query diff load")
-"""Those that are often no verb where they are not the first word."""
-_WRITE_WORDS: Final = _set(
-    "add create update delete remove set put post patch write insert upsert send cancel modify edit move rename copy"
-    " book reserve return exchange transfer deposit withdraw pay refund close open reopen assign unassign archive"
-    " restore enable disable append push commit merge checkout reset apply submit approve reject mark make save store"
-    " register rm mkdir touch mv cp drop truncate replace increment adjust change schedule reschedule invite accept"
-    " decline comment label tag untag revert rebase upload publish subscribe unsubscribe grant revoke ship restock"
-    " reply forward draft toggle start stop launch kill clear purge link unlink share lock unlock escalate checkin"
-    " complete finish trash destroy restart scale deploy amend place void finalize follow unfollow execute run install"
-    " fork transition format sync trigger dispatch import terminate activate deactivate suspend rotate rollback"
-)
+_WORDS: Final = {
+    name: frozenset(words.split())
+    for name, words in tomllib.loads(files(__package__).joinpath("words.toml").read_text("utf-8")).items()
+}
+_ID_WORDS, _NATURAL_KEYS, _ROLE_WORDS = _WORDS["ids"], _WORDS["natural_keys"], _WORDS["roles"]
+_READ_WORDS, _READ_NOUNS, _WRITE_WORDS = _WORDS["reads"], _WORDS["read_nouns"], _WORDS["writes"]
 _VERBS: Final = _READ_WORDS | _WRITE_WORDS
 
 
@@ -155,7 +131,7 @@ def kind_by_name(tool: str, servers: Mapping[str, int]) -> Literal["read", "writ
 # Tools and their paths
 
 _DATE: Final = re.compile(r"\d{4}-\d\d(-\d\d)?([T ].*)?|\d{1,2}:\d\d(:\d\d)?|\d{1,2}[/.]\d{1,2}[/.]\d{2,4}")
-_COMMANDS: Final = _set("command commands cmd script shell bash sql graphql")
+_COMMANDS: Final = _WORDS["commands"]
 _STATEMENT: Final = re.compile(
     r"(^|;)\s*(select\s[^;]+\sfrom|with\s+\w+\s+as|insert\s+into|update\s+\S+\s+set|delete\s+from|(create|alter|drop)"
     r"\s+table)\s|^\s*mutation\b[^{]*\{|^(post|put|patch|delete)$",

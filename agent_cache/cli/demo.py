@@ -313,17 +313,15 @@ class InstantLoop(asyncio.SelectorEventLoop):
 
 GREY, STALE = "bright_black", ("▲", "STALE", "bold white on red")
 PANEL = functools.partial(Panel, border_style=GREY, title_align="left", subtitle_align="left")
-LINES_AROUND_THE_LOG = 15
 
 
-OUTCOMES = {  # a mark where there are no colours, a style, the session's metric that counts them, and what they are
+OUTCOMES = {  # how calls end: a mark without colours, a style, the session's metric that counts them, and what they are
     "miss": ("━", "yellow", "misses", "asked the store; kept, unless a write was under way"),
     "hit": ("●", "bold green", "hits", "asked again later: answered from the cache, at once"),
     "shared": ("┅", "cyan", "shared", "asked at the same time: waited for the run that was under way"),
     "write": ("▆", "magenta", "invalidations", "dropped the answers they made stale, and no others"),
     "stopped": ("✗", "bold red", "loop_detections", "got the same answer five times and learned nothing: {agents}"),
 }
-"""How calls end."""
 
 
 def sign_of(call: Call) -> tuple[str, str, str]:
@@ -369,7 +367,7 @@ def draw(run: Run, console: Console) -> RenderableType:
     styles = {"stale": STALE[2] if answers["stale"] else "bold green"}
     grid.add_row(*(Text(value, styles.get(label, "bold")) for label, value in totals.items()))
     grid.add_row(*(Text(label, GREY) for label in totals))
-    rows = max(3, min(console.height - 1, 30) - LINES_AROUND_THE_LOG)
+    rows = max(3, min(console.height - 1, 30) - 15)  # lines around the log
     return Group(draw_lanes(run, console.width - 4), draw_log(run, rows), PANEL(grid))
 
 

@@ -1,7 +1,4 @@
-"""`agent-cache report` shows recorded runs as a page of HTML, or writes one for Perfetto or as a trajectory (ATIF).
-
-Exit codes: 0 written, 2 usage, or a file that cannot be read or written.
-"""
+"""`agent-cache report` shows recorded runs as a page of HTML, or writes one for Perfetto or as a trajectory (ATIF)."""
 
 from __future__ import annotations
 

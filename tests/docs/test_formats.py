@@ -34,19 +34,13 @@ def named(page: str, after: str) -> set[str]:
     return set(re.findall(r'`(?:\{?")?(\w+)', " ".join(rows[2:])))
 
 
-def test_every_line_has_the_fields_of_its_table():
+def test_every_line_and_outcome_of_a_cassette_has_the_fields_of_its_table():
     assert named(CASSETTE, "## Header") == set(Header.__struct_fields__)
-    assert named(CASSETTE, "## A call") == set(RecordedCall.__struct_fields__) - {
-        "place",
-        "hidden",
-    }  # which journals have
+    assert named(CASSETTE, "## A call") == set(RecordedCall.__struct_fields__) - {"place", "hidden"}  # of journals
     assert named(CASSETTE, "## Trailer") == set(Trailer.__struct_fields__)
     assert named(CASSETTE, "in this order, with") < set(RecordedCall.__struct_fields__)
     assert named(CASSETTE, "An exception has") == set(Failure.__struct_fields__)
     assert named(CASSETTE, "and a stream") == set(Stream.__struct_fields__)
-
-
-def test_every_form_of_an_outcome_is_named_and_what_may_stand_beside_it():
     assert named(CASSETTE, "### Outcomes") == _FORMS
     assert named(CASSETTE, "It may also have these fields:") > set(_Parts.__struct_fields__) - _FORMS
 
@@ -62,16 +56,9 @@ def in_sentence(start: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", sentence.removeprefix(start)))
 
 
-@pytest.mark.slow
-def test_the_header_has_the_fields_of_its_table():
+def test_every_line_of_a_journal_has_the_fields_that_are_named():
     assert named(JOURNAL, "## Header") == set(JournalHeader.__struct_fields__)
-
-
-def test_every_kind_of_line_is_in_the_table():
     assert named(JOURNAL, "## Lines") == {"id", *OtherLine.__struct_fields__} - {"times"}
-
-
-def test_every_field_of_a_line_is_named():
     assert named(JOURNAL, "A call has in addition") == {"place", "hidden"} < set(RecordedCall.__struct_fields__)
     assert in_sentence("`open` has") == set(OpenCall.__struct_fields__)
     own = named(JOURNAL, "An intent has")

@@ -382,27 +382,26 @@ PHOENIX = {
 }  # fmt: skip
 
 
-def other_span(asked, answered, **attributes):
-    nothing = dict.fromkeys(("gen_ai.operation.name", "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"))
-    contents = {asked: '{"args": [], "kwargs": {"id": 1}}', answered: '{"n": 1}'}
-    return [span(name="get", attributes=nothing | {"gen_ai.tool.name": None} | contents | attributes)]
+ID, KWARGS, N = '{"id": 1}', '{"args": [], "kwargs": {"id": 1}}', '{"n": 1}'
+NOTHING = dict.fromkeys(
+    f"gen_ai.{name}" for name in ("operation.name", "tool.name", "tool.call.arguments", "tool.call.result")
+)
+OTHER_SPANS = [  # one of each: Traceloop, Langfuse, MLflow, Vercel, LangSmith, ADK
+    {"traceloop.span.kind": "tool", "traceloop.entity.input": KWARGS, "traceloop.entity.output": N},
+    {"langfuse.observation.type": "tool", "langfuse.observation.input": KWARGS, "langfuse.observation.output": N},
+    {"mlflow.spanType": '"TOOL"', "mlflow.spanInputs": ID, "mlflow.spanOutputs": N},
+    {"ai.operationId": "ai.toolCall", "ai.toolCall.args": ID, "ai.toolCall.result": N},
+    {"gen_ai.operation.name": "execute_tool", "langsmith.span.kind": "tool", "gen_ai.prompt": '{"input": {"id": 1}}',
+     "gen_ai.completion": '{"output": {"n": 1}}'},
+    {"gen_ai.operation.name": "execute_tool", "gcp.vertex.agent.tool_call_args": ID,
+     "gcp.vertex.agent.tool_response": N},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("records", "result", "error"),
     [
-        (other_span("traceloop.entity.input", "traceloop.entity.output", **{"traceloop.span.kind": "tool"}),
-         {"n": 1}, None),
-        (other_span("langfuse.observation.input", "langfuse.observation.output",
-                    **{"langfuse.observation.type": "tool"}), {"n": 1}, None),
-        (other_span("mlflow.spanInputs", "mlflow.spanOutputs", **{"mlflow.spanType": '"TOOL"'}), {"n": 1}, None),
-        (other_span("ai.toolCall.args", "ai.toolCall.result",
-                    **{"ai.operationId": "ai.toolCall", "ai.toolCall.args": '{"id": 1}'}), {"n": 1}, None),
-        (other_span("gen_ai.prompt", "gen_ai.completion", **{
-            "gen_ai.operation.name": "execute_tool", "langsmith.span.kind": "tool", "gen_ai.tool.name": "get",
-            "gen_ai.prompt": '{"input": {"id": 1}}', "gen_ai.completion": '{"output": {"n": 1}}'}), {"n": 1}, None),
-        (other_span("gcp.vertex.agent.tool_call_args", "gcp.vertex.agent.tool_response",
-                    **{"gen_ai.operation.name": "execute_tool"}), {"n": 1}, None),
+        *(([span(name="get", attributes=NOTHING | one)], {"n": 1}, None) for one in OTHER_SPANS),
         ([{"type": "session_meta", "payload": {"id": "s", "cwd": "/"}},
           codex(1, "function_call", name="get", arguments='{"id": 1}'),
           codex(2, "function_call_output", output='{"n": 1}')], {"n": 1}, None),
@@ -417,7 +416,7 @@ def other_span(asked, answered, **attributes):
                        "outputs": {"output": {"type": "tool", "tool_call_id": "c", "content": '{"n": 1}'}}}],
          {"n": 1}, None),
         ([LANGSMITH | {"inputs": {"id": 1}, "outputs": None, "error": "KeyError: 1"}], UNKNOWN, "KeyError: 1"),
-        ([LANGFUSE | {"output": {"n": 1}}, LANGFUSE | {"id": "o2", "type": "GENERATION"}], {"n": 1}, None),
+        ([LANGFUSE | {"output": {"n": 1}}, LANGFUSE | {"id": "o2", "type": "GUARDRAIL"}], {"n": 1}, None),
         ([LANGFUSE | {"output": None, "level": "ERROR", "statusMessage": "gone"}], UNKNOWN, "Error: gone"),
         ([{"messages": [chat("c", 1)[0], {"role": "tool", "tool_call_id": "c", "content": OUTAGE}]}],
          UNKNOWN, OUTAGE.replace("An", "Error: An", 1)),

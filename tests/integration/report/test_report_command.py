@@ -87,27 +87,20 @@ def test_a_trajectory_is_what_advise_reads(tmp_path: Path, command: Command):
         ("binary.jsonl", b"\x89PNG\r\n\x1a\n\x00\xff" * 50, "is no cassette"),
         ("missing.jsonl", None, "there is no cassette"),
         ("", None, "cannot be read: "),
+        *((path, None, "cannot be read: it is not a regular file") for path in (".", "/")),
     ],
 )
 def test_what_is_no_run_is_said_in_one_line(
     name: str, content: bytes | None, reason: str, tmp_path: Path, command: Command
 ):
-    path = tmp_path / name
+    path, options = (name, []) if name in (".", "/") else (tmp_path / name, ["--trace", tmp_path / "out"])
     if content is not None:
-        path.write_bytes(content)
-    code, out, err = command("report", path, "--trace", tmp_path / "out")
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
+        (tmp_path / name).write_bytes(content)
+    code, out, err = command("report", path, *options)
+    assert (code, out, err.count("\n")) == (2, "", 1)
     assert str(path) in err
     assert reason in err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("path", [".", "/"])
-def test_a_path_without_a_name_is_said_in_one_line(path: str, command: Command):
-    code, out, err = command("report", path)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "cannot be read: it is not a regular file" in err
 
 
 def test_a_link_that_another_user_has_put_beside_the_file_is_not_followed(run: Path, tmp_path: Path, command: Command):
