@@ -140,7 +140,7 @@ class _Reader:
         self._asked: dict[tuple[str, str], list[Fields]] = {}  # such calls that have no answer yet
         self._parents: dict[str, str] = {}  # of spans
         self._of_spans: dict[str, LoggedCall] = {}
-        self._may_be_cut: set[int] = set()  # calls whose answer may be as long as its exporter lets it be
+        self._cut: set[int] = set()  # calls whose answer may be as long as its exporter lets it be
         self.open("")
 
     def open(self, name: str) -> None:
@@ -173,7 +173,7 @@ class _Reader:
             except _BROKEN:
                 self.note("records that are not as their form says were left out")
         if (longest := max(texts, default=0)) >= _LEAST_LIMIT:
-            self._may_be_cut.update(texts[longest])
+            self._cut.update(texts[longest])
         for waiting in self._asked.values():  # what was interrupted stands where it began
             yield from (call for asked in waiting for call in self.call(asked | {"ended": asked["started"]}))
             waiting.clear()
@@ -314,9 +314,7 @@ class _Reader:
             if (outer := self._of_spans.get(above)) is not None and outer is not call:
                 is_same = (outer.tool, outer.arguments) == (call.tool, call.arguments)
                 (repeated if is_same else enclosing).add(id(call if is_same else outer))
-        changed = {one: {"is_whole": False} for one in self._may_be_cut} | {
-            one: {"encloses": True} for one in enclosing
-        }
+        changed = {one: {"is_whole": False} for one in self._cut} | {one: {"encloses": True} for one in enclosing}
         kept = (one for one in calls if id(one) not in repeated)
         return [replace(one, **changed[id(one)]) if id(one) in changed else one for one in kept]
 
