@@ -314,7 +314,7 @@ class _Reader:
             if (outer := self._of_spans.get(above)) is not None and outer is not call:
                 is_same = (outer.tool, outer.arguments) == (call.tool, call.arguments)
                 (repeated if is_same else enclosing).add(id(call if is_same else outer))
-        changed = {one: {"is_whole": False} for one in self._cut} | {one: {"encloses": True} for one in enclosing}
+        changed = {one: Fields(is_whole=False) for one in self._cut} | {one: Fields(encloses=True) for one in enclosing}
         kept = (one for one in calls if id(one) not in repeated)
         return [replace(one, **changed[id(one)]) if id(one) in changed else one for one in kept]
 
