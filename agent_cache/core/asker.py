@@ -189,7 +189,8 @@ def getters_of(tool: Any) -> tuple[Any, ...]:
             found |= {part.__name__ for part in parts if type(part) is types.FunctionType}
         within = dict.fromkeys(base for part in parts for base in _kind_of(part).__mro__ if base not in kinds)
         kinds |= within
-        parts += [part for base in within for member in vars(base).values() for part in _parts_of(member)]
+        asked = [(name, member) for base in within for name, member in vars(base).items()]
+        parts += [part for _, member in asked for part in _parts_of(member)]
         functions = dict.fromkeys(part for part in parts if type(part) is types.FunctionType)
         new = [one for one in functions if one not in bodies and not _is_installed(one, own)]
         bodies |= dict.fromkeys(new)
@@ -208,8 +209,9 @@ def getters_of(tool: Any) -> tuple[Any, ...]:
                     modules.add(one)
                     values += [(name, vars(one)[name]) for name in names & vars(one).keys()]
             named += [*(one for _, one in values), *(body.__defaults__ or ()), *(body.__kwdefaults__ or {}).values()]
-            asked = [(name, one) for name, one in values if _is_variable(one)]
-            variables |= {one: None for name, one in asked if "someone" in (meaning_of(name), meaning_of(one.name))}
+            asked += values
+        meanings = [(one, meaning_of(name), meaning_of(one.name)) for name, one in asked if _is_variable(one)]
+        variables |= {one: None for one, *both in meanings if "someone" in both}
     return (*sorted(found & _GETTERS.keys()), *sorted(variables, key=lambda one: one.name))
 
 

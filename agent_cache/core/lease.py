@@ -19,8 +19,7 @@ class Term:
     __slots__ = ("clock", "until")
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self.until = float("-inf")
+        self.clock, self.until = clock, float("-inf")
 
     def is_running(self) -> bool:
         """Whether the copies may be served now."""

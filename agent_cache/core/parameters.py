@@ -432,8 +432,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def location_of(function: Callable[..., Any]) -> str:
     """Module, qualified name and line of what a function calls."""
-    called = called_by(function)
-    code = getattr(called, "__code__", None)  # a function of an extension has none
+    code = getattr(called_by(function), "__code__", None)  # a function of an extension has none
     return name_of(function) + ("" if code is None else f" ({code.co_filename}:{code.co_firstlineno})")
 
 

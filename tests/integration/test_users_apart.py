@@ -762,6 +762,7 @@ VARIABLES: dict[str, Any] = {
     "a helper": lambda: current_user(),
     "a name in its module": lambda: this.CURRENT_USER.get(),
     "another name": (lambda variable: lambda: variable.get())(CURRENT_USER),
+    "a class": (lambda held: lambda: held.asker.get())(type("Held", (), {"asker": CURRENT_USER})),
     "an object of its defaults": lambda profile=Profile(): profile.name(),  # noqa: B008 - injected by a default
     "a method": functools.partial(Profile().name),
 }

@@ -243,8 +243,7 @@ async def test_two_functions_of_two_modules_that_were_given_one_name_are_refused
 async def test_a_tool_that_other_processes_could_not_name_says_that_no_tier_keeps_its_answers(
     server: MemoryServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """In a notebook, at a prompt, and in a frozen program ``__main__`` is no file."""
-    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))  # as in a notebook, or at a prompt
     for name in ("__main__:inbox", "inbox"):
         await AgentCache("mail", name=name, remote_cache=MemoryTier(server))(logged(read_mail))("ada", "in")
     assert [record.agent_cache_tool for record in caplog.records if "name=" in record.message] == ["__main__:inbox"]
