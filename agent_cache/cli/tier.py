@@ -99,8 +99,7 @@ def _named(options: argparse.Namespace) -> tuple[str | None, str]:
     url: str = options.url
     is_path = "://" not in url and (url.startswith(("/", "./", "../", "~")) or Path(url).is_file())
     path = url if is_path else path_of_url(url)
-    # A home directory that nobody knows is left as it is.
-    file = None if path is None else Path(os.path.expanduser(path))  # noqa: PTH111
+    file = None if path is None else Path(os.path.expanduser(path))  # noqa: PTH111 - a home that nobody knows stays
     if file is not None and not (file.is_file() and file.stat().st_size):
         raise ConfigurationError(
             f"there is no file {path!r}, or it is empty; a tier makes it when a program first uses it"
@@ -182,10 +181,9 @@ async def _stats(options: argparse.Namespace) -> int:
     if options.json:
         print_json({**document, **totals, "roots": dict(sorted(roots.items()))})
         return 0
-    largest = sorted(roots.items(), key=lambda each: (-each[1]["bytes"], each[0]))
     rows = [
         (shortened(name, _LONGEST_NAME), f"{of['entries']:,}", size_text(of["bytes"]), f"{of['current']:,}")
-        for name, of in largest
+        for name, of in sorted(roots.items(), key=lambda each: (-each[1]["bytes"], each[0]))
     ]
     unreadable = f"; {totals['unreadable']:,} of another version or damaged" if totals["unreadable"] else ""
     last = f"{_entries_text(totals['entries'])} in {options.namespace!r}, {size_text(totals['bytes'])}{unreadable}"
@@ -297,8 +295,7 @@ def _result(name: str, problem: object, says: str, do: str) -> _Result:
 async def _doctor(options: argparse.Namespace) -> int:
     """Check a server or a file, and print the results. Returns 1 if there are findings."""
     path, namespace, printer, results = *_named(options), Printer(), list[_Result]()
-    checks = _of_server(options, namespace) if path is None else _of_file(path, options)
-    async for one in checks:
+    async for one in _of_server(options, namespace) if path is None else _of_file(path, options):
         results.append(one)
         if not options.json:
             printer.line("  ", (f"{one.verdict:<7}", _STYLES[one.verdict]), f"  {one.name:<12} {one.says}")

@@ -178,7 +178,7 @@ class MemoryTier(VersionedTier):
     ) -> None:
         self.server = MemoryServer() if server is None else server
         super().__init__(self.server, lease=lease, remote_ttl=max_ttl, max_staleness=max_staleness)
-        self.keeper = None
+        self.keeper, self.longest_ttl = None, max_ttl
         self._is_cut = False
         self.trust = Lease(self, term=Term(lambda: CLOCK.now()))  # noqa: PLW0108 - which a test may replace
         self.server.clients.add(self)

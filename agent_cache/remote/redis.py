@@ -66,7 +66,7 @@ __all__ = ["RedisTier"]
 T = TypeVar("T")
 Command = Callable[[Any], Awaitable[T]]
 
-_DAY: Final = 86_400.0
+_HALF_A_DAY: Final = 43_200.0
 _OPTIONS: Final = frozenset({"namespace", "max_staleness", "timeout", "lease", "remote_ttl", "codec", "max_value_size"})
 _MOST_HANDED_OVER: Final = 1_000  # writes that are sent to a server that does not answer
 _SPARE_LASTS: Final = 60.0  # seconds: servers, and what lies before them, end connections that are idle for long
@@ -188,11 +188,11 @@ return who
 
 _FEED: Final = """
 redis.call('SET', P .. 'p', '', 'PX', 10000)
-local found = {}
 if ARGV[1] ~= '' and tonumber(newest()) < tonumber(ARGV[1]) then -- an older copy of the keys was put back
   redis.call('SET', N, ARGV[1])
-  step({'*'}, '?')
+  return {store, step({'*'}, '?'), {}}
 end
+local found = {}
 if ARGV[1] ~= '' then found = redis.call('XRANGE', F, '(' .. ARGV[1] .. '-0', '+') end
 return {store, newest(), found}
 """
@@ -266,8 +266,8 @@ class _RedisBackend:
         deployment: the servers.
         namespace: what the keys begin with.
         timeout: seconds for all waiting of one operation.
-        cell_ttl: seconds that the version of a cell lives. Longer than the ttl of values, since a server that runs out
-            of memory evicts short ttls first.
+        cell_ttl: seconds that the version of a cell lives. Twice the longest ttl of values, since a server that runs
+            out of memory evicts short ttls first.
 
     Attributes:
         failure: why the server is not asked now; None if it is.
@@ -448,7 +448,7 @@ class _RedisBackend:
                 future.set_result(_reading(store.decode(), float(now), *answer))
 
     async def put(self, address: Cell, head: bytes, payload: bytes, *, keep: float | None) -> None:
-        key, life = f"{self.prefix}v:{address}", int(max(0.001, keep or _DAY) * 1000)
+        key, life = f"{self.prefix}v:{address}", int(max(0.001, keep or _HALF_A_DAY) * 1000)
         await self._guarded(lambda client: client.set(key, head + b"\n" + payload, px=life))
 
     async def begin(
@@ -577,7 +577,7 @@ class RedisTier(VersionedTier):
             sent the last but one of its questions for news that were answered.
         timeout: seconds that the server may take to connect or to answer. Less than `max_staleness`.
         lease: seconds after which a writer that is not heard of any more counts as dead.
-        remote_ttl: seconds that a value lives whose tool has no ttl.
+        remote_ttl: seconds that a value lives whose tool has no ttl. None lives for longer than this, or half a day.
         codec: how values are written; the default is MessagePack.
         max_value_size: bytes of the longest value that is stored. None is as much as the codec allows, which is 1 MiB
             for the default.
@@ -608,7 +608,8 @@ class RedisTier(VersionedTier):
                 f"got timeout={patience:g}, max_staleness={staleness:g}"
             )
         life = seconds(remote_ttl, "RedisTier: remote_ttl")
-        backend = _RedisBackend(self._deployment, namespace=namespace, timeout=patience, cell_ttl=max(_DAY, 2 * life))
+        self.longest_ttl = longest = max(_HALF_A_DAY, life)
+        backend = _RedisBackend(self._deployment, namespace=namespace, timeout=patience, cell_ttl=2 * longest)
         super().__init__(
             backend, namespace=namespace, lease=lease, remote_ttl=life, codec=codec, max_value_size=max_value_size,
             max_staleness=staleness,

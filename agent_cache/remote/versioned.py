@@ -97,8 +97,8 @@ class Ticket:
     @property
     def lasts(self) -> float | None:
         """Seconds that a local copy may live; None for ever."""
-        own, most = self.request.ttl, self.tier.remote_ttl
-        return most if own is None or (most is not None and most < own) else own
+        own, most = self.tier.remote_ttl if self.request.ttl is None else self.request.ttl, self.tier.longest_ttl
+        return own if most is None or (own is not None and own < most) else most
 
     def is_clean(self) -> bool:
         """Whether a local copy may be stored: no dependency was being written at the lookup, or has been since.
@@ -162,6 +162,8 @@ class VersionedTier:
 
     never_waits = False
     """Whether no operation of the backend waits for anything but itself."""
+    longest_ttl: float | None = None
+    """Seconds that a value lives at most, whatever its tool says; None for no bound."""
 
     def __init__(
         self,
@@ -332,7 +334,7 @@ class VersionedTier:
             return
         if ttl is not None and (lasts is None or ttl < lasts):
             lasts = ttl
-        keep = self.remote_ttl if lasts is None else lasts + grace - age
+        keep = None if lasts is None else lasts + grace - age
         if keep is not None and keep <= 0:
             return
         try:

@@ -56,8 +56,7 @@ async def test_a_pending_invalidation_outlives_a_deleted_page(tmp_path: Path):
         await load(reader, read("order:7"), "old")
         with closing(sqlite3.connect(path, isolation_level=None)) as locker:
             locker.execute("BEGIN IMMEDIATE")
-            async with writing(writer, "order:7"):
-                pass
+            await commit(writer, write("order:7"))
             assert writer.stats()["pending"] == 1
             (tmp_path / "cache.page").unlink()
             await until(lambda: reader.stats()["failures"] or not reader.stats()["trusted"])
@@ -90,8 +89,7 @@ async def test_a_thread_that_has_delivered_the_last_invalidation_does_not_take_b
         writer.keeper.stop()
         with closing(sqlite3.connect(path, isolation_level=None)) as locker:
             locker.execute("BEGIN IMMEDIATE")
-            async with writing(writer, "order:7"):
-                pass
+            await commit(writer, write("order:7"))
             assert writer.stats()["pending"] == 1
             locker.execute("ROLLBACK")
             mark = writer.backend.mark
@@ -118,8 +116,7 @@ async def test_what_was_looked_up_in_a_former_database_is_not_stored_in_the_new_
     """Its versions say nothing about the writes between."""
     async with FileTier(tmp_path / "cache") as writer, FileTier(tmp_path / "cache") as reader:
         _, ticket = await reader.lookup(read("order:7"))
-        async with writing(writer, "order:7"):
-            pass
+        await commit(writer, write("order:7"))
         (tmp_path / "cache").unlink()
         for tier in (writer, reader):
             tier.backend.look_by = 0.0
@@ -175,8 +172,7 @@ async def test_copies_are_not_trusted_by_a_page_that_was_deleted(tmp_path: Path)
             await tier.lookup(read("order:8"))
         reader.backend.look_by = NEVER
         told.clear()
-        async with writing(writer, "order:7"):
-            pass
+        await commit(writer, write("order:7"))
         reader.trust.is_valid()  # as a hit asks
         assert told
 
@@ -341,8 +337,7 @@ async def test_what_one_thread_reads_is_not_taken_for_that_of_a_database_that_an
     """The new one may come to the same number."""
     tier, told = await following(tmp_path / "cache")
     for _ in range(3):
-        async with writing(tier, "order:7"):
-            pass
+        await commit(tier, write("order:7"))
     apply = tier.feed.apply
 
     def late(news: News) -> None:
@@ -417,8 +412,7 @@ async def test_the_first_read_after_a_write_of_another_process_is_stored(tmp_pat
             return f"seen {len(runs)} times"
 
         assert await get_parcel("7") == "seen 1 times"
-        async with writing(there, "parcel:7"):
-            pass
+        await commit(there, write("parcel:7"))
         for _ in range(3):
             assert await get_parcel("7") == "seen 2 times"
     assert runs == ["7", "7"]
@@ -527,8 +521,7 @@ async def test_a_write_that_many_later_ones_have_pushed_out_of_the_file_still_en
     async with FileTier(tmp_path / "cache") as tier, FileTier(tmp_path / "cache") as other:
         await load(tier, read("order:7"), "old")
         for tag in ("order:7", *(f"item:{number}" for number in range(150))):
-            async with writing(other, tag):
-                pass
+            await commit(other, write(tag))
         with closing(sqlite3.connect(tmp_path / "cache")) as db:
             assert db.execute("select count(*) from cell").fetchone()[0] < 200
         assert await value_of(tier, read("order:7")) == "nothing"

@@ -23,7 +23,7 @@ from agent_cache import AgentCache, AgentCacheInvalidator, RemotePolicy
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote.codecs import EncryptedCodec, MessagePackCodec
 from agent_cache.remote.file import FileTier
-from tests.contract.workbench import load, read, value_of, writing
+from tests.contract.workbench import commit, load, read, value_of, write
 from tests.harness.processes import run_python
 
 
@@ -199,7 +199,15 @@ def _rows(path: Path, statement: str) -> list[Any]:
         return connection.execute(statement).fetchall()
 
 
-# Bytes
+# Bytes and seconds
+
+
+@pytest.mark.parametrize(("ttl", "lasts"), [(None, 3_600), (864_000, 864_000)])
+async def test_a_value_lives_as_long_as_its_tool_says(tmp_path: Path, ttl: float | None, lasts: float):
+    async with FileTier(tmp_path / "cache") as tier:
+        await load(tier, read("order:7", ttl=ttl), "value")
+        found, _ = await tier.lookup(read("order:7", ttl=ttl))
+        assert lasts - 60 < found.ttl <= lasts
 
 
 async def test_the_bytes_of_all_values_stay_below_the_bound(tmp_path: Path):
@@ -260,8 +268,7 @@ async def test_an_encrypted_file_shows_no_value_and_no_argument(tmp_path: Path):
     pytest.importorskip("cryptography")
     async with FileTier(tmp_path / "cache", codec=EncryptedCodec(MessagePackCodec(), bytes(32))) as tier:
         await load(tier, read("order:topsecret", key="topsecret"), "classified")
-        async with writing(tier, "order:topsecret"):
-            pass
+        await commit(tier, write("order:topsecret"))
     for path in tmp_path.iterdir():
         assert b"topsecret" not in path.read_bytes()
         assert b"classified" not in path.read_bytes()
@@ -273,8 +280,7 @@ async def test_namespaces_of_one_file_know_nothing_of_each_other(tmp_path: Path)
         await load(one, read("order:7"), "of one")
         assert await value_of(two, read("order:7")) == "nothing"
         await load(two, read("order:7"), "of two")
-        async with writing(two, "order:7"):
-            pass
+        await commit(two, write("order:7"))
         assert await value_of(one, read("order:7")) == "of one"
         assert await value_of(two, read("order:7")) == "nothing"
 

@@ -24,6 +24,7 @@ from tests.harness.servers import HOST, Server
 from tests.harness.slow import slow
 from tests.harness.tiers import Make, making, until
 
+DAY = 86_400.0
 MIB = 1_048_576
 
 
@@ -88,6 +89,19 @@ async def test_a_value_over_the_limit_is_not_stored(make: Make, valkey: Server, 
 
 
 # Time
+
+
+@pytest.mark.parametrize(
+    ("options", "ttl", "lasts"),
+    [({}, None, 3_600), ({}, 7_200, 7_200), ({}, 10 * DAY, DAY / 2), ({"remote_ttl": 2 * DAY}, 10 * DAY, 2 * DAY)],
+)
+async def test_a_value_lives_as_long_as_its_tool_says_and_not_for_days(
+    make: Make, valkey: Server, options: Any, ttl: float | None, lasts: float
+):
+    request = read("order:7", ttl=ttl)
+    await load(make(valkey.url, **options), request, "value")
+    found, _ = await make(valkey.url, **options).lookup(request)
+    assert lasts - 60 < found.ttl <= lasts
 
 
 @pytest.mark.parametrize("delays", ["to_server", "to_client"])
