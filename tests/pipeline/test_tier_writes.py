@@ -63,18 +63,18 @@ async def test_a_write_reaches_the_tiers_of_every_tool_that_shares_a_root(truth:
     assert (here.orders, other.orders) == (["begin", "commit"], [])
 
 
-async def test_a_writer_that_knew_no_tier_reaches_those_that_are_configured_later(server: MemoryServer):
-    configured = WatchedTier(server)
+async def test_a_writer_that_knew_no_tier_reaches_all_that_are_configured_later(server: MemoryServer):
+    former, configured = WatchedTier(server), WatchedTier(MemoryServer())
 
     @AgentCacheInvalidator("order:{id}")
     async def set_order(id: str) -> None: ...
 
     await set_order("7")
     await set_order("7")
-
-    with configure(remote=configured):
-        await set_order("7")
-    assert configured.orders == ["begin", "commit"]
+    configure(remote=former)
+    configure(remote=configured)  # as while deployments move from one to the other
+    await set_order("7")
+    assert former.orders == configured.orders == ["begin", "commit"]
 
 
 async def test_a_writer_reaches_the_tiers_of_a_tool_that_has_inherited_its_root(here: WatchedTier):
