@@ -140,12 +140,13 @@ class CassetteError(AgentCacheError):
     """A recording cannot be read, written or replayed.
 
     Attributes:
-        reason: the mistake, and what to do.
+        reason: the mistake, and what to do; what it shows of a file, a terminal may show.
         path: the file, or an empty string.
         line: the line in it, counted from 1; 0 if the error is not in one line.
     """
 
     def __init__(self, reason: str, path: object = "", line: int = 0) -> None:
+        reason = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in reason)
         place = f"{path}:{line}: " if line else f"{path}: "
         super().__init__(f"{place}{reason}" if str(path) else reason)
         self.reason, self.path, self.line = reason, str(path), line

@@ -306,10 +306,26 @@ except Exception as error:
 """
 
 
-def test_the_first_calls_work_where_a_process_cannot_fork(package: Path, tmp_path: Path):
-    """As on Windows, whose Python lacks these names."""
+RECORDINGS = """
+def check(event, arguments):
+    if event in ("os.rename", "os.remove") and os.path.exists(arguments[0]):
+        opened = filter(os.path.exists, map("/dev/fd/{}".format, range(99)))
+        if any(os.path.samefile(one, arguments[0]) for one in opened):
+            raise PermissionError("it is open")
+sys.addaudithook(check)
+from agent_cache.recording import Cassette, now, record
+for end in ("new", "equal", "dropped"):
+    with (block := record("run.jsonl")):
+        block.drop() if end == "dropped" else now()
+Cassette.load("run.jsonl").save("run.jsonl")
+assert os.listdir() == ["run.jsonl"]
+"""
+
+
+def test_the_first_calls_and_recordings_work_where_a_process_cannot_fork(package: Path, tmp_path: Path):
+    """As on Windows, whose Python lacks these names, and where an open file is neither renamed nor deleted."""
     environment = os.environ | {"PYTHONPATH": str(package.parent)}
-    command = [sys.executable, "-c", ON_WINDOWS + FIRST_CALLS + FILE_TIER]
+    command = [sys.executable, "-c", ON_WINDOWS + FIRST_CALLS + RECORDINGS + FILE_TIER]
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert "share the cache by a RedisTier" in run.stdout
 

@@ -107,8 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
-    except MemoryError:
-        print("agent-cache: not enough memory: give it fewer or smaller files", file=sys.stderr)
+    except (MemoryError, RecursionError):
+        print("agent-cache: not enough memory, or nested too deeply: give it fewer or smaller files", file=sys.stderr)
         return 2
     except OSError as error:
         if not isinstance(error, BrokenPipeError):

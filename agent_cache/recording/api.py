@@ -278,8 +278,7 @@ class observe(Block[Tape]):  # noqa: N801 - as `record`
                 redaction = redaction.joined(wanted.without_hook().describe())
             if http is None:
                 http = getattr(listener, "http", None)
-        self._listeners = listeners
-        self._redaction = redaction
+        self._listeners, self._redaction = listeners, redaction
         self._http = Http.of(http, "observe")
 
     def _open(self) -> Tape:

@@ -205,7 +205,7 @@ class _Prefix:
             text = "was recorded by agentcassette, which does not say what writes: it cannot be forked"
             raise CassetteError(text, cassette.path)
         self.cassette, self.at, self.lanes, self._index_of = cassette, at, outline.lanes, outline.index_of
-        self._parents, self._positions = outline.enclosing(), outline.positions()
+        self._parents, self._positions = outline.enclosing(), outline.positions
         first = None if at is None else self._index(at, "at")
         self._cut = 2 * len(outline) if first is None else self._positions[first]
         cut_off = set[int]()  # what is inside of a call in which the process was killed, and is made again with it
@@ -489,7 +489,6 @@ def _response(recorded: RecordedCall, edit: Any) -> dict[str, Any]:
     except msgspec.ValidationError:
         is_fit = False
     if not is_fit or "bytes" in response:
-        raise _refused(
-            recorded, f"is a {type(edit).__name__}; give the {body} of the response, as the recording has it"
-        )
+        text = f"is a {type(edit).__name__}; give the {body} of the response, as the recording has it"
+        raise _refused(recorded, text)
     return changed

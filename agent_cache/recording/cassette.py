@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -418,6 +419,7 @@ class Outline:
             running.append(index)
         return found + [~index for index in reversed(running)]
 
+    @cached_property
     def positions(self) -> list[int]:
         """The positions of calls among all starts and ends: by index that of its start, by ``~index`` of its end."""
         found = [0] * (2 * len(self))

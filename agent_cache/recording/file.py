@@ -170,11 +170,11 @@ def with_asker(digest: bytes, asker: str) -> bytes:
 
 def is_inside(number: int | None, others: Collection[int], parents: Mapping[int, int | None]) -> bool:
     """Whether the call of a number, or one that encloses it, is among others."""
-    while number is not None:
-        if number in others:
-            return True
+    for _ in parents:  # at most: in a file that was edited, calls may enclose each other
+        if number is None or number in others:
+            break
         number = parents.get(number)
-    return False
+    return number in others
 
 
 # Reading

@@ -71,13 +71,19 @@ def _document(path: Path) -> Any:
     try:
         if content.lstrip()[:1] == b"{":
             return json.loads(content)
-        return msgspec.yaml.decode(content)
+        document = msgspec.yaml.decode(content)
     except ImportError:
-        raise ConfigurationError(
-            f'{path} is YAML, which PyYAML reads, and it is not installed: pip install "agent-cache[yaml]"'
-        ) from None
+        raise ConfigurationError(f'{path} is YAML, which needs PyYAML: pip install "agent-cache[yaml]"') from None
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise CassetteError(f"cannot be read as YAML or JSON: {error}", path) from error
+    size, waiting = 0, [document]
+    while waiting:  # each part as often as an alias of YAML repeats it, of which a small file may have billions
+        size += len(one) if isinstance(one := waiting.pop(), str | bytes) else 1
+        if size > 10 * len(content):
+            raise CassetteError("its aliases (*name) repeat its parts so often that it would fill the memory", path)
+        if isinstance(one, list | Mapping):
+            waiting += [*one, *one.values()] if isinstance(one, Mapping) else one
+    return document
 
 
 def _interactions(document: Any, path: Path) -> Sequence[Any]:

@@ -58,9 +58,7 @@ class RecordedFunction:
         self.form = _form_of(function)
         self.names = names_of(name, function)
         self.has_extractors = extract_model is not None or extract_tokens is not None
-        self.cache_key = cache_key
-        self._key = key
-        self._vary = vary
+        self.cache_key, self._key, self._vary = cache_key, key, vary
         # Whether anything may tell apart who calls it, beside a tenant.
         self.has_askers = vary is not None or (self.parameters is not None and self.parameters.may_say_who_asks)
         every = () if self.parameters is None or isinstance(self.parameters, JsonArguments) else self.parameters.all
@@ -188,9 +186,7 @@ _UNCHANGING: Final = frozenset({str, int, float, bool, bytes})
 
 
 def _parts_of(function: Any) -> list[Any]:
-    """The code of a function, and what it binds: variables of a factory, defaults, a partial's arguments; with the
-    same of the functions among them.
-    """
+    """The code of a function, and what it binds: of a factory, defaults, a partial's; and of functions among them."""
     found: list[Any] = []
     pending, seen = [function], set[int]()
     for value in pending:
@@ -255,13 +251,9 @@ class FunctionCall:
     operation = None
 
     def __init__(
-        self,
-        function: RecordedFunction,
-        scope: Scope,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] = {},
+        self, function: RecordedFunction, scope: Scope, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] = {},
         named: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.function, self.scope, self.args, self.kwargs = function, scope, args, kwargs
         self.arguments = function.bind(args, kwargs) if named is None else named
 
@@ -443,9 +435,7 @@ def cached_llm_call(
 
 
 def _decorator(decorator: str, name: Any, kind: str, skip_args: int, **options: Any) -> Callable[[Any], Any]:
-    """What makes a `RecordedFunction` of a function, with these options of it, and wraps it. The options are functions
-    of the user.
-    """
+    """What makes a `RecordedFunction` of a function, with these options, functions of the user, and wraps it."""
     for option, given in options.items():
         checked_function(given, f"{decorator}: {option}")
     if name is not None and (not isinstance(name, str) or not name):
@@ -454,8 +444,7 @@ def _decorator(decorator: str, name: Any, kind: str, skip_args: int, **options: 
     def decorate(function: Any) -> Any:
         if isinstance(function, staticmethod | classmethod | type) or not callable(function):
             what = f"{decorator} takes a function, a method or an object that is called, got {function!r}"
-            text = f"{what}; put it below other decorators, such as @staticmethod and @property"
-            raise ConfigurationError(text)
+            raise ConfigurationError(f"{what}; put it below other decorators, such as @staticmethod and @property")
         if hasattr(function, "__agent_cache__") or hasattr(function, "__agent_cache_recorded__"):
             raise ConfigurationError(f"{decorator}: calls of {function!r} are recorded already")
         return wrapped(RecordedFunction(function, name or _name_of(function), kind, skip_args=skip_args, **options))

@@ -70,7 +70,7 @@ class Matcher:
 
     def has_made_all_before(self, rank: int) -> bool:
         """Whether all calls that had ended before this position were made, or are enclosed by one that was."""
-        ends, positions = self._ends, self.positions
+        ends, positions = self._ends, self.outline.positions
         while self._first_unmade < len(ends) and self.is_covered[ends[self._first_unmade]]:
             self._first_unmade += 1
         return self._first_unmade == len(ends) or positions[~ends[self._first_unmade]] >= rank
@@ -85,11 +85,6 @@ class Matcher:
         for each in found:
             found += self.children.get(each, ())
         return found
-
-    @cached_property
-    def positions(self) -> list[int]:
-        """The position of each call among all starts and ends, as `Outline.positions` has them."""
-        return self.outline.positions()
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -205,9 +200,8 @@ def missing(
     if not rule and last is not None:
         text = f"{shown} was recorded {call.occurrence} times, and was called once more. {ADVICE}"
         return last, text, ReplayExhausted
-    inside = ""
-    if call.parent is not None:
-        inside = f" inside {described(call.parent.function.name, call.parent.arguments)}"
+    around = call.parent
+    inside = "" if around is None else f" inside {described(around.function.name, around.arguments)}"
     until = " until the recording was killed, or its file cut" if matcher.cassette.is_partial else ""
     text = rule or f"{shown} was not recorded{inside}{until}"
     nearest = nearest_to(matcher, call)

@@ -390,9 +390,8 @@ def redact_response(response: Outcome, redaction: Redaction) -> Outcome:
     try:
         return map_response(response, redaction.apply)
     except TypeError as error:
-        raise ConfigurationError(
-            f"the redaction hook must return a response as a dict, as it was given it: {error}"
-        ) from error
+        text = f"the redaction hook must return a response as a dict, as it was given it: {error}"
+        raise ConfigurationError(text) from error
 
 
 _Place: TypeAlias = tuple[Any, str | int]  # the container of a text, and its key or index there

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -43,6 +43,7 @@ class PartialFile:
             self.partial = partial_of(path)
             self._target = Path(os.path.realpath(path))
             self._check_target()
+            self._mode = self._target.stat().st_mode & 0o777 if self._target.exists() else 0o666
             if str(self._target) in _open_paths:
                 raise _taken(path)
             self.partial.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +51,7 @@ class PartialFile:
             with suppress(FileNotFoundError):
                 self._sorted.lstat()  # an error for a name that would be too long at the end
             try:
-                self._descriptor = open_locked(self.partial, 0o644)
+                self._descriptor = open_locked(self.partial, self._mode)
             except BlockingIOError:
                 raise _taken(path) from None
             self._keep_remains()
@@ -72,14 +73,15 @@ class PartialFile:
             if not is_own:
                 return
             if sort is None:
-                os.fsync(self._descriptor)
+                if fcntl is not None:
+                    os.fsync(self._descriptor)
                 self.partial.replace(self._target)
                 return
             content = b"".join(sort())
             old = self._target.read_bytes() if self._target.exists() else b""  # git may have ended its lines otherwise
             if list(map(_without_times, content.splitlines())) != list(map(_without_times, old.splitlines())):
                 try:
-                    with self._sorted.open("wb") as file:
+                    with _created(self._sorted, self._mode) as file:
                         file.write(content)
                         file.flush()
                         os.fsync(file)
@@ -99,10 +101,14 @@ class PartialFile:
         """Close the file behind what is done. False in a forked child, which leaves the files to its parent."""
         try:
             with self.reported(f"; the recording is in {self.partial.name}"):
+                if fcntl is None:  # Windows neither renames nor deletes a file that is open
+                    os.fsync(self._descriptor)
+                    os.close(self._descriptor)
                 yield os.getpid() == self._process
         finally:
             _open_paths.discard(str(self._target))
-            os.close(self._descriptor)
+            if fcntl is not None:
+                os.close(self._descriptor)
 
     @contextmanager
     def reported(self, advice: str = "") -> Iterator[None]:
@@ -132,12 +138,19 @@ class PartialFile:
         try:
             if os.fstat(self._descriptor).st_size:
                 remains = self.partial.with_name(self.partial.name + ".old")
-                shutil.copyfile(self.partial, remains)
+                with self.partial.open("rb") as left, _created(remains, self._mode) as file:
+                    shutil.copyfileobj(left, file)
                 os.ftruncate(self._descriptor, 0)
                 _LOG.warning("%s was left by a recording that was killed; it is kept as %s", self.partial, remains.name)
         except OSError:
             os.close(self._descriptor)
             raise
+
+
+def _created(path: Path, mode: int) -> BinaryIO:
+    """A new file in the place of what stands there: a link that another user has put there is not followed."""
+    path.unlink(missing_ok=True)
+    return open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))
 
 
 def _taken(path: Path) -> CassetteError:

@@ -305,7 +305,7 @@ class Tape:
             return  # another task may be given the answer otherwise
         key = answers.parents[index], call.lane, answers.outline.lanes[index]
         last = self._last.setdefault(key, index)
-        if answers.positions[last] <= answers.positions[index]:
+        if answers.outline.positions[last] <= answers.outline.positions[index]:
             self._last[key] = index
             return
         later, first = answers.shown(last), answers.shown(index)
@@ -381,12 +381,12 @@ class Tape:
         if answers is None or call.index is None or not is_ended or not answers.is_concurrent:
             await CHECKPOINT
         else:
-            rank = answers.positions[~call.index]
+            rank = answers.outline.positions[~call.index]
             await self._turns.take(rank, is_next=answers.has_made_all_before(rank))
 
     def _is_next(self, index: int, answers: Matcher) -> bool:
         """Whether no call is missing or in flight that had ended before this one."""
-        rank = answers.positions[~index] if answers.is_concurrent else -1
+        rank = answers.outline.positions[~index] if answers.is_concurrent else -1
         return rank < 0 or (not self._turns.has_before(rank) and answers.has_made_all_before(rank))
 
     async def wait_until_cancelled(self, call: ActiveCall, *, is_for_ever: bool = False) -> None:
@@ -566,9 +566,8 @@ class Tape:
         if self.error is not None:
             raise self.error.with_traceback(None)
         if self.is_strict and self._problems:
-            raise CassetteError(
-                f"has calls that cannot be replayed: {'. '.join(sorted(self._problems))}", self.path or ""
-            )
+            text = f"has calls that cannot be replayed: {'. '.join(sorted(self._problems))}"
+            raise CassetteError(text, self.path or "")
 
     def check_finished(self, answers: Matcher) -> None:
         """Check a replay at its end."""

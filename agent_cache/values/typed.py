@@ -388,7 +388,7 @@ class Schema:
             return {self._unpack(key): self._unpack(each) for key, each in content}
         if tag in _BY_TAG:
             return _FORMS[_BY_TAG[tag]][1](*map(self._unpack, content))
-        if tag[1:] in STANDARD:
+        if tag[1:] in STANDARD and (tag != "$Fraction" or "e" not in content[0].lower()):  # 1e9 has a billion digits
             return getattr(import_module(STANDARD[tag[1:]]), tag[1:])(*map(str.__str__, content))
         owner = self._classes.get(content[0])
         if owner is None or tag not in {"$enum", "$object"} or issubclass(owner, Enum) is not (tag == "$enum"):

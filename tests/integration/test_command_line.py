@@ -81,9 +81,10 @@ def test_a_file_that_is_no_run_is_said_in_one_line(
 
 
 def test_what_memory_cannot_hold_and_what_an_extra_brings_is_said_in_one_line(monkeypatch, capsys) -> None:
-    raised = Mock(side_effect=[MemoryError, ModuleNotFoundError("it needs an extra")])
+    raised = Mock(side_effect=[MemoryError, RecursionError, ModuleNotFoundError("it needs an extra")])
     monkeypatch.setattr("agent_cache.recording.Cassette.load", raised)
-    for said in ("agent-cache: not enough memory: give it fewer or smaller files", "it needs an extra"):
+    too_large = "agent-cache: not enough memory, or nested too deeply: give it fewer or smaller files"
+    for said in (too_large, too_large, "it needs an extra"):
         assert main(["report", "run.jsonl"]) == 2
         assert capsys.readouterr().err == f"{said}\n"
     monkeypatch.setattr("importlib.import_module", Mock(side_effect=KeyboardInterrupt))  # while a command is loaded

@@ -340,6 +340,7 @@ WRONG = [
     ({"$datetime": ["2026-01-01", 0, "../../etc/passwd"]}, Any),
     ({"$int": 5}, Any),
     ({"$Decimal": "x"}, Any),
+    ({"$Fraction": ["1e9"]}, Any),  # or of a billion digits
     ({"$model": ["Line", {}, [], None, None]}, Line),
     ({"$timedelta": [10**12, 0, 0]}, Any),
 ]

@@ -143,6 +143,7 @@ def test_a_body_has_no_encoding_that_the_recorder_has_taken_off(headers, given, 
         ('{"calls": []}', "no list of interactions"),
         ('{"interactions": [{"request": {}}]}', "interaction 1 is broken: KeyError: 'response'"),
         ('{"interactions": [], "grpc_interactions": [1]}', "only HTTP"),
+        (f"a: &a {[0] * 99}\nb: &b [{'*a,' * 99}]\ninteractions: [{'*b,' * 99}]", "so often that"),
         ("interactions: !!python/object/apply:os.system ['true']", "cannot be read as YAML"),
     ],
 )

@@ -130,12 +130,18 @@ def test_a_name_that_is_too_long_is_an_error_of_ours_and_a_program_may_change_it
     assert len(recorder.steps) == len(Cassette.load(tmp_path / "run.jsonl")) == 1
 
 
-def test_the_old_file_stands_until_the_new_one_is_whole(path):
+def test_the_old_file_stands_until_the_new_one_is_whole_and_the_new_one_is_as_private(path, tmp_path):
     before = b"".join(a_recording(path, "a"))
+    path.chmod(0o600)
+    path.with_name("run.jsonl.partial").write_bytes(before)  # by a process that was killed
+    for name in ("run.jsonl.partial.sorted", "run.jsonl.partial.old"):
+        path.with_name(name).symlink_to(tmp_path / "others")
     with record(path):
         ask("b")
-        assert path.read_bytes() == before
+        assert path.read_bytes() == before == path.with_name("run.jsonl.partial.old").read_bytes()
     assert answers(path) == ["b v2"]
+    assert not (tmp_path / "others").exists()
+    assert [one.stat().st_mode & 0o77 for one in path.parent.iterdir()] == [0, 0]
 
 
 def test_a_killed_recording_leaves_what_it_had_recorded(path):

@@ -214,6 +214,9 @@ def test_the_commands_show_what_is_in_doubt_and_they_and_recordings_leave_the_jo
     with pytest.raises(CassetteError, match="it is a journal"):
         Cassette.load(path).save(path)
     assert path.read_bytes() == b"".join(lines[:-1])
+    line = '{"%s":{"id":%d,"parent":%d,"place":"","kind":"","name":"","key":""}}\n'  # by hand
+    path.write_text(path.read_text() + line % ("open", 8, 9) + line % ("open", 9, 8) + line % ("intent", 10, 9))
+    assert [one.id for one in read_journal(path).in_doubt] == [doubt.id, 10]
 
 
 @AgentCache("bank:{order}", name="status")
