@@ -106,10 +106,8 @@ class Upstream:
             raise ConfigurationError(f"--url: {error}") from None
         if self.url.scheme not in {"http", "https"} or not self.url.host or (self.url.port or 0) > 65_535:
             raise ConfigurationError("--url: give the endpoint of the server, such as https://example.com/mcp")
-        self._client = httpx2.AsyncClient(
-            timeout=None,
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=100),
-        )
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
+        self._client = httpx2.AsyncClient(timeout=None, limits=limits)
         self._encodings = (b"accept-encoding", self._client.headers["accept-encoding"].encode("latin-1"))
         self.name = str(self.url.copy_with(username=None, password=None, query=None, fragment=None))
         self._origin = str(self.url.copy_with(username=None, password=None, raw_path=b"/", fragment=None))
@@ -192,12 +190,14 @@ def event_data(event: bytes) -> bytes:
 
 async def answer_in(response: httpx2.Response) -> Message:
     """The answer to the relay's own request in a body, which is read and closed."""
+    is_refused = response.status_code in (401, 403)  # whose body has an error of OAuth
     async with aclosing(response), aclosing(parts_of(response)) as parts:
         async for _, message in parts:
-            if message is not None and (message.result or message.error):
+            if not is_refused and message is not None and (message.result or message.error):
                 return message
     to = response.headers.get("location")
-    raise RpcError(f"the server answered HTTP {response.status_code}" + (f": its endpoint is {to}" if to else ""))
+    more = f": its endpoint is {to}" if to else ": it wants credentials, as by --header" if is_refused else ""
+    raise RpcError(f"the server answered HTTP {response.status_code}{more}")
 
 
 # Hosts
@@ -226,8 +226,8 @@ class _Exchange(HostRequest):
         # Recordings are replayed for another version of their host: there all revisions share answers
         told = [pair for pair in headers if not (listener.relay.is_taped and pair[0] == b"mcp-protocol-version")]
         super().__init__(self.found or Message(), identity_of(told, listener.vary_by, url=to))
-        # What repeats an argument is another one with each call
-        lasting = [pair for pair in told if not pair[0].startswith(b"mcp-param-")]
+        # What repeats an argument is another one with each call, and the revision is not known before the first
+        lasting = [pair for pair in told if not pair[0].startswith((b"mcp-param-", b"mcp-protocol-version"))]
         self.session = self.session_id or identity_of(lasting, listener.vary_by, url=to) or ""
         headers += [pair for pair in listener.added if not header(headers, pair[0])]
         self._line: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -390,6 +390,8 @@ class HttpListener:
 
     async def _answer(self, exchange: _Exchange) -> None:
         message, body, is_replay = exchange.message, exchange.body, self.relay.is_replay
+        if message.method in ("initialize", "server/discover") and exchange.session in self.relay.hosts:
+            self.relay.hosts[exchange.session].tools = None  # a server without sessions may be a newer one by now
         if refusal := self._refusal(exchange.request):
             await exchange.end(messages.error_line(None, refusal), status=403)
         elif not exchange.is_to_endpoint:  # a server may have its endpoint under several names

@@ -85,13 +85,11 @@ class HostRequest(ABC):
     answer by another request: the name under which `Relay.note_end` is told of that.
     """
 
-    checked: HostSession | None = None
-    rest = ""
-
     def __init__(self, message: Message, vary: Any = None, host: HostSession | None = None) -> None:
         self.message, self.vary, self.host = message, vary, host
         self.id, self.method, self.params = message.id, message.method, message.params_by_name
         self.asked_host = self.is_answered = self.is_sent = False
+        self.checked, self.rest = host, ""
         self.response: Message | None = None
         self.result: Any = None
 

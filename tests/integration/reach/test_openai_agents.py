@@ -159,11 +159,8 @@ def status_of(what: str) -> Any:
 async def test_tools_of_one_name_in_agents_of_one_handoff_are_kept_apart():
     box = Toolbox({"get_status": Read("status:{number}", ttl=60)}, namespace="openai_handoffs")
     ask = [("get_status", {"number": "7"})]
-    billing = Agent(
-        "billing",
-        tools=[status_of("invoice")],
-        model=ScriptedModel([*openai_steps(ask, ask, prefix="billing"), [assistant_message("done")]]),
-    )
+    billing = Agent("billing", tools=[status_of("invoice")])
+    billing.model = ScriptedModel([*openai_steps(ask, ask, prefix="billing"), [assistant_message("done")]])
     orders = Agent("orders", tools=[status_of("order")], handoffs=[billing])
     orders.model = ScriptedModel(openai_steps(ask, ask, [("transfer_to_billing", "{}")]))
     result = await run(cached(orders, box))

@@ -481,9 +481,10 @@ async def test_an_address_that_others_reach_is_warned_of(server):
         relay.process.send_signal(signal.SIGTERM)
 
 
-async def test_explain_asks_a_server_over_http(server, rules):
-    process = await asyncio.create_subprocess_exec(
-        *RELAY, "--config", str(rules), "--explain", "--url", server, stdout=asyncio.subprocess.PIPE
-    )
-    shown, _ = await process.communicate()
-    assert b"get_value" in shown
+@pytest.mark.parametrize(("mode", "expected"), [("", b"get_value"), ("guarded", b"HTTP 401: it wants credentials")])
+async def test_explain_asks_a_server_over_http(mode, expected, rules):
+    with serving(mode) as url:
+        command, to = (*RELAY, "--config", str(rules), "--explain", "--url", url), asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdout=to, stderr=asyncio.subprocess.STDOUT)
+        shown, _ = await process.communicate()
+    assert expected in shown

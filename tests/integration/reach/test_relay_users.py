@@ -91,13 +91,15 @@ async def test_a_header_that_the_user_has_named_is_the_only_one_beside_the_crede
         assert await answer(f"{relay.url}?user=ada", "get", x_user="one") != first
 
 
-async def test_a_user_without_a_session_has_one_for_all_arguments(application, rules):
-    async with relaying(application.url, rules) as relay:
-        for user in ("ada", "bob"):
+async def test_a_user_without_a_session_has_one_for_all_arguments_until_her_host_begins_anew(application, rules):
+    async with relaying(application.url, rules) as relay, httpx2.AsyncClient() as client:
+        for user, lists in (("ada", 1), ("bob", 2), ("ada", 3)):
             for key in ("a", "b"):  # which is repeated in a header, as revision 2026-07-28 has it
                 sent = {"authorization": user, "mcp-protocol-version": "2026-07-28", "mcp-param-key": key}
                 assert user in await answer(relay.url, key=key, **sent)
-    assert sum(b'"tools/list"' in message for message in application.server.seen) == 2
+            assert sum(b'"tools/list"' in message for message in application.server.seen) == lists
+            hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
+            await client.post(relay.url, json=hello, headers={**ACCEPT, "authorization": user})
 
 
 def shared(rules, tmp_path):
