@@ -272,7 +272,7 @@ class Relay:
         except AgentLoopDetectedError as loop:
             line = messages.line_of(id=request.id, result=notice(loop))
         except Exception as error:  # noqa: BLE001 - whatever it is, the host waits for a response
-            if not isinstance(error, RpcError | CassetteError | ConnectionLost):
+            if not (request.is_answered or isinstance(error, RpcError | CassetteError | ConnectionLost)):
                 _LOG.exception("%s could not be answered", request.method)
             line = messages.error_line(request.id, error) if request.response is None else request.response.line
         request.answer(line)

@@ -111,10 +111,10 @@ async def test_a_write_whose_server_has_gone_is_in_doubt(clock):
         assert text(await answer(relay, serve, "get", id="a")) == "5"
 
 
-@pytest.mark.parametrize("end", ["completed", "failed", "cancelled", "the server goes"])
-async def test_a_task_ends_by_its_status_and_is_in_doubt_if_its_server_goes(clock, end):
+@pytest.mark.parametrize("end", ["completed", "failed", "cancelled", "the server goes", "its time"])
+async def test_a_task_ends_by_its_status_and_is_in_doubt_if_nobody_sees_its_end(clock, end, caplog):
     async def begin(request):
-        return result([], task={"taskId": "t", "status": "working", "ttl": None})
+        return result([], task={"taskId": "t", "status": "working", "ttl": 0 if end == "its time" else None})
 
     serve = Server()
     async with Relay(Toolbox(RULES, namespace="tasks")) as relay:
@@ -124,15 +124,16 @@ async def test_a_task_ends_by_its_status_and_is_in_doubt_if_its_server_goes(cloc
             await asyncio.sleep(0)
         await relay.observe("notifications/tasks/status", {"taskId": "t", "status": "working"})
         assert text(await answer(relay, serve, "get", id="a")) == "1"
-        assert not task.done()
         if end == "the server goes":
             relay.lose_server()
-        else:
+        elif end != "its time":
+            assert not task.done()
             await relay.observe("notifications/tasks/status", {"taskId": "t", "status": end})
         await task
         assert len(request.replies) == 1
         found = [text(await answer(relay, serve, "get", id="a")) for _ in range(2)]
-        assert found == (["2", "3"] if end == "the server goes" else ["2", "2"])
+        assert found == (["2", "3"] if end in ("the server goes", "its time") else ["2", "2"])
+    assert "could not be answered" not in caplog.text
 
 
 async def test_callers_that_vary_and_versions_of_a_tool_share_no_answers(clock):
