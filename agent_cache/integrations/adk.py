@@ -4,8 +4,8 @@
 telemetry of the flow stay around it. What a tool gets of the context may decide its answer and take a change of the
 state, so the calls of such a tool are shared within one session of ADK only.
 
-Checked with google-adk 2.13.0. `BaseTool._get_declaration`, which every tool of ADK overrides, is read for the schema
-of the arguments.
+Checked with google-adk 2.13.0. Two private methods are called: `BaseTool._get_declaration`, which every tool overrides,
+for the schema of the arguments, and `FunctionTool._preprocess_args_with_validation`, for what the function gets.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from agent_cache import Toolbox
+from agent_cache.core.asker import Apart
 from agent_cache.core.parameters import takes_context
-from agent_cache.integrations.shared import Private, apart, checked_box, is_public, made_around, returned_by
+from agent_cache.integrations.shared import Private, as_tool_gets, checked_box, is_public, made_around, returned_by
 from agent_cache.toolbox import ToolInfo
 from agent_cache.toolbox.rules import is_shared, says_who_asks
 
@@ -122,7 +123,8 @@ class _Cached(NamedTuple):
         rule = box.rule(name, annotations)
         is_said = vary is not None or self.shared or says_who_asks(rule)
         heeds_context = vary is None and not self.shared and not is_shared(rule) and _gets_context(tool)
-
+        prepare = getattr(tool, "_preprocess_args_with_validation", None)
+        check = prepare and (lambda given: prepare(given)[0])
         around = made_around(getattr(tool, "func", None), is_shared=is_said)
 
         async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
@@ -135,11 +137,11 @@ class _Cached(NamedTuple):
             who = session.user_id if heeds_context else vary and vary(tool_context)
             answer = await box.call(
                 name,
-                args,
+                as_tool_gets(check, args),
                 run,
                 schema=schema,
                 annotations=annotations,
-                vary=apart(who, [session.app_name, session.id, *around()] if heeds_context else around()),
+                vary=Apart(who, [session.app_name, session.id, *around()] if heeds_context else around()),
                 context=tool_context if heeds_context else None,
                 returns=None if returns is None else typing.Union[returns, Private],  # noqa: UP007 - of any annotation
                 failed=_is_error,
@@ -220,8 +222,7 @@ def _infos(agent: BaseAgent) -> Iterator[ToolInfo]:
         if isinstance(tool, AgentTool):
             yield from _infos(tool.agent)
         elif isinstance(tool, BaseTool) and _is_taken(tool):
-            function = getattr(tool, "func", None)
-            is_decorated, gets_context = hasattr(function, "__agent_cache__"), _gets_context(tool)
-            yield ToolInfo(tool.name, _schema_of(tool), _annotations_of(tool), is_decorated, gets_context)
+            is_decorated = hasattr(getattr(tool, "func", None), "__agent_cache__")
+            yield ToolInfo(tool.name, _schema_of(tool), _annotations_of(tool), is_decorated, _gets_context(tool))
     for one in itertools.chain(*_agents_of(agent).values()):
         yield from _infos(one)

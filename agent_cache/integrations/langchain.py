@@ -244,7 +244,6 @@ def _states_in(functions: list[Any]) -> tuple[str, ...]:
 
 # Answers
 
-
 Answer: TypeAlias = str | dict[str, Any] | Private
 """The text of a message, its parts, or what a call did to the graph: outputs such as commands, or an interrupt. The
 last is done for that call alone, and without the id of it, so that recordings give it to another."""

@@ -20,10 +20,11 @@ READ_ONLY = ToolAnnotations(read_only_hint=True)
 
 
 def rules() -> dict[str, Any]:
+    order = "order:{order_id}"
     return {
-        "get_*": Read("order:{order_id}", ttl=60),
+        "get_*": Read(order, ttl=60),
         "list_orders": Read("order", ttl=60),
-        "cancel_*": Write("order:{order_id}"),
+        "cancel_*": Write(order),
         "now": Watch(),
     }
 

@@ -269,12 +269,10 @@ async def test_a_tool_of_an_mcp_server_that_changes_is_asked_anew():
 @pytest.mark.parametrize(
     ("error", "is_in_doubt"),
     [
-        (MCPError(408, "timed out"), True),
-        (MCPError(-32602, "no such order"), False),
-        (UserError("Failed to call tool: Connection lost."), True),
-        (ValueError("no"), False),
+        (MCPError(408, "timed out"), True), (MCPError(-32602, "no such order"), False),
+        (UserError("Failed to call tool: Connection lost."), True), (ValueError("no"), False),
     ],
-)
+)  # fmt: skip
 async def test_a_write_that_an_mcp_server_has_not_answered_is_in_doubt(clock, error: Exception, is_in_doubt: bool):
     shop, box = Shop(), toolbox()
     shop.fails = error

@@ -47,12 +47,9 @@ class Shop:
     ) -> Agent[Any, Any]:
         """An agent whose model makes the calls of each turn; without a box, it has no cache."""
         capabilities = [AgentCacheCapability(box, vary)] if box is not None else []
-        return Agent(
-            pydantic_model(*turns),
-            tools=[self.get_order, self.cancel_order] if tools is None else tools,
-            capabilities=[*options.pop("capabilities", ()), *capabilities],
-            **options,
-        )
+        given = [self.get_order, self.cancel_order] if tools is None else tools
+        options["capabilities"] = [*options.get("capabilities", ()), *capabilities]
+        return Agent(pydantic_model(*turns), tools=given, **options)
 
 
 def answers(result: Any) -> dict[str, Any]:

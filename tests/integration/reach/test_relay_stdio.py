@@ -132,14 +132,10 @@ async def test_a_server_that_a_signal_has_ended_gives_the_exit_code_of_a_shell()
 
 @pytest.mark.parametrize("kind", ["a pipe", "a file"])
 async def test_the_end_of_the_input_lets_calls_end_and_the_server_too(rules, tmp_path, kind):
+    asked = [{"id": 1, "method": "initialize", "params": hello_of()}, {"method": "notifications/initialized"}]
+    read = {"method": "tools/call", "params": {"name": "get_value", "arguments": {"key": "a"}}}
     script = "\n".join(
-        json.dumps({"jsonrpc": "2.0", **each})
-        for each in (
-            {"id": 1, "method": "initialize", "params": hello_of()},
-            {"method": "notifications/initialized"},
-            {"id": 2, "method": "tools/call", "params": {"name": "get_value", "arguments": {"key": "a"}}},
-            {"id": 3, "method": "tools/call", "params": {"name": "get_value", "arguments": {"key": "a"}}},
-        )
+        json.dumps({"jsonrpc": "2.0", **each}) for each in (*asked, {"id": 2, **read}, {"id": 3, **read})
     )
     (tmp_path / "script").write_text(script)
     with (tmp_path / "script").open("rb") as file:
