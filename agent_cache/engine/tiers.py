@@ -45,8 +45,9 @@ async def ask_tiers(call: Call) -> Any:
     """
     flight, tiers = call.flight, call.operation.tiers()  # another thread may have configured others
     policy = call.operation.policy
-    # A thread whose event loop stands still meanwhile waits for no other process.
-    shares = policy.remote.flight == "fleet" and not call.is_fresh and not (call.operation.is_sync and running_loop())
+    # A thread whose event loop stands still meanwhile waits for no other process, nor what a load of it calls for it.
+    may_wait = flight.joinable and not (call.operation.is_sync and running_loop())
+    shares = policy.remote.flight == "fleet" and not call.is_fresh and may_wait
     for farther, tier in enumerate(tiers, 1):
         found, ticket = await _ask(tier, tiers[farther:], call, lead=shares and farther == len(tiers))
         call.asked += ((tier, ticket),)

@@ -56,13 +56,12 @@ async def test_a_hit_whose_copy_fails_is_loaded_anew(caplog: pytest.LogCaptureFi
 
 
 async def test_a_stream_whose_chunks_cannot_be_copied_to_be_stored_is_given_to_its_caller():
-    @AgentCache("order", copy=failing_at(3))
+    @AgentCache("order", copy=failing_at(2))
     async def read() -> AsyncIterator[list[int]]:
         yield [1]
-        yield [2]
 
     for is_stored in (False, True):
-        assert [chunk async for chunk in read()] == [[1], [2]]
+        assert [chunk async for chunk in read()] == [[1]]
         assert read.contains() is is_stored
 
 
