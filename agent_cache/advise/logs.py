@@ -39,6 +39,7 @@ _ARGUMENTS: Final = ("arguments", "args", "input", "inputs", "parameters")
 _CACHED: Final = ("hit", "validated")
 _RESULTS: Final = ("result", "output", "outputs", "content")
 _IDS: Final = ("call_id", "tool_call_id", "tool_use_id", "id")
+_PARENTS: Final = frozenset({"parentObservationId", "parent_run_id"})  # of Langfuse and LangSmith
 _HINTS: Final = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 _SPAN_KINDS: Final = {
     "gen_ai.operation.name": "execute_tool", "openinference.span.kind": "TOOL", "traceloop.span.kind": "tool",
@@ -138,8 +139,8 @@ class _Reader:
         self._seen: set[tuple[str, ...]] = set()  # calls by their ids
         self._runs_of: dict[tuple[str, str], str] = {}  # of calls that messages ask for
         self._asked: dict[tuple[str, str], list[Fields]] = {}  # such calls that have no answer yet
-        self._parents: dict[str, str] = {}  # of spans
-        self._of_spans: dict[str, LoggedCall] = {}
+        self._parents: dict[str, str] = {}  # of calls and spans, by their ids
+        self._nested: dict[str, LoggedCall] = {}
         self._cut: set[int] = set()  # calls whose answer may be as long as its exporter lets it be
         self.open("")
 
@@ -270,7 +271,7 @@ class _Reader:
     def _of_span(self, span: Record) -> Iterator[LoggedCall]:
         context = span["context"] if isinstance(span.get("context"), dict) else span
         trace, own = _text(_first(context, ("trace_id", "traceId"))), _text(_first(context, ("span_id", "spanId")))
-        self._parents[own] = _text(_first(span, ("parentSpanId", "parent_id")))
+        self._parents[f"{trace} {own}"] = f"{trace} {_text(_first(span, ('parentSpanId', 'parent_id')))}"
         attributes, name = _attributes_of(span), str(span.get("name", ""))
         source = attributes.get("agent_cache.source")
         is_tool = name.startswith("execute_tool ") or span.get("span_kind") == "TOOL"  # the latter of Phoenix
@@ -290,28 +291,24 @@ class _Reader:
             asked, result = _only(_decoded(asked), "input"), _only(_decoded(result), "output")
         known = {"arguments": asked, "result": result, "started": _first(span, ("startTimeUnixNano", "start_time"))}
         known["ended"] = _first(span, ("endTimeUnixNano", "end_time"))
-        for call in self.call({name: value for name, value in known.items() if value is not None} | {
+        yield from self.call({name: value for name, value in known.items() if value is not None} | {
             "tool": _text(_first(attributes, _SPAN_TOOL)) or name.removeprefix("execute_tool "),
             "run": _first(attributes, ("gen_ai.conversation.id", "session.id")) or trace,
             "id": f"{trace} {own}" if own else "", "error": _error_of_span(span, attributes),
             "source": "hit" if attributes.get("gen_ai.tool.cache.hit") is True else source,
-            "kind": "write" if said == "write" else "read" if said else None,
-            "may_be_cut": True,
-        }):  # fmt: skip
-            if own:
-                self._of_spans[own] = call
-            yield call
+            "kind": "write" if said == "write" else "read" if said else None, "may_be_cut": True,
+        })  # fmt: skip
 
     def unnested(self, calls: Iterable[LoggedCall]) -> list[LoggedCall]:
         """The calls, marked if they enclose others, without those inside of an equal one, on its way to a server."""
         repeated, enclosing = set[int](), set[int]()
-        for own, call in self._of_spans.items():
-            above = self._parents[own]
+        for own, call in self._nested.items():
+            above = self._parents.get(own, "")
             for _ in range(100):  # a log may have a span inside of itself
-                if above in self._of_spans or above not in self._parents:
+                if above in self._nested or above not in self._parents:
                     break
                 above = self._parents[above]
-            if (outer := self._of_spans.get(above)) is not None and outer is not call:
+            if (outer := self._nested.get(above)) is not None and outer is not call:
                 is_same = (outer.tool, outer.arguments) == (call.tool, call.arguments)
                 (repeated if is_same else enclosing).add(id(call if is_same else outer))
         changed = {one: Fields(is_whole=False) for one in self._cut} | {one: Fields(encloses=True) for one in enclosing}
@@ -378,6 +375,8 @@ class _Reader:
         if not (tool := _text(_first(record, _NAMES))):
             self.note("calls without the name of a tool were left out")
             return
+        if _PARENTS & {*record}:
+            self._parents[_text(record.get("id"))] = _text(_first(record, _PARENTS))
         if str(_first(record, ("run_type", "type"))).lower() in _NO_TOOLS:
             self.note("calls of models and chains were left out")
             return
@@ -406,11 +405,14 @@ class _Reader:
         else:
             answer = self._answer(result, error, may_be_cut=record.get("may_be_cut") is True)
         kind, hints = record.get("kind"), _first(record, ("hints", "annotations"))
-        yield LoggedCall(
+        call = LoggedCall(
             tool=tool, run=run, started=began, ended=ended, kind=kind if kind in ("read", "write") else None,
             hints={name: hints[name] for name in _HINTS if isinstance(_first(hints, (name,)), bool)},
             encloses=record.get("encloses") is True, **self._arguments(asked), **answer,
         )  # fmt: skip
+        if own:
+            self._nested[own] = call
+        yield call
 
     def _moment(self, value: Any) -> float | None:
         """A time as Unix seconds: of a number, whose size tells its unit, or of a text of ISO 8601; else None."""

@@ -316,8 +316,7 @@ def test_what_the_content_of_a_span_shows(read, content, result, is_whole):
     asked = None if content is None else '{"id": "lo' if "[" in content else '{"id": 1}'
     content_of = {"gen_ai.tool.call.arguments": asked, "gen_ai.tool.call.result": content}
     call, longest = read([span(attributes=content_of), span(2, attributes={"gen_ai.tool.call.result": "v" * 4095})])[0]
-    assert not longest.is_whole
-    assert (call.result, call.is_whole) == (result, is_whole)
+    assert (call.result, call.is_whole, longest.is_whole) == (result, is_whole, False)
     assert (call.arguments, call.is_keyed) == (({"id": 1}, True) if asked == '{"id": 1}' else ({}, False))
 
 
@@ -334,13 +333,15 @@ def test_values_of_otlp_are_read_in_each_of_their_forms_also_without_one(read):
 
 def test_a_call_on_its_way_to_a_server_is_one_and_a_request_inside_of_a_tool_makes_it_no_handler(read):
     other = {"gen_ai.operation.name": None}
-    calls, _, problems = read([
+    calls, _, problems = read([one | {"traceId": "t"} for one in (
         span(1), span(2, parentSpanId="s1"), span(3, parentSpanId="s2", name="GET", attributes=other),
         span(4, attributes={"gen_ai.tool.name": "ask"}), span(6, parentSpanId="s5"),
         span(5, parentSpanId="s4", name="invoke_agent", attributes=other),
-    ])  # fmt: skip
+    )])  # fmt: skip
     assert [(call.tool, call.encloses) for call in calls] == [("get", False), ("ask", True), ("get", False)]
     assert problems == ["spans that are no calls of tools were left out: 2 (first: log, line 3)"]
+    above = {"parent_run_id": "r2"}, {"id": "r2", "parent_run_id": "r3", "run_type": "chain"}, {"id": "r3", "name": "a"}
+    assert [call.encloses for call in read([LANGSMITH | {"inputs": {}} | one for one in above])[0]] == [False, True]
 
 
 def test_answers_that_came_from_a_cache_show_nothing(read):
