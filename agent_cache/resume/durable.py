@@ -78,7 +78,7 @@ Check: TypeAlias = Callable[[dict[str, Any], str], Any]
 Word: TypeAlias = Literal["raise", "rerun", "notice"]
 
 _WORDS = ("raise", "rerun", "notice")
-_BEGAN = "had begun when an earlier process of this run ended, and nothing says whether it took effect"
+_BEGAN = "had begun when a process of this run ended or an interrupt left it, and nothing says whether it took effect"
 _FIND_OUT = "Find out, and say so: on_doubt={{{!r}: check}}: check(arguments, key) returns what it returned, or NotDone"
 
 
