@@ -274,7 +274,7 @@ class _JournalTape(Tape):
         active = super().begin(call)
         if active.tool_call is not None:  # a read that had begun is no hit: it may have made writes
             active.tool_call.is_fresh |= active.place in self.file.begun
-        if active.recorded is not None or not active.is_write:
+        if active.recorded is not None or not (active.is_write or (self._left and self._doubt_of(active))):
             return active
         with self._lock:
             if self.file.journal_file.is_closed:

@@ -237,9 +237,10 @@ def in_doubt(directory, program=lambda: pay("1")):
 
 def test_a_write_in_doubt_raises_with_its_call_and_its_key(world, directory):
     in_doubt(directory)
-    for restart in (False, True, False):  # and stays in doubt
+    by_now = AgentCache("order:{order}", name="resumed:pay")(pay.__wrapped__)  # a read, in a new program
+    for restart, tool in ((False, by_now), (True, pay), (False, pay)):  # and stays in doubt
         with pytest.raises(InDoubtError, match=r"on_doubt=\{'resumed:pay': check\}") as raised:
-            journaled(Journal(directory, restart=restart), lambda: pay("1"))
+            journaled(Journal(directory, restart=restart), lambda tool=tool: tool("1"))
     error = raised.value
     assert Path(error.path).read_text().count('resumed":') == 1  # it does not grow with the times that it is tried
     assert (error.tool, error.arguments) == ("resumed:pay", {"order": "1", "note": ""})
