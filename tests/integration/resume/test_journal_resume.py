@@ -244,8 +244,7 @@ def test_a_write_in_doubt_raises_with_its_call_and_its_key(world, directory):
     error = raised.value
     assert Path(error.path).read_text().count('resumed":') == 1  # it does not grow with the times that it is tried
     assert (error.tool, error.arguments) == ("resumed:pay", {"order": "1", "note": ""})
-    assert error.key == world.keys["pay 1"][0]
-    assert error.path == str(Journal(directory).path("run"))
+    assert (error.key, error.path) == (world.keys["pay 1"][0], str(Journal(directory).path("run")))
     assert [one.key for one in read_journal(error.path).in_doubt] == [error.key]
     assert world.calls == {"pay 1": 1}
 
