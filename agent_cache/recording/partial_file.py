@@ -37,14 +37,14 @@ class PartialFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._process = os.getpid()
+        self.path, self._process = path, os.getpid()
         with _lock, self.reported():
             self.partial = partial_of(path)
             self._target = Path(os.path.realpath(path))
             self._check_target()
             self._mode = self._target.stat().st_mode & 0o777 if self._target.exists() else 0o666
-            if str(self._target) in _open_paths:
+            self._key = os.path.normcase(self._target)  # Windows knows no case
+            if self._key in _open_paths:
                 raise _taken(path)
             self.partial.parent.mkdir(parents=True, exist_ok=True)
             self._sorted = self.partial.with_name(self.partial.name + ".sorted")
@@ -55,7 +55,7 @@ class PartialFile:
             except BlockingIOError:
                 raise _taken(path) from None
             self._keep_remains()
-            _open_paths.add(str(self._target))
+            _open_paths.add(self._key)
 
     def append(self, line: bytes) -> None:
         """Write a line."""
@@ -106,7 +106,7 @@ class PartialFile:
                     os.close(self._descriptor)
                 yield os.getpid() == self._process
         finally:
-            _open_paths.discard(str(self._target))
+            _open_paths.discard(self._key)
             if fcntl is not None:
                 os.close(self._descriptor)
 
@@ -200,7 +200,7 @@ def write_whole(descriptor: int, data: bytes) -> None:
 
 def is_being_recorded(path: Path) -> bool:
     """Whether a tape of this process is writing this path."""
-    return os.path.realpath(path) in _open_paths
+    return os.path.normcase(os.path.realpath(path)) in _open_paths
 
 
 def replace_file(path: Path, lines: Iterable[bytes]) -> None:
