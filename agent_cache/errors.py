@@ -264,13 +264,14 @@ class RestoreError(AgentCacheError):
 class RecordedError(Exception):
     """Takes the place of a recorded exception of an unknown class. Names found in a cassette are never imported.
 
-    It has the text of the original and its name as ``module:qualname``, and is also of the builtin class that it
-    derives from, so that ``except ValueError`` catches it. Import the module of the original class, or register it with
-    `agent_cache.recording.register`, to get the original exception.
+    It has the text of the original, its attributes, and its name as ``module:qualname``, and is also of the builtin
+    class that it derives from, so that ``except ValueError`` catches it. Import the module of the original class, or
+    register it with `agent_cache.recording.register`, to get the original exception.
     """
 
     type_name: str
     message: str
+    __repr__ = Exception.__repr__  # that of the original may need what it has not
 
     def __init__(self, type_name: str, message: str = "") -> None:
         # Not `super()`: builtin classes take arguments of their own, and some have a `message` that cannot be set.

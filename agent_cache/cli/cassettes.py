@@ -238,9 +238,8 @@ def _diff(options: argparse.Namespace) -> int:
     one, other = Cassette.load(options.a), Cassette.load(options.b)
     diff = diff_cassettes(one, other)
     if options.json:
-        names = {"a": str(options.a), "b": str(options.b)}
-        sums = {"identical": diff.identical, "token_delta": diff.token_delta}
-        print_json({**names, **sums, **msgspec.to_builtins(diff)})
+        facts = {"a": str(options.a), "b": str(options.b), "identical": diff.identical, "token_delta": diff.token_delta}
+        print_json(facts | msgspec.to_builtins(diff))
         return 0 if diff.identical else 1
     printer = Printer()
     for sign, style, cassette in (("---", "red", one), ("+++", "green", other)):
@@ -442,8 +441,7 @@ def _findings(cassette: Cassette, path: Path, functions: dict[str, RecordedFunct
     if cassette.is_partial:
         yield "structure", 0, "the recording was killed: the trailer is missing, and calls may be missing too"
     elif cassette.trailer is not None and cassette.trailer.calls != len(cassette):
-        text = f"the trailer counts {cassette.trailer.calls} calls, but the file has {len(cassette)}"
-        yield "structure", 0, text
+        yield "structure", 0, f"the trailer counts {cassette.trailer.calls} calls, but the file has {len(cassette)}"
     rules = redaction_rules(cassette)
     if redacted_header(cassette.header, rules, cassette.header.redact) != cassette.header:
         yield "secret", 1, "the label of the recording contains a secret"

@@ -454,8 +454,7 @@ class TextRules:
     def _kind_in_text(self, name: str, text: str, begin: int) -> NameKind:
         if len(name) > _LONGEST_PATH:
             return NameKind.NONE
-        before = text[begin - 1 : begin]
-        if before == "%" and name[:2].upper() == "5B":
+        if text[begin - 1 : begin] == "%" and name[:2].upper() == "5B":
             name = name[2:]
         return self.kind_of(name) or self.kind_of(name.rstrip(".0123456789").rpartition(".")[2])
 
@@ -468,8 +467,7 @@ class TextRules:
                 continue
             if row.name and not compiled(row.name).fullmatch(name):
                 continue
-            match = compiled(row.after).match(text, end)
-            if match is None:
+            if (match := compiled(row.after).match(text, end)) is None:
                 continue
             if row.before and not compiled(row.before).search(text, max(0, begin - _BEFORE), begin):
                 continue
@@ -516,8 +514,7 @@ class TextRules:
                 if self._is_secret(kind, name, item["word"]) and looks_random(item["word"]):
                     yield item.span("word")
             return
-        sign = RE.sign_of_several.match(text, end)
-        if sign is None:
+        if (sign := RE.sign_of_several.match(text, end)) is None:
             return
         is_dict = text[sign.end() - 1] == "{"
         is_other = (kind is NameKind.MAYBE and not names_several(name)) or RE.schema_after.match(text, sign.end())

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import io
 import sys
 import types
+from email.message import Message
 from typing import Any
 
 from agent_cache.errors import RecordedError, recorded_error
@@ -24,6 +26,7 @@ from agent_cache.values.typed import Unencodable, hints_of
 _ANY = schema_of(Any)
 _MAX_DEPTH = 8  # exceptions that are written within each other: causes, members of groups, attributes
 _VALIDATION_ERROR = "pydantic_core._pydantic_core:ValidationError"  # only its own constructor makes one
+_HTTP_ERROR = "urllib.error:HTTPError"  # it is a file, too, which may be read once: it comes back empty
 
 
 # Writing
@@ -116,6 +119,8 @@ def read_error(data: dict[str, Any]) -> BaseException:
                 error = None
     if error is None:
         error = _unknown_error(data, kind)
+        with contextlib.suppress(Exception):  # likewise
+            vars(error).update({name: _read(part) for name, part in data.get("state", {}).items()} | vars(error))
     # Not `error.add_note` and not `raise ... from`: a frozen class may refuse both.
     if notes := [str(note) for note in data.get("notes", ())]:
         BaseException.__setattr__(error, "__notes__", notes)
@@ -154,6 +159,8 @@ def _rebuilt(kind: Any, data: dict[str, Any]) -> BaseException:
         return error  # type: ignore[no-any-return]  # a class that was found by name
     if "group" in data:
         error = kind(data["message"], [read_error(member) for member in data["group"]])
+    elif data["type"] == _HTTP_ERROR:
+        error = kind("", 0, "", Message(), io.BytesIO())
     else:
         # No constructor of a user's runs: its parameters are unknown, and its effect is the state.
         base, arguments = _builtin_base(kind), tuple(_read(data.get("args", [data.get("message", "")])))

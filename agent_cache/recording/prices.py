@@ -259,8 +259,7 @@ def _price(call: RecordedCall, when: datetime) -> Decimal | None:
             found = library.calc_price(usage, model, genai_request_timestamp=when, **provider)
             # A model that is paid by the second of sound has a price, but not for its tokens.
             if found.total_price or not any(vars(found.model_price).values()):
-                price: Decimal = found.total_price
-                return price
+                return Decimal(found.total_price)
     return None
 
 

@@ -270,9 +270,7 @@ class Redaction(TextRules):
             return "cookie", _VALUE_KEYS
         if any(type(name := data.get(key)) is str and _names_field(name) for key in WORDS["field_keys"]):
             return "password", frozenset({"keys", "text", "value"})
-        place = data.get("loc") if "input" in data else None
-        place = place.get("$tuple") if type(place) is dict else place
-        names = [one for one in place if type(one) is str] if type(place) is list else []
+        names = [one for one in _unwrapped(data.get("loc")) if type(one) is str and "input" in data]
         return (names[-1], frozenset({"input"})) if names and self.kind_of(names[-1]) else ("", _VALUE_KEYS)
 
     def _clean_rows(self, names: list[str], rows: Any) -> Any:

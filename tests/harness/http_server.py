@@ -86,7 +86,8 @@ class _Handler(BaseHTTPRequestHandler):
         answer = getattr(self, f"_{name}", None)
         if path.startswith(("/v1/chat", "/v1/responses", "/v1/messages")):
             status, kind, text = self.api.model_api.answer(self.path, json.loads(body))
-            self._send(status, kind, text.encode(), x_request_id="req_1", request_id="req_1", retry_after="7")
+            waits = {"retry_after": "7", "openai_poll_after_ms": "900"}
+            self._send(status, kind, text.encode(), x_request_id="req_1", request_id="req_1", **waits)
         elif "generatecontent" in path.lower():
             self._gemini(path)
         elif path.startswith("/model/"):

@@ -231,8 +231,7 @@ def _bytes(data: Mapping[str, Any]) -> bytes:
         return _json_bytes(data)
     if "bytes" in data:
         return base64.b64decode(data["bytes"], validate=True)
-    text: str = data["text"]
-    return text.encode()
+    return str.encode(data["text"])
 
 
 # Streams: server-sent events, event streams of AWS, lines

@@ -167,6 +167,8 @@ class Recorded:
         added = _AT_ONCE if source is not None and self.status in _RETRIED else {}
         if not self.is_open and _may_have_body(method, self.status):
             added = {**added, "content-length": str(sum(map(len, self.pieces)))}  # of an edited file, too
+        if "openai-poll-after-ms" in response.get("headers", {}):
+            added = {**added, "openai-poll-after-ms": "1"}
         left_out = added.keys() | (_CHECKSUMS if self.pieces else ())
         self.headers: Pairs = [
             (name, one)
@@ -265,11 +267,9 @@ class Exchange:
         token = CURRENT_CALL.set(CURRENT_CALL.get())
         try:
             for tape in self.tapes if self.refusal is None else ():
-                kind, name, arguments = identity(
-                    self._method, self._url, self._headers, body, tape.http, tape.redaction
-                )
+                kind, name, given = identity(self._method, self._url, self._headers, body, tape.http, tape.redaction)
                 try:
-                    call = tape.begin_exchange(endpoint_of(kind, name), arguments)
+                    call = tape.begin_exchange(endpoint_of(kind, name), given)
                 except CassetteError as error:
                     self.refuse(error, kind)
                     break

@@ -151,8 +151,7 @@ def _full_url(pool: Any, url: str) -> str:
     if not url.startswith("/"):  # through a proxy
         return url
     host = f"[{pool.host}]" if ":" in pool.host and not pool.host.startswith("[") else pool.host
-    port = "" if pool.port is None else f":{pool.port}"
-    return f"{pool.scheme}://{host}{port}{url}"
+    return f"{pool.scheme}://{host}{'' if pool.port is None else f':{pool.port}'}{url}"
 
 
 def _do_open(original: Any) -> Any:

@@ -246,8 +246,10 @@ def identity(
     for ignored in settings.ignore_fields:
         for part in arguments.keys() & {"query", "json", "form"}:
             arguments[part] = _without(arguments[part], ignored.split("."), is_deep="." not in ignored)
-        if "multipart" in arguments:
-            arguments["multipart"] = [one for one in arguments["multipart"] if one.get("name") != ignored]
+    if "multipart" in arguments:  # a form that uploads to S3 is signed, and so is its policy, which ends at some time
+        signed = set(filter(_SIGNED.fullmatch, (one.get("name", "") for one in arguments["multipart"])))
+        out = signed.union(settings.ignore_fields, ["policy"] if signed else [])
+        arguments["multipart"] = [one for one in arguments["multipart"] if one.get("name") not in out]
     return kind, name, arguments
 
 
@@ -274,11 +276,10 @@ def _without(data: Any, path: list[str], *, is_deep: bool) -> Any:
         return data
     name, *rest = path
     found = {key: _without(value, path, is_deep=True) if is_deep else value for key, value in data.items()}
-    if name in found:
-        if rest:
-            found[name] = _without(found[name], rest, is_deep=False)
-        else:
-            del found[name]
+    if rest and name in found:
+        found[name] = _without(found[name], rest, is_deep=False)
+    elif not rest:
+        found.pop(name, None)
     return found
 
 

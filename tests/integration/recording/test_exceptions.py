@@ -1,6 +1,7 @@
 """What a call raised is raised again: class, arguments, attributes, cause, notes and groups."""
 
 import asyncio
+import io
 import json
 import pickle
 import subprocess
@@ -9,6 +10,7 @@ import textwrap
 import types
 import urllib.error
 from datetime import datetime
+from email.message import Message
 
 import pytest
 
@@ -118,21 +120,31 @@ async def test_an_attribute_that_cannot_be_written_is_said_while_recording(path,
         await fail()
 
 
+async def test_an_error_of_urllib_comes_back_without_its_body(path):
+    caught = await round_trip(urllib.error.HTTPError("http://shop/", 429, "busy", Message(), io.BytesIO(b"slow")), path)
+    assert (type(caught), caught.code, str(caught)) == (urllib.error.HTTPError, 429, "HTTP Error 429: busy")
+    assert (caught.read(), caught.headers.get("retry-after"), hasattr(caught, "other")) == (b"", None, False)
+
+
 class Lost(Exception):
     """Says what only an object says that no file can have, as a connection."""
 
     def __init__(self, connection: object) -> None:
         self.connection = connection
+        self.status = 403
 
     def __str__(self) -> str:
         return f"lost {type(self.connection).__name__}"
+
+    __repr__ = __str__  # as that of aiohttp's errors
 
 
 async def test_an_exception_that_would_say_something_else_is_one_of_its_class_with_its_text(path):
     caught = await round_trip(Lost(iter(())), path)
     assert isinstance(caught, Lost)
     assert isinstance(caught, RecordedError)
-    assert str(caught) == f"{__name__}:Lost: lost tuple_iterator"
+    assert (str(caught), caught.status) == (f"{__name__}:Lost: lost tuple_iterator", 403)
+    assert repr(caught) == f"RecordedError('{__name__}:Lost', 'lost tuple_iterator')"
 
 
 @pytest.mark.parametrize("base", [KeyError, OSError, UnicodeDecodeError, SystemExit])

@@ -29,6 +29,7 @@ from agent_cache.recording import (
     DivergenceError,
     Http,
     ReplayExhausted,
+    cached_llm_call,
     intercept,
     record,
     replay,
@@ -305,7 +306,7 @@ ROLE = b"Action=AssumeRole&RoleArn=%b&RoleSessionName=%b"
 PICTURE = b'{"data": "%b"}'
 GRANT = b"grant_type=jwt&assertion=%b"
 FORM = {"content-type": "multipart/form-data; boundary=x"}
-PARTS = b'--x\r\nContent-Disposition: form-data; name="trace"\r\n\r\n%b\r\n--x\r\n\r\n%b\r\n--x--\r\n'
+FIELDS = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' * 2 + b"--x--\r\n"
 RUN = b'{"metadata": {"run": %b, "user": "a"}, "items": [{"nonce": %b, "run": 0}]}'
 
 
@@ -325,8 +326,14 @@ RUN = b'{"metadata": {"run": %b, "user": "a"}, "items": [{"nonce": %b, "run": 0}
         (("?text=%ff",), ("?text=%fe",), False),
         (("?trace=1", JSON, RUN % (b"1", b"1")), ("?trace=2", JSON, RUN % (b"2", b"2")), True),
         (("", JSON, RUN % (b"1", b"1")), ("", JSON, RUN.replace(b"0", b"1") % (b"1", b"1")), False),
-        (("", FORM, PARTS % (b"1", b"a")), ("", FORM, PARTS % (b"2", b"a")), True),
-        (("", FORM, PARTS % (b"1", b"a")), ("", FORM, PARTS % (b"1", b"b")), False),
+        *(
+            (
+                ("", FORM, FIELDS % (name, b"1", b"policy", b"a")),
+                ("", FORM, FIELDS % (name, b"2", b"policy", b)),
+                is_same,
+            )
+            for name, b, is_same in ((b"trace", b"a", True), (b"trace", b"b", False), (b"x-amz-date", b"b", True))
+        ),
         (("/oauth2/token", None, GRANT % b"one"), ("/oauth2/token", None, GRANT % b"two"), True),
         (("/", None, ROLE % (b"a", b"one")), ("/", None, ROLE % (b"a", b"two")), True),
         (("/", None, ROLE % (b"a", b"one")), ("/", None, ROLE % (b"b", b"one")), False),
@@ -348,6 +355,19 @@ def test_a_picture_that_each_turn_sends_again_is_written_as_a_digest(server: Htt
     sent = Cassette.load(path)[0].arguments["json"]
     assert re.fullmatch("sha256:[0-9a-f]{64}", sent["data"])
     assert sent["url"] == f"data:image/png;base64,{sent['data']}"
+
+
+def test_a_function_has_the_tokens_of_all_its_requests_and_its_answer_is_not_counted_again(server, path: Path):
+    body = json.dumps({"model": "large-1", "messages": [{"role": "user", "content": "Which city?"}]}).encode()
+
+    @cached_llm_call(name="ask")
+    def ask() -> Any:
+        return [json.loads(get(f"{server.url}/v1/chat/completions", JSON, body)) for _ in range(2)][-1]
+
+    with record(path, http=True) as recorder:
+        assert ask()["usage"]["prompt_tokens"] == 3
+    [call] = recorder.steps
+    assert (call.name, call.model, call.input_tokens, call.output_tokens) == ("ask", "large-1", 6, 4)
 
 
 def test_hosts_can_be_left_out(server: HttpServer, path: Path):

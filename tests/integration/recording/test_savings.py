@@ -32,13 +32,9 @@ def cost(*calls, recorded_at=DAY):
 
 
 @pytest.mark.usefixtures("priced")
-def test_tokens_from_the_prompt_cache_are_cheaper():
+def test_the_price_is_that_of_the_day_of_the_recording_and_less_for_tokens_from_the_prompt_cache():
     assert cost(model_call(cache_read_tokens=800)) == Decimal("0.0020")
     assert cost(model_call()) == Decimal("0.0030")
-
-
-@pytest.mark.usefixtures("priced")
-def test_the_price_is_that_of_the_day_of_the_recording():
     call = model_call("o3", 1_000_000, 0)
     assert cost(call, recorded_at="2025-06-01T00:00:00Z") == 10
     assert cost(call, recorded_at="2025-06-30T00:00:00Z") == 2

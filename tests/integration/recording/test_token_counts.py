@@ -200,20 +200,6 @@ def test_real_answers_of_litellm(monkeypatch):
     assert found == CACHED
 
 
-# Requests inside of a call
-
-
-def test_the_requests_of_a_call_are_summed_and_its_own_answer_is_not_counted_again():
-    call = Usage()
-    for _ in range(2):
-        request = Usage()
-        request.add(ANSWERS["anthropic"][1])
-        call.join(request)
-    assert (call.model, call.tokens) == ("m", Tokens(2000, 100, 1600, 200))
-    call.add(ANSWERS["anthropic"][1])
-    assert call.tokens == Tokens(2000, 100, 1600, 200)
-
-
 # Any report
 
 
