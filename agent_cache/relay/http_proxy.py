@@ -53,6 +53,10 @@ _NEUTRAL: Final = frozenset(name.encode() for name in TRANSPORT)
 """Headers of the transport, as are those that begin with ``content-``. Every other one may tell who asks: a server
 takes its credentials where it likes."""
 _ALWAYS: Final = frozenset({b"authorization", b"cookie", b"mcp-protocol-version"})
+_BALANCING: Final = re.compile(
+    rb"(?<![^;\s])(?:AWS[AE]LB(?:TG)?(?:CORS)?|ARRAffinity(?:SameSite)?|GCLB|__cf_bm|__cflb|_cfuvid)=[^;]*;?\s*"
+)
+"""Cookies by which load balancers know a connection again. Some are others with each response."""
 _EVENT_END: Final = re.compile(rb"\r?\n\r?\n|\r\r")  # a CR behind a LF has its own LF still to come
 
 # Headers
@@ -78,7 +82,7 @@ def identity_of(headers: Headers, names: Iterable[str] = (), *, url: str = "") -
     """
     chosen = {name.lower().encode("latin-1") for name in names}
     told = sorted(
-        (name, value)
+        (name, _BALANCING.sub(b"", value) if name == b"cookie" else value)
         for name, value in headers
         if name in _ALWAYS or (name in chosen if chosen else name not in _NEUTRAL and not name.startswith(b"content-"))
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -216,7 +217,7 @@ class _Link:
         message = messages.parsed(line)
         if message is None or not (message.method or message.id is not None or message.error):
             # What is no message, such as a line of a log, does not belong on the host's side: it would end some hosts
-            (self.write if b'"jsonrpc"' in line else _show_noise)(line)
+            (self.write if b'"jsonrpc"' in line else functools.partial(os.write, 2))(line)
         elif message.method in self.relay.observed and message.id is None:
             self._run(asyncio.create_task(self._observe(message)))
         elif message.method:
@@ -240,11 +241,6 @@ class _Link:
             await self.relay.observe(message.method, message.content)
         finally:
             self.write(message.line)
-
-
-def _show_noise(line: bytes) -> None:
-    sys.stderr.buffer.write(line)
-    sys.stderr.flush()
 
 
 @contextlib.contextmanager
@@ -413,7 +409,7 @@ async def introduced_by_command(command: Sequence[str]) -> tuple[str, list[Any]]
                     raise ConnectionLost("the server has ended")
                 message = messages.parsed(line)
                 if message is None:
-                    _show_noise(line)
+                    os.write(2, line)
                 elif message.id == number and not message.method:
                     return message.answer()
             return None

@@ -429,5 +429,4 @@ def of_runnable() -> BaseTool:
 @pytest.mark.parametrize("made", [Lookup, BySchema, of_runnable], ids=["a class", "a schema", "a runnable"])
 def test_tools_that_are_no_functions(made: Callable[[], BaseTool]):
     agent = agent_with(made())
-    users = ("ada", "bob", "ada")
-    assert [ask(agent, {"user": user}, user_id=user) for user in users] == ["0", "1", "0"]
+    assert [ask(agent, {"user": one}, user_id=one) for one in ("ada", "bob", "ada")] == ["0", "1", "0"]

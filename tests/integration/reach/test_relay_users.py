@@ -74,6 +74,8 @@ async def test_headers_of_the_transport_cost_no_hit(application, rules):
         for name in NEUTRAL:
             for value in ("one", "two"):
                 assert await answer(relay.url, "get", **{name: value}) == first, name
+        balanced = [f"AWSALB={one}; user=ada; AWSALBCORS={one}" for one in ("one", "two")]
+        assert len({await answer(relay.url, "get", cookie=one) for one in (*balanced, "user=bob")}) == 2
 
 
 async def test_the_query_of_a_request_tells_users_apart(application, rules):
