@@ -395,8 +395,7 @@ async def _rights(client: Any, namespace: str, key: str) -> _Result:
             refused.setdefault(f"{place}: {error}", {})[line.split()[0]] = None
     do = "give the user the rights that the guide lists (docs/how-to/run-a-fleet.md), and let the server take writes"
     says = "; ".join(f"{', '.join(names)}{reason}" for reason, names in refused.items())
-    says = says or f"all {len(_COMMANDS)} commands that a tier uses are allowed"
-    return _result("rights", refused, says, do)
+    return _result("rights", refused, says or f"all {len(_COMMANDS)} commands that a tier uses are allowed", do)
 
 
 # doctor, of a file

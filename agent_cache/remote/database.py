@@ -95,7 +95,7 @@ def _is_damage(error: BaseException) -> bool:
     return isinstance(error, sqlite3.Error) and (
         (code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
         or code == sqlite3.SQLITE_IOERR_SHORT_READ
-        or str(error).startswith(("no such table", "no such column"))
+        or str(error).startswith(("no such table", "no such column", "no such row"))
     )
 
 
@@ -275,7 +275,7 @@ class SqliteBackend:
             if is_new:
                 _make(db, path)
             with _immediate(db):
-                ((token,),) = db.execute("select value from meta where name = 'token'")
+                token = _meta(db, "token")
                 page = self._page_of(db, token, is_new=is_new)
             feed_db = stack.enter_context(closing(self._connect(0.0)))
             places = [beside(path, suffix) for suffix in (".page", "-wal", "-shm")]
@@ -418,11 +418,10 @@ class SqliteBackend:
 
     def _prune(self, db: sqlite3.Connection, number: int) -> None:
         db.execute("delete from feed where number <= ?", (number - _KEPT_MESSAGES,))
-        ((count,),) = db.execute("select count(*) from cell").fetchall()
-        if count > _MOST_CELLS:  # what is forgotten reads as written just now
+        if db.execute("select count(*) from cell").fetchone()[0] > _MOST_CELLS:
             middle = "select number from cell order by number limit 1 offset ?"
             ((cut,),) = db.execute(middle, (_MOST_CELLS // 2,)).fetchall()
-            db.execute("delete from cell where number <= ?", (cut,))
+            db.execute("delete from cell where number <= ?", (cut,))  # what is forgotten reads as written just now
             db.execute("update meta set value = ? where name = 'floor'", (number,))
 
     def _expire(self, db: sqlite3.Connection) -> None:
@@ -494,14 +493,10 @@ class SqliteBackend:
             db.execute("delete from value where address = ?", (address,))
             row = (address, head, payload, None if keep is None else now + keep, now, size, self._namespace)
             db.execute("insert into value values (?, ?, ?, ?, ?, ?, ?)", row)
-            if self._is_full(db):
+            if _meta(db, "bytes") > self._max_bytes:
                 db.execute("delete from value where ends <= ?", (now,))
-            while self._is_full(db):
+            while _meta(db, "bytes") > self._max_bytes:
                 db.execute("delete from value where address in (select address from value order by stored limit 8)")
-
-    def _is_full(self, db: sqlite3.Connection) -> bool:
-        ((total,),) = db.execute("select value from meta where name = 'bytes'")
-        return int(total) > self._max_bytes
 
     async def values(self) -> AsyncIterator[list[tuple[Cell, bytes, int, float | None]]]:
         """All values, some at a time: address, head, size, and seconds until it ends."""
@@ -636,7 +631,13 @@ def _immediate(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _newest(db: sqlite3.Connection) -> int:
-    return int(db.execute("select max(number) from feed").fetchone()[0])
+    return int(db.execute("select coalesce(max(number), 0) from feed").fetchone()[0])
+
+
+def _meta(db: sqlite3.Connection, name: str) -> int:
+    for (value,) in db.execute("select value from meta where name = ?", (name,)).fetchall():
+        return int(value)
+    raise sqlite3.DatabaseError("no such row: somebody has emptied the tables")
 
 
 def require_ours(db: sqlite3.Connection, path: Path) -> bool:

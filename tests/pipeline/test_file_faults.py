@@ -293,20 +293,23 @@ async def test_tools_do_not_see_a_disk_that_takes_nothing(
 # The files are damaged or gone
 
 
-@pytest.mark.parametrize("how", ["garbage", *slow("zeros", "cut", "empty")])
+@pytest.mark.parametrize("how", ["garbage", "no rows", *slow("zeros", "cut", "empty")])
 async def test_a_damaged_database_is_set_aside_and_a_new_one_is_begun(tmp_path: Path, how: str):
     path = tmp_path / "cache"
     async with FileTier(path, timeout=1.0) as one, FileTier(path, timeout=1.0) as other:
         for order in range(8):
             await load(one, read(f"order:{order}", key=order), "old")
-        with closing(sqlite3.connect(path)) as db:
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            for table in ("meta", "cell", "feed", "hold", "value") if how == "no rows" else ():
+                db.execute(f"DELETE FROM {table}")
         with path.open("r+b") as file:
             if how in ("zeros", "garbage"):
                 file.write((b"\0" if how == "zeros" else b"\xa5") * path.stat().st_size)
-            else:
+            elif how != "no rows":
                 file.truncate(4_096 if how == "cut" else 0)
         async with FileTier(path, timeout=1.0) as late:
+            await until(lambda: how != "no rows" or (one.feed.losses and time.monotonic() > other.backend.look_by))
             await works(one, other, late)
     assert (tmp_path / "cache.corrupt").exists() or how == "empty"  # there is nothing to be set aside
 

@@ -215,9 +215,7 @@ async def test_the_bytes_of_all_values_stay_below_the_bound(tmp_path: Path):
     async with FileTier(path, max_bytes=100_000) as tier:
         for number in range(400):
             await load(tier, read(f"order:{number}", key=number), "x" * 1_000)
-        ((size, counted),) = _rows(
-            path, "SELECT (SELECT sum(size) FROM value), (SELECT value FROM meta WHERE name = 'bytes')"
-        )
+        ((size, counted),) = _rows(path, "SELECT sum(size), (SELECT value FROM meta WHERE name = 'bytes') FROM value")
         assert 50_000 < size <= 100_000
         assert size == counted
         assert await value_of(tier, read("order:399", key=399)) == "x" * 1_000
