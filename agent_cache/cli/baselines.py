@@ -54,7 +54,7 @@ def _check(options: argparse.Namespace) -> int:
     try:
         found = {base: accepted_runs(base) for base in options.bases}
     except CassetteNotFound as error:
-        text = f"{error.reason}; `agent-cache drift accept RUN --as {error.path}` makes one"
+        text = f"{error.reason}; `agent-cache drift accept RUN --as {shlex.quote(str(error.path))}` makes one"
         raise CassetteNotFound(text, error.path) from None
     runs = [Cassette.load(one) for one in dict.fromkeys(one for paths in found.values() for one in paths)]
     new = Cassette.load(options.new)

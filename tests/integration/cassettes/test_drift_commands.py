@@ -128,7 +128,7 @@ def torn(path: str) -> Path:
 
 BAD = [
     ("base.jsonl no.jsonl", "no.jsonl"),
-    ("no same.jsonl", "no: there is no baseline; `agent-cache drift accept RUN --as no` makes one"),
+    ("no$ same.jsonl", "no$: there is no baseline; `agent-cache drift accept RUN --as 'no$'` makes one"),
     ("empty same.jsonl", "empty: has no accepted run"),
     ("base.jsonl empty", "empty: cannot be read: it is not a regular file"),
     ("base.jsonl torn.jsonl", "torn.jsonl: "),
