@@ -576,6 +576,8 @@ def test_the_description_is_valid_openapi_and_asks_for_nothing(client):
     document = httpx.get(f"{client.base_url}/openapi.json").raise_for_status().json()
     validate(document)
     assert document["openapi"].startswith("3.1")
+    key = document["paths"]["/checkpoints/{checkpoint_id}/restore"]["post"]["parameters"][1]["schema"]["pattern"]
+    assert [one for one in ("k-1", '"k-1"', "", '"', '"k', "a b", "x" * 256) if re.search(key, one)] == ["k-1", '"k-1"']
     named = document["components"]["schemas"]
     assert set(named["RestoreRequest"]["properties"]) == {"session_id", "label", "replay_events", "track_drift"}
 
