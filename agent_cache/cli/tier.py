@@ -404,10 +404,11 @@ async def _rights(client: Any, namespace: str, key: str) -> _Result:
 async def _of_file(path: str, options: argparse.Namespace) -> AsyncIterator[_Result]:
     import sqlite3
 
-    from agent_cache.remote.database import beside, require_ours
     from agent_cache.remote.file import checked_path
 
-    place = checked_path(path)
+    place = checked_path(path)  # on Windows it says so; the next module cannot be imported there
+    from agent_cache.remote.database import beside, require_ours
+
     try:
         with closing(sqlite3.connect(f"{place.as_uri()}?mode=ro", uri=True, timeout=options.timeout)) as db:
             require_ours(db, place)

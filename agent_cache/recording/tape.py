@@ -478,7 +478,8 @@ class Tape:
 
     def hook_failed(self, function: RecordedFunction, error: Exception) -> CassetteError:
         """The error for a redaction hook that fails, whose text may have what it should have removed. It is latched."""
-        text = f"{function.name}: the redaction hook raised {type(error).__name__}; it gets values of any type"
+        what = "hook, which gets values of any type," if self.redaction.hook else "of a value nested so deeply"
+        text = f"{function.name}: the redaction {what} raised {type(error).__name__}"
         found = self.latch(CassetteError(text, self.path or ""))
         found.__cause__ = error
         return found
@@ -572,8 +573,7 @@ class Tape:
     def check_finished(self, answers: Matcher) -> None:
         """Check a replay at its end."""
         if self.error is None and self.is_strict and self._answers_calls and answers.remaining:
-            index = next(answers.left_over())
-            call = answers.shown(index)
+            call = answers.shown(index := next(answers.left_over()))
             shown = described(call.name, call.arguments)
             text = f"{answers.remaining} recorded calls were not made. The first is call {call.id}, {shown}"
             raise self.diverged(index, None, text)
