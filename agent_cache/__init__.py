@@ -96,17 +96,21 @@ _HOMES = {
 _MODULES = frozenset({"config", "errors", "otel", "prometheus", "recording", "remote", "testing"})
 
 if not typing.TYPE_CHECKING:
+    from agent_cache.at_fork import lock_of as _lock_of
+
+    _lock = _lock_of(__name__)
 
     def __getattr__(name: str) -> object:
         """Load a public name, or a public module."""
         from importlib import import_module
 
-        if name in _MODULES:
-            return import_module(f"{__name__}.{name}")
-        if name not in __all__:
+        if name not in _MODULES and name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
-        return found
+        with _lock:  # of two threads, each could wait for a module that the other one is importing
+            if name in _MODULES:
+                return import_module(f"{__name__}.{name}")
+            found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+            return found
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__, *_MODULES})

@@ -77,3 +77,27 @@ def test_what_needs_no_extra_can_be_imported(name: str, errors: dict[str, str | 
 
 def test_a_module_that_is_behind_others_exists(errors: dict[str, str | None]):
     assert [start for start in BEHIND_OTHERS if not any(name.startswith(start) for name in errors)] == []
+
+
+# One thread imports the package of a module, and another one the module itself: Python would call that a deadlock.
+TWO_THREADS = """
+import sys, threading, agent_cache
+from importlib.machinery import PathFinder
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "agent_cache.session":
+            spec = PathFinder.find_spec(name, path)
+            spec.loader.create_module = lambda spec: other.start() or other.join(0.2)
+            return spec
+
+sys.meta_path.insert(0, Finder)
+other = threading.Thread(target=lambda: agent_cache.LoopPolicy)
+agent_cache.AgentCacheSession
+"""
+
+
+def test_two_threads_may_ask_for_public_names_at_once():
+    environment = os.environ | {"PYTHONPATH": str(Path(agent_cache.__file__).parents[1])}
+    run = subprocess.run([sys.executable, "-c", TWO_THREADS], env=environment, capture_output=True, text=True)
+    assert run.stderr == ""

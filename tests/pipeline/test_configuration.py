@@ -10,11 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import (
-    configure,
-    invalidate,
-    writing,
-)
+from agent_cache import configure, invalidate, writing
 from agent_cache.testing import MemoryServer, MemoryTier
 from tests.harness import library
 from tests.pipeline.fleet import Process, Truth, WatchedTier

@@ -9,12 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import (
-    AgentCache,
-    ConfigurationError,
-    get_metrics,
-    invalidate,
-)
+from agent_cache import AgentCache, ConfigurationError, get_metrics, invalidate
 from agent_cache.testing import JITTER, MemoryServer, MemoryTier
 from tests.harness.gates import Gate, idle, started
 

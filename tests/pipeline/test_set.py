@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import (
-    AgentCache,
-    AgentCacheInvalidator,
-    get_metrics,
-    writing,
-)
+from agent_cache import AgentCache, AgentCacheInvalidator, get_metrics, writing
 from agent_cache.testing import FaultyTier, MemoryServer, MemoryTier
 from tests.contract.workbench import writing as writing_elsewhere
 from tests.harness.gates import Gate, idle, started

@@ -13,13 +13,7 @@ import pytest
 from hypothesis import example, strategies as st
 
 from agent_cache.recording.http import bodies
-from agent_cache.recording.http.bodies import (
-    ResponseBody,
-    map_response,
-    model_payloads,
-    pieces_of,
-    request_arguments,
-)
+from agent_cache.recording.http.bodies import ResponseBody, map_response, model_payloads, pieces_of, request_arguments
 from tests.harness.http_server import CONVERSE_EVENTS, aws_frame
 from tests.harness.searches import searched
 
