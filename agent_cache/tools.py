@@ -80,9 +80,7 @@ def checked_tool(function: Any, decorator: str) -> Callable[..., Any]:
     if hasattr(called, "__fastmcp__"):
         raise TypeError(f"{decorator} was given {name}, which FastMCP has already registered without it; {closest}")
     if hasattr(called, "__agent_cache__"):
-        raise TypeError(
-            f"{decorator} cannot take {name}, which an AgentCache or AgentCacheInvalidator decorates already"
-        )
+        raise TypeError(f"{decorator} cannot take {name}, which AgentCache or AgentCacheInvalidator decorates already")
     if not inspect.isfunction(called):
         kind = type(called).__name__
         raise TypeError(f"{decorator} takes functions, and {name} is a {kind}; {closest}, or on a `def` that calls it")

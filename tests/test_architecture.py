@@ -136,7 +136,7 @@ LINES = {
     # caller leaves
     "session": 1_714,  # of 1,200: `attach` (110), calls without a key (65), the trace's keys of writes (40) and reports
     # on budgets were no row
-    "toolbox": 1_121,  # of 1,000: meta-tools and names with a server in front (100) were no row
+    "toolbox": 1_117,  # of 1,000: meta-tools and names with a server in front (100) were no row
     "remote": 3_909,  # of 3,100: `database` (675), `file` (240), `redis` (675) and `keeper` (90) have what no
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end, new certificates
     "recording": 9_807,  # of 6,700: redaction as its corpora need it is 1,188 of 750, fork and drift 1,600 of

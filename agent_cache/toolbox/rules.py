@@ -331,9 +331,7 @@ class ToolTable(tuple[ToolRow, ...]):  # noqa: SLOT001 - a tuple cannot have slo
         return f"<ToolTable of {len(self)} tools, {len(self.problems)} problems>"
 
     def __str__(self) -> str:
-        lines = [
-            [shorten(escaped(cell), 160) for cell in row] for row in (("tool", "kind", "tags", "ttl", "why"), *self)
-        ]
+        lines = [[shorten(escaped(one), 160) for one in row] for row in (("tool", "kind", "tags", "ttl", "why"), *self)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
         text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         return "\n".join([*text, *(f"problem: {escaped(problem)}" for problem in self.problems)])
