@@ -11,19 +11,7 @@ from typing import Any, NamedTuple
 
 from agent_cache import AgentCacheSession, bypass, configure
 from tests.harness import library
-from tests.properties.ledger import (
-    Broken,
-    Key,
-    Ledger,
-    Load,
-    Loaded,
-    Path,
-    Read,
-    Reader,
-    Rejected,
-    Write,
-    arguments,
-)
+from tests.properties.ledger import Broken, Key, Ledger, Load, Loaded, Path, Read, Reader, Rejected, Write, arguments
 from tests.properties.scheduler import Scheduler
 
 DOUBT = 5.0  # The library's default, in seconds.
