@@ -165,6 +165,7 @@ class _Running:
         if self.inner is not None:
             context.attach(self.inner)
         self.seconds = 0.0
+        self.contents: list[tuple[Any, Any]] = []  # as given, and redacted
         self._began = time.perf_counter()
 
     def leave(self) -> None:
@@ -221,14 +222,15 @@ class _Spans:
             is_own = not _is_span_of(span, {*plain, full, short, full.partition(":")[2]})
             if is_own:
                 span = self._start(full, short, call.session)
-                if self._redaction is not None and span.is_recording():
-                    self._set_content(span, "gen_ai.tool.call.arguments", dict(call.arguments))
             else:
                 span.set_attribute("agent_cache.tool", full)
-            return _Running((full, short), span, is_own=is_own)
+            running = _Running((full, short), span, is_own=is_own)
         except Exception as failure:  # noqa: BLE001 - a provider's or a processor's
             _failed(failure)
             return _Running((full, short))
+        if is_own and self._redaction is not None and span.is_recording():
+            self._set_content(running, "gen_ai.tool.call.arguments", dict(call.arguments))
+        return running
 
     def _start(self, full: str, short: str, session: str | None) -> Span:
         attributes = {
@@ -253,10 +255,15 @@ class _Spans:
                     if is_own and error is not None:
                         self.set_error(span, error)
                     if is_own and self._redaction is not None:
-                        tags = [utf8_text(self._redaction.text(tag)) for tag in call.tags[:_MAX_TAGS]]
-                        span.set_attribute("agent_cache.tags", tags)
+                        from agent_cache.recording.redaction import redact_key
+
                         if error is None:
-                            self._set_content(span, "gen_ai.tool.call.result", result)
+                            self._set_content(running, "gen_ai.tool.call.result", result)
+                        if len(running.contents) == 1 + (error is None):  # else they may repeat what is not known
+                            tags = [utf8_text(tag) for tag in call.tags[:_MAX_TAGS]]
+                            for given, clean in running.contents:
+                                tags = [redact_key(tag, given, clean, self._redaction) for tag in tags]
+                            span.set_attribute("agent_cache.tags", tags)
             finally:
                 if source in _RUN:
                     self.instruments.record(running, error)
@@ -284,18 +291,19 @@ class _Spans:
         span.set_status(Status(StatusCode.ERROR, text))
         span.add_event("exception", {"exception.type": kind, "exception.message": text})
 
-    def _set_content(self, span: Span, name: str, value: Any) -> None:
+    def _set_content(self, running: _Running, name: str, value: Any) -> None:
         from agent_cache.recording.arguments import plain_arguments
         from agent_cache.recording.outcomes import encode
 
         assert self._redaction is not None
         try:
-            plain = plain_arguments({"value": value}, is_identity=False)[0]
-            text = encode(self._redaction.apply(plain)["value"]).decode()[:_MAX_CONTENT]
+            given = plain_arguments({"value": value}, is_identity=False)[0]
+            clean = self._redaction.apply(given)
+            running.span.set_attribute(name, encode(clean["value"]).decode()[:_MAX_CONTENT])
         except Exception as failure:  # noqa: BLE001 - a user's object or redaction; the span goes on without
             warn_once(f"{name} could not be written, so spans lack it: {type(failure).__name__}", "agent_cache.otel")
             return
-        span.set_attribute(name, text)
+        running.contents.append((given, clean))
 
 
 def _is_span_of(span: Span, names: set[str]) -> bool:

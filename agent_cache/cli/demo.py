@@ -313,15 +313,7 @@ class InstantLoop(asyncio.SelectorEventLoop):
 
 GREY, STALE = "bright_black", ("▲", "STALE", "bold white on red")
 PANEL = functools.partial(Panel, border_style=GREY, title_align="left", subtitle_align="left")
-
-
-OUTCOMES = {  # how calls end: a mark without colours, a style, the session's metric that counts them, and what they are
-    "miss": ("━", "yellow", "misses", "asked the store; kept, unless a write was under way"),
-    "hit": ("●", "bold green", "hits", "asked again later: answered from the cache, at once"),
-    "shared": ("┅", "cyan", "shared", "asked at the same time: waited for the run that was under way"),
-    "write": ("▆", "magenta", "invalidations", "dropped the answers they made stale, and no others"),
-    "stopped": ("✗", "bold red", "loop_detections", "got the same answer five times and learned nothing: {agents}"),
-}
+OUTCOMES: dict[str, list[str]] = _SCRIPT["outcomes"]
 
 
 def sign_of(call: Call) -> tuple[str, str, str]:
