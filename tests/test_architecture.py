@@ -130,7 +130,7 @@ LINES = {
     "core": 2_654,  # of 1,800: who asks (530) was no row of the plan, nor were trusted copies of tiers (83), nor what
     # tags add to the key (24)
     "values": 1_301,  # of 1,250: what is known of a class goes with it (15)
-    "engine": 5_957,  # of 2,700: `scope`, `operation`, `result`, `inheritance`, `read` and `state` (2,200) are what the
+    "engine": 5_956,  # of 2,700: `scope`, `operation`, `result`, `inheritance`, `read` and `state` (2,200) are what the
     # prototype of the plan lacked: sessions around a call, tenants, what a load inherits, doubt, refused results. What
     # leads to the tiers is 510, `validate=` 110. Streams are 510 of 320: tasks share runs that go on when their first
     # caller leaves

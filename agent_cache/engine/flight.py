@@ -193,8 +193,7 @@ class Flight:
                 have what is this session's.
         """
         with VERSIONS.lock:
-            if self.reading is None:
-                self.reading = {}
+            self.reading = self.reading or {}
             self.reading[call] = tags
             if owner is not None and owner is not self.store.owner:
                 self.detach()
@@ -215,8 +214,7 @@ class Flight:
         with VERSIONS.lock:
             self.end_read(call)
             if self.is_open:
-                if self.inherited is None:
-                    self.inherited = Inherited()
+                self.inherited = self.inherited or Inherited()
                 new = self.inherited.add(read, hit)
                 if read.owners and not read.owners <= {self.store.owner}:
                     self.detach()
@@ -228,8 +226,7 @@ class Flight:
         """Depend on these tags, too."""
         with VERSIONS.lock:
             if self.is_open:
-                if self.inherited is None:
-                    self.inherited = Inherited()
+                self.inherited = self.inherited or Inherited()
                 self.store.tool.extend(self.inherited.add_tags(tags))
 
     # Its followers. What concerns who waits is done under the lock of the versions: so nobody joins after the last look
@@ -261,8 +258,7 @@ class Flight:
         """
         loop = self.id[1]
         waiter = Waiter() if loop is THREADS else loop.create_future()
-        if self.waiters is None:
-            self.waiters = {}
+        self.waiters = self.waiters or {}
         self.waiters[waiter] = None
         return waiter
 

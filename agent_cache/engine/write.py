@@ -219,6 +219,12 @@ class Fill(NamedTuple):
     call: Call
     entry: Entry
 
+    def is_current(self, beside: Write) -> bool:
+        """Whether no write has touched it since its flight has begun, and none runs that may, but for this one."""
+        flight, paths = self.call.flight, self.entry.paths or self.entry.find_paths()
+        key, store = flight.key, flight.store
+        return not (store.is_written(key, paths, flight.since) or store.is_held(key, paths, beside))
+
 
 class Write(Hold):
     """One write, from before its side effect until it has ended everywhere.
@@ -294,8 +300,9 @@ class Write(Hold):
         )
         return Announcement(intent, self.tiers, writer.name, is_sync=writer.is_sync)
 
-    async def begin(self) -> None:
+    async def begin(self, fill: Fill | None = None) -> None:
         """Announce the write, and hold its tags. Before the side effect. If this is interrupted, nothing is left of it.
+        A result is taken, unless another write has touched it since it was given.
 
         Raises:
             RemoteTierError: if a tier refuses the write; nothing has happened then.
@@ -305,7 +312,11 @@ class Write(Hold):
                 self._announced = self._announcement()
                 await self._announced.begin()
             self.is_open = True  # first: one whose begin was interrupted is to be ended
-            VERSIONS.begin(self)
+            with VERSIONS.lock:
+                is_current = fill is not None and fill.is_current(self)
+                VERSIONS.begin(self)
+            if fill is not None and is_current:
+                self.take(fill)
             self.former = WRITING.set(self)
         except BaseException as error:
             await self.fail(error)
@@ -318,9 +329,7 @@ class Write(Hold):
             fill: a result to be stored.
         """
         try:
-            await self.begin()
-            if fill is not None:
-                self.take(fill)
+            await self.begin(fill)
             ended = self.end(fills=self.fills)
         except BaseException as error:
             await self.fail(error)
@@ -421,13 +430,7 @@ class Write(Hold):
         now = CLOCK.now()
         with VERSIONS.lock:
             VERSIONS.expire(now)
-            kept: list[Fill] = []
-            for call, entry in fills:
-                flight, store = call.flight, call.flight.store
-                paths = entry.paths or entry.find_paths()
-                is_touched = store.is_written(flight.key, paths, flight.since)
-                if not is_touched and not store.is_held(flight.key, paths, beside=self):
-                    kept.append(Fill(call, entry))
+            kept = [fill for fill in fills if fill.is_current(self)]
             # What loads one of these entries now is older, whatever the write turns out to touch.
             entries = tags_of_keys([(call.operation, call.key) for call, _ in kept])
             VERSIONS.end(self, (*late, *entries), bare, now + hold if hold else None)

@@ -59,13 +59,10 @@ class Shop:
 async def test_a_write_that_does_not_succeed_fills_nothing(how, clock):
     shop = Shop(write={"resource": "order:{order_id}", "ok": lambda answer: answer == "ok"})
     write = await shop.write("new")
-    match how:
-        case "raises":
-            shop.gate.last.raises(Broken())
-        case "cancelled":
-            write.cancel()
-        case "not ok":
-            shop.gate.last.returns("refused")
+    if how == "cancelled":
+        write.cancel()
+    else:
+        shop.gate.last.returns("refused") if how == "not ok" else shop.gate.last.raises(Broken())
     await asyncio.gather(write, return_exceptions=True)
     assert await shop.get(1) == "loaded 1"
 
@@ -75,21 +72,17 @@ async def test_a_write_that_does_not_succeed_fills_nothing(how, clock):
 async def test_a_write_of_another_root_that_overlaps_prevents_it(begins, ends):
     """The entry depends on what both have changed, and the result that is given knows of one of them."""
     shop = Shop(["order:{order_id}", "user:u1"])
-    begun, go = asyncio.Event(), asyncio.Event()
+    go = asyncio.Event()
 
     async def other() -> None:
         async with writing("user:u1"):
-            begun.set()
             await go.wait()
 
     if begins == "before it":
         overlapping = await started(other())
-        await begun.wait()
-        write = await shop.write("new")
-    else:
-        write = await shop.write("new")
+    write = await shop.write("new")
+    if begins == "in it":
         overlapping = await started(other())
-        await begun.wait()
     assert shop.taken == [True]
     if ends == "before it":
         go.set()
@@ -203,6 +196,17 @@ async def test_a_write_of_another_process_prevents_it(when):
             pass
         over.set()
     await write
+    assert await here.shop.get(1) == "loaded 1"
+
+
+async def test_a_write_that_ends_while_the_tier_is_told_of_the_result_prevents_it():
+    here, over = Process(), asyncio.Event()
+    write = await here.shop.write("new")
+    here.tier.hang("begin", over)
+    given = await started(here.shop.get.set("old", 1))
+    await here.shop.commit(write)
+    over.set()
+    assert not await given
     assert await here.shop.get(1) == "loaded 1"
 
 
