@@ -13,7 +13,7 @@ COMPLETION: dict[str, Any] = {
             "message": {"role": "assistant", "content": '{"city": "Oslo"}', "refusal": None, "a_new_field": {"a": [1]}},
         }
     ],
-    "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+    "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_cache_hit_tokens": 1},
     "a_new_field": 7,
 }  # fmt: skip
 """With fields and members that the client does not know, and without a field that it requires, as compatible servers

@@ -135,7 +135,7 @@ def test_a_hook_of_redaction_that_fails_is_an_error_of_the_end_and_no_call_is_ma
         return iter([amount]) if what == "stream" else [amount]
 
     pay = intercept(pay, name="pay", kind="write")
-    with pytest.raises(CassetteError, match=r"the redaction hook,.* raised") as caught, record(path, redact=hook):
+    with pytest.raises(CassetteError, match=r"pay: the redaction hook,.* raised") as caught, record(path, redact=hook):
         try:
             assert list(pay(1)) == [1]
         except (LookupError, CassetteError):

@@ -367,7 +367,8 @@ def test_a_function_has_the_tokens_of_all_its_requests_and_its_answer_is_not_cou
     with record(path, http=True) as recorder:
         assert ask()["usage"]["prompt_tokens"] == 3
     [call] = recorder.steps
-    assert (call.name, call.model, call.input_tokens, call.output_tokens) == ("ask", "large-1", 6, 4)
+    found = call.name, call.model, call.input_tokens, call.output_tokens, call.cache_read_tokens
+    assert found == ("ask", "large-1", 6, 4, 2)
 
 
 def test_hosts_can_be_left_out(server: HttpServer, path: Path):

@@ -55,6 +55,7 @@ SAME = {
     **dict.fromkeys(("groq/llama-3.3-70b-versatile", "text-embedding-3-small", "ft:gpt-4o-mini-2024-07-18:acme::id")),
 }
 LLAMA, NOVA = "llama-3.3-70b-versatile", "amazon.nova-pro-v1:0"
+CONVERSE = "POST https://bedrock-runtime.us-east-1.amazonaws.com/model/x/converse"
 FORM = [{"name": "file"}, {"name": "model", "text": "gpt-4o-transcribe"}]
 
 
@@ -62,20 +63,17 @@ FORM = [{"name": "file"}, {"name": "model", "text": "gpt-4o-transcribe"}]
 @pytest.mark.parametrize(
     ("call", "same"),
     [
-        *((model_call(model), same) for model, same in SAME.items()),
         # The answer names the version: that of May 2024 costs twice as much.
         (model_call("gpt-4o-2024-05-13", arguments={"model": "openai/gpt-4o"}), "gpt-4o-2024-05-13"),
         # The name of a deployment is nobody else's.
         (model_call("gpt-4o-2024-08-06", arguments={"model": "azure/our-deployment"}), "gpt-4o-2024-08-06"),
+        *((model_call(model), same) for model, same in SAME.items()),
         # The answer does not say who ran it: what was asked does, or the host.
         (model_call(LLAMA, arguments={"model": f"groq/{LLAMA}"}), f"groq/{LLAMA}"),
-        (model_call(LLAMA, name="POST https://api.groq.com/openai/v1/chat/completions"), f"groq/{LLAMA}"),
-        (
-            model_call(NOVA, name="POST https://bedrock-runtime.us-east-1.amazonaws.com/model/x/converse"),
-            f"bedrock/{NOVA}",
-        ),
+        (model_call(NOVA, name=CONVERSE), f"bedrock/{NOVA}"),
         (model_call("gpt-4o", name="POST http://127.0.0.1/v1/chat/completions"), "gpt-4o"),
         (model_call(None, arguments={"multipart": FORM}), "gpt-4o-transcribe"),
+        (model_call(LLAMA, name="POST https://api.groq.com/openai/v1/chat/completions"), f"groq/{LLAMA}"),
     ],
 )
 def test_a_call_has_the_price_of_its_model_by_names_with_prefixes_and_what_was_asked_and_where(call, same):
