@@ -56,6 +56,8 @@ def test_an_answer_is_judged_by_the_writes_that_had_ended_when_its_read_began(st
     with watching_order(observed) as around, observed.writing():
         move_order(observed)
         answers.append(read_order(store))
+        with observed.writing():
+            pass  # which changes nothing
         within_one = read_now()
         with observed.writing():
             cancel(observed)

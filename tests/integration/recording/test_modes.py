@@ -141,7 +141,8 @@ def test_the_old_file_stands_until_the_new_one_is_whole_and_the_new_one_is_as_pr
         assert path.read_bytes() == before == path.with_name("run.jsonl.partial.old").read_bytes()
     assert answers(path) == ["b v2"]
     assert not (tmp_path / "others").exists()
-    assert [one.stat().st_mode & 0o77 for one in path.parent.iterdir()] == [0, 0]
+    with record(path):
+        assert [one.stat().st_mode & 0o77 for one in path.parent.iterdir()] == [0, 0, 0]
 
 
 def test_a_killed_recording_leaves_what_it_had_recorded(path):
