@@ -33,7 +33,7 @@ async def test_a_tool_may_call_itself_with_the_same_arguments(how: Callable[[Any
     """By itself, in a task of its own, or several times at once: the inner calls run, and wait in no ring."""
     depth = 0
 
-    @AgentCache("order", remote_cache=MemoryTier(), remote=RemotePolicy(flight=flight))
+    @AgentCache("order", remote_cache=MemoryTier(lease=999), remote=RemotePolicy(flight=flight))
     async def count() -> int:
         nonlocal depth
         depth += 1
