@@ -139,7 +139,7 @@ LINES = {
     "toolbox": 1_117,  # of 1,000: meta-tools and names with a server in front (100) were no row
     "remote": 3_909,  # of 3,100: `database` (675), `file` (240), `redis` (675) and `keeper` (90) have what no
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end, new certificates
-    "recording": 9_807,  # of 6,700: redaction as its corpora need it is 1,188 of 750, fork and drift 1,600 of
+    "recording": 9_803,  # of 6,700: redaction as its corpora need it is 1,188 of 750, fork and drift 1,600 of
     # 1,030; files, outcomes and the ways in (formats, prices, LiteLLM, foreign recordings) are 3,560 of 2,600
     "resume": 2_147,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,190
     "pytest_plugin": 919,  # of 850
@@ -150,7 +150,7 @@ LINES = {
     # is a fifth of each adapter
     "relay": 1_721,  # of 1,350: JSON-RPC (181) was no row, nor were lists by hints (70) and tasks (60); pipes that
     # are read and written without a change of thread are 85, half of which saves two thirds of what a message costs
-    "advise": 2_603,  # of 2,150: what links a write to a read (`mine`, `paths`: 1,013 of 850) keeps each
+    "advise": 2_607,  # of 2,150: what links a write to a read (`mine`, `paths`: 1,013 of 850) keeps each
     # rule that a world of the benchmark has shown to be needed; five forms of logs are 783 of 520 with their time line
     "report": 983,  # of 950: a trajectory and the texts of model calls (150) were no row of the plan
     "cli": 2_355,  # of 2,150: the demo with its picture is 476 of 400

@@ -8,6 +8,7 @@ with one call a record. A method of `_Reader` for each of the first four makes r
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
@@ -54,6 +55,7 @@ _SPAN_CONTENTS: Final = {  # arguments, and what was answered
     "gen_ai.prompt": "gen_ai.completion",
 }  # fmt: skip
 _NO_TOOLS: Final = ("llm", "generation", "embedding", "chain", "agent", "prompt", "parser", "evaluator", "guardrail")
+_LARGEST: Final = 1 << 30  # bytes of a file that is unpacked
 _LEAST_LIMIT: Final = 128  # characters of an answer, from which on an exporter may have cut it
 _BROKEN: Final = (AttributeError, TypeError, ValueError, LookupError, RecursionError)
 
@@ -75,7 +77,7 @@ def read_log(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -
         reader.open(name)
         try:
             data = sys.stdin.buffer.read() if path is None else path.read_bytes()
-            data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+            data = _unpacked(data) if data.startswith(b"\x1f\x8b") else data
         except (OSError, EOFError, zlib.error) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else "its content breaks off"
             reader.note(f"files that cannot be read ({reason}) were left out")
@@ -83,6 +85,15 @@ def read_log(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -
         found += _placed(number, list(reader.calls(data, path)))
     calls = reader.unnested(call for *_, call in sorted(found, key=lambda one: one[:3]))
     return Log(calls, _facts(calls, len(files)), reader.problems())
+
+
+def _unpacked(data: bytes) -> bytes:
+    found = io.BytesIO()
+    with gzip.open(io.BytesIO(data)) as file:
+        while found.write(file.read(1 << 20)):
+            if found.tell() > _LARGEST:
+                raise OSError(0, "it unpacks to more than 1 GB: unpack it first")
+    return found.getvalue()
 
 
 def _files_of(paths: Iterable[str | os.PathLike[str]]) -> list[tuple[str, Path | None]]:
@@ -226,9 +237,7 @@ class _Reader:
 
     def _recording(self, data: bytes, path: Path | None, run: str) -> Iterator[LoggedCall]:
         try:
-            cassette = (
-                Cassette.load(path) if path is not None and is_encrypted(data) else Cassette.read(Path(run), data)
-            )
+            cassette = Cassette.load(path) if path and is_encrypted(data) else Cassette.read(Path(run), data)
             yield from self._recorded(cassette, data, run)
         except CassetteError as error:
             line = "it" if error.line is None else f"line {error.line}:"
@@ -346,8 +355,9 @@ class _Reader:
                     self._seen.add((*same, str(counts[same])))
                 if key not in self._runs_of or (key[0] and not is_repeated):
                     self._runs_of[key] = run
-                    call = {"tool": tool, "run": run, "arguments": asked, "started": at}
-                    self._asked.setdefault(key, []).append(call)
+                    self._asked.setdefault(key, []).append(
+                        {"tool": tool, "run": run, "arguments": asked, "started": at}
+                    )
             for call_id, output, has_failed in _answers_in(message):
                 key = _key_of(run, call_id)
                 if waiting := self._asked.get(key):

@@ -207,8 +207,7 @@ def path_of(tool: str, text: str) -> Path:
             break
         entity = frozenset(_words(key)) - _NO_ENTITY
     is_id = bool((_ID_WORDS | _NATURAL_KEYS).intersection(_words(keys[-1])))
-    is_argument = keys[0] != "result"
-    return Path(text, keys[-1], entity or nouns_of(tool), is_argument, is_id, is_own=bool(entity))
+    return Path(text, keys[-1], entity or nouns_of(tool), keys[0] != "result", is_id, is_own=bool(entity))
 
 
 @dataclass(slots=True, eq=False)
@@ -252,8 +251,7 @@ class ToolFacts:
         self.refusals += call.error is None and is_failure(call)
         if call.kind is not None:
             self.given[call.kind] += 1
-        said = call.hints.get("readOnlyHint")
-        if said is not None:
+        if (said := call.hints.get("readOnlyHint")) is not None:
             self.hint = "read" if said else "write"
         for text, value in self._leaves(call):
             if (path := self.paths.get(text)) is None:

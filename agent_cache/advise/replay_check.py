@@ -138,8 +138,7 @@ def tags_of(rule: Tags, call: LoggedCall) -> tuple[Tag, ...]:
 
     Empty for a rule without tags, and for an answer that is not stored because a template does not fit it.
     """
-    tool = _compiled(call.tool, rule)
-    if tool is None:
+    if (tool := _compiled(call.tool, rule)) is None:
         return ()
     if tool.kind == "read":
         return _tags_of_read(call, tool) or ()
@@ -314,8 +313,7 @@ class TagsInUse:
     """What is in use: the operations of decorated tools by name; or the rules of a toolbox."""
 
     def __init__(self, tools: Mapping[str, ReadOperation | WriteOperation], box: Toolbox | None = None) -> None:
-        self._box = box
-        self._tools: dict[str, ReadOperation | WriteOperation] = dict(tools)
+        self._box, self._tools = box, dict(tools)
         self._rules = {row.tool: box.rule(row.tool) for row in box.explain()} if box is not None else {}
 
     def match(self, tools: Mapping[str, Mapping[str, bool]]) -> Match:
@@ -410,8 +408,7 @@ def cause_of(
 
 def _templates(advice: Advice, call: LoggedCall) -> dict[str, tuple[str, ...]]:
     """The tags that a call needs, by the template that gives them."""
-    tool = advice.tools.get(call.tool)
-    if tool is None:
+    if (tool := advice.tools.get(call.tool)) is None:
         return {}
     parse: Literal["json"] | None = "json" if needs_parsing(tool) else None
     kind = Read if tool.kind == "read" else Write

@@ -211,9 +211,8 @@ class RuleText:
         self, advice: Advice, outcomes: Mapping[str, Any], *, sources: Iterable[str], has_hints: bool = False,
         redaction: Redaction,
     ) -> None:  # fmt: skip
-        self.advice, self.outcomes, self.redaction = advice, outcomes, redaction
+        self.advice, self.outcomes, self.redaction, self._has_hints = advice, outcomes, redaction, has_hints
         self._sources = ", ".join(map(self._text, sources))
-        self._has_hints = has_hints
         self._scope = ', scope="session"' if advice.resets else ""
         prefixes = {tool.partition(":")[0] for tool in advice.tools if ":" in tool} - {"", "__main__"}
         self._namespace = prefixes.pop() if len(prefixes) == 1 and self._is_clean(*prefixes) else "tools"

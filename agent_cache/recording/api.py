@@ -339,8 +339,7 @@ class LiveCallBlocker:
     http = Http()
 
     def __init__(self, advice: str) -> None:
-        self.advice = advice
-        self.is_lifted = False
+        self.advice, self.is_lifted = advice, False
         self.error: CassetteError | None = None
         self.thread = threading.get_ident()
 

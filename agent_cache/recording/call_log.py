@@ -32,12 +32,9 @@ class CallLog:
     needs_identity = True
 
     def __init__(self, redaction: Redaction) -> None:
-        self.is_closed = False
-        self._redaction = redaction
+        self.is_closed, self._redaction = False, redaction
         self._began = time.perf_counter()
-        self._last_time = 0
-        self._next_id = 1
-        self._last_id = 0
+        self._last_time, self._next_id, self._last_id = 0, 1, 0
         self._open: dict[int, ActiveCall] = {}
 
     def start(self, call: ActiveCall) -> None:
@@ -127,8 +124,7 @@ class CassetteLog(CallLog):
         forked_from: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(redaction)
-        self.path = path
-        self._written = 0
+        self.path, self._written = path, 0
         self._failure: OSError | None = None
         self._copied_ids: dict[int, int] = {}
         self._copied_lanes = 0

@@ -159,8 +159,9 @@ def _rebuilt(kind: Any, data: dict[str, Any]) -> BaseException:
         return error  # type: ignore[no-any-return]  # a class that was found by name
     if "group" in data:
         error = kind(data["message"], [read_error(member) for member in data["group"]])
-    elif data["type"] == _HTTP_ERROR:
-        error = kind("", 0, "", Message(), io.BytesIO())
+    elif of_urllib := [base for base in kind.__mro__ if name_of(base) == _HTTP_ERROR]:
+        error = kind.__new__(kind)
+        of_urllib[0].__init__(error, "", 0, "", Message(), io.BytesIO())
     else:
         # No constructor of a user's runs: its parameters are unknown, and its effect is the state.
         base, arguments = _builtin_base(kind), tuple(_read(data.get("args", [data.get("message", "")])))

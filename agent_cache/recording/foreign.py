@@ -79,7 +79,7 @@ def _document(path: Path) -> Any:
     size, waiting = 0, [document]
     while waiting:  # each part as often as an alias of YAML repeats it, of which a small file may have billions
         size += len(one) if isinstance(one := waiting.pop(), str | bytes) else 1
-        if size > 10 * len(content):
+        if size > max(10 * len(content), 1 << 24):
             raise CassetteError("its aliases (*name) repeat its parts so often that it would fill the memory", path)
         if isinstance(one, list | Mapping):
             waiting += [*one, *one.values()] if isinstance(one, Mapping) else one

@@ -49,11 +49,9 @@ class RecordedFunction:
     ) -> None:  # fmt: skip
         self.function = function
         self.name = utf8_text(name)
-        self.kind = kind
-        self.is_read = False
+        self.kind, self.is_read = kind, False
         self.is_write = kind == "write" or (kind == "http" and is_unsafe(name))
-        self.extract_model = extract_model
-        self.extract_tokens = extract_tokens
+        self.extract_model, self.extract_tokens = extract_model, extract_tokens
         self.parameters = _parameters_of(function, name, skip_args) if parameters is None else parameters
         self.form = _form_of(function)
         self.names = names_of(name, function)

@@ -56,8 +56,7 @@ class Lanes:
     """
 
     def __init__(self) -> None:
-        self.is_over = False
-        self._next = 0
+        self.is_over, self._next = False, 0
         self._first = Lane(self, 0, 0)
         self._of_task: MutableMapping[Any, Lane] = weakref.WeakKeyDictionary()  # tasks may share a context
 

@@ -206,8 +206,9 @@ class CheckpointStore:
         new = b""
         if known and known.end and known.stamp[0] == stamp[0]:
             with path.open("rb") as file:
+                is_same = msgspec.json.decode(file.readline(), type=JournalHeader) == known.header
                 file.seek(known.end - 1)
-                new = file.read()
+                new = file.read() if is_same else b""
         if known and known.header is not None and new.startswith(b"\n"):
             header, entries, end = known.header, known.entries, known.end
         else:  # it is another file, or was not read yet

@@ -133,8 +133,7 @@ def _problem(_request: Request, error: Exception) -> Response:
 
 class _RestoreApi:
     def __init__(self, store: CheckpointStore, authorize: _Authorize) -> None:
-        self._store = store
-        self._authorize = authorize
+        self._store, self._authorize = store, authorize
 
     async def _is_allowed(self, request: Request, action: str, session_id: str | None) -> bool:
         answer = await run_in_threadpool(self._authorize, request, action, session_id)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import gzip
+import importlib
 import json
 import zlib
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -126,14 +128,16 @@ RAW_DEFLATE = zlib.compress(PACKED)[2:-4]
         ("gzip, gzip", gzip.compress(gzip.compress(PACKED))),
         ("Deflate,identity, X-GZIP", gzip.compress(zlib.compress(PACKED))),
         ("gzip, br", None),
+        ("zstd", None),
     ],
-    ids=["gzip", "in members", "padded", "deflate", "raw", "br", "twice", "deflate and gzip", "gzip and br"],
+    ids=["gzip", "in members", "padded", "deflate", "raw", "br", "twice", "deflate and gzip", "gzip and br", "zstd"],
 )
 def test_content_encodings_are_taken_off(encoding: str, sent: bytes | None):
     """Several in the reverse order, as each is of the body with those before it (RFC 9110, 8.4)."""
     if sent is None:
-        compress = pytest.importorskip("brotli").compress
-        sent = compress(gzip.compress(PACKED) if "gzip" in encoding else PACKED)
+        compress = pytest.importorskip("zstandard" if encoding == "zstd" else "brotli").compress
+        parts = [PACKED[:9], PACKED[9:]] if encoding == "zstd" else [PACKED]  # in two frames
+        sent = b"".join(compress(gzip.compress(one) if "gzip" in encoding else one) for one in parts)
     headers = {**AS_JSON, "content-encoding": encoding}
     assert received(headers, sent[:5], sent[5:]) == {"json": {"packed": True}}
     assert request_arguments(headers, sent) == {"json": {"packed": True}}
@@ -153,8 +157,12 @@ def test_what_was_packed_to_fill_the_memory_is_not_unpacked(monkeypatch: pytest.
     often = PACKED
     for _ in range(6):
         often = gzip.compress(often)
-    for sent, times in ((gzip.compress(bytes(1001)), 1), (gzip.compress(bytes(600)) * 2, 1), (often, 6)):
-        body = ResponseBody({"content-encoding": ", ".join(["gzip"] * times)})
+    large = [(gzip.compress(bytes(1001)), "gzip"), (gzip.compress(bytes(600)) * 2, "gzip"), (often, ", gzip" * 6)]
+    for name, encoding in (("brotli", "br"), ("zstandard", "zstd")):  # where a client has it
+        with suppress(ImportError):
+            large.append((importlib.import_module(name).compress(bytes(1001)), encoding))
+    for sent, encoding in large:
+        body = ResponseBody({"content-encoding": encoding})
         body.add(sent)
         assert back(body.data()) == sent
         assert body.is_encoded

@@ -389,8 +389,7 @@ def test_bytes_like_leaves_in_a_container_never_share_an_alias():
                     part = key_part(wrapped)
                 except UncacheableArgumentsError:
                     continue
-                known = seen.setdefault((type(wrapped), part), leaf)
-                assert known is leaf
+                assert seen.setdefault((type(wrapped), part), leaf) is leaf
 
 
 # -- Libraries of declared fields ----------------------------------------------------------------------------

@@ -87,9 +87,11 @@ def test_lines_and_documents_compressed_or_not_are_read(read, content):
 def test_folders_files_the_standard_input_and_what_is_not_there(write, tmp_path, monkeypatch):
     path = write([GET], "logs/one.jsonl")
     write(b"\x1f\x8bno gzip", "logs/bad")
+    write(gzip.compress(bytes(2000)), "logs/large")
     write([GET], "logs/.hidden")
+    monkeypatch.setattr("agent_cache.advise.logs._LARGEST", 1000)
     log = read_log([path, tmp_path / "logs"])
-    assert (len(log.calls), len(log.problems)) == (1, 1)
+    assert (len(log.calls), len(log.problems), "unpack it first" in log.problems[1]) == (1, 2, True)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LINE.encode())))
     assert len(read_log("-").calls) == 1
     monkeypatch.setattr("sys.stdin", None)

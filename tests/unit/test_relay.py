@@ -183,8 +183,7 @@ async def test_sessions_whose_lists_describe_a_tool_in_other_words_share_its_ans
         for number in range(6):
             properties = {"id": {"type": "string", "description": f"today is {number}"}}
             serve.tools = [{"name": "get", "inputSchema": {"properties": properties}}]
-            host = relay.host(str(number % 3))
-            assert text(await answer(relay, serve, "get", _host=host, id="a")) == "1"
+            assert text(await answer(relay, serve, "get", _host=relay.host(str(number % 3)), id="a")) == "1"
 
 
 # Lists and resources, by their hints

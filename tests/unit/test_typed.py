@@ -249,8 +249,7 @@ def test_an_annotation_is_read_at_the_first_value():
 
 def test_annotations_that_mean_the_same_have_one_fingerprint():
     one = schema_of(Union[int, str, None])  # noqa: UP007 - as older code says it
-    other = schema_of(None | str | int)
-    assert one.fingerprint == other.fingerprint
+    assert one.fingerprint == schema_of(None | str | int).fingerprint
     assert (
         len({schema_of(kind).fingerprint for kind in (int, str, list[int], list[str], Line, Spot, Any, Row, Tree)}) == 9
     )

@@ -313,8 +313,7 @@ class Model(RuleBasedStateMachine):
     @rule()
     def count(self) -> None:
         """It removes what is stale, as whoever meets it."""
-        expected = sum(not self.is_dead(entry) for entry in self.entries.values())
-        assert self.store.count_current(self.now) == expected
+        assert self.store.count_current(self.now) == sum(not self.is_dead(entry) for entry in self.entries.values())
         self.entries = {key: entry for key, entry in self.entries.items() if key in self.store}
 
     @invariant()

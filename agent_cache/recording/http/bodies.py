@@ -119,10 +119,18 @@ def _inflated(encoding: str, raw: bytes) -> bytes:
 def _decompressed(encoding: str, raw: bytes) -> bytes:
     """The same of another encoding. A client that accepts one has imported the package for it."""
     module: Any = sys.modules[next((one for one in _PACKAGES.get(encoding, ()) if one in sys.modules), encoding)]
-    made = module.Decompressor() if encoding == "br" else module.ZstdDecompressor()
-    made = made.decompressobj() if hasattr(made, "decompressobj") else made
-    decompress: Callable[[bytes], bytes] = made.process if hasattr(made, "process") else made.decompress
-    return decompress(raw)
+    content, step = bytearray(), None
+    for begin in range(0, len(raw), 1024):  # not every version has a bound of its own
+        piece = raw[begin : begin + 1024]
+        while piece:
+            if step is None or getattr(step, "eof", False):  # zstd may have several frames
+                step = module.Decompressor() if encoding == "br" else module.ZstdDecompressor()
+                step = step.decompressobj() if hasattr(step, "decompressobj") else step
+            content += step.process(piece) if encoding == "br" else step.decompress(piece)
+            piece = step.unused_data if getattr(step, "eof", False) else b""
+        if len(content) > _LARGEST:
+            raise ValueError("it is too large")
+    return bytes(content)
 
 
 # Requests
@@ -194,8 +202,7 @@ class ResponseBody:
     """
 
     def __init__(self, headers: Headers) -> None:
-        self.is_encoded = False
-        self._headers = headers
+        self.is_encoded, self._headers = False, headers
         self.sent = bytearray()
         self.add = self.sent.extend
 

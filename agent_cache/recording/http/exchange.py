@@ -216,9 +216,7 @@ class Exchange:
         self.tapes: list[Tape] = []
         self.learners: list[Usage] = []
         self.refusal: CassetteError | None = None
-        self._method = method
-        self._url = url
-        self._headers = headers
+        self._method, self._url, self._headers = method, url, headers
         self._calls: list[tuple[Tape, ActiveCall]] = []
         self._answering: tuple[Tape, ActiveCall] | None = None
         self._head: tuple[int, str, Pairs] = 0, "", []

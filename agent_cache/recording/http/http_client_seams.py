@@ -27,8 +27,7 @@ class _Connection(io.RawIOBase):
     """The bytes of a response, as a socket and as its file. Each read gets what one piece still has."""
 
     def __init__(self, wire: Iterator[bytes], close: Callable[[], None]) -> None:
-        self._wire = wire
-        self._close = close
+        self._wire, self._close = wire, close
         self._rest = b""
 
     def makefile(self, *_: Any, **__: Any) -> io.BufferedReader:

@@ -75,8 +75,7 @@ def _stream_class(library: Any) -> Any:
         """The body of a response, logged as it is read."""
 
         def __init__(self, exchange: Exchange, source: Any) -> None:
-            self._exchange = exchange
-            self._source = source
+            self._exchange, self._source = exchange, source
 
         def __iter__(self) -> Iterator[bytes]:
             return self._exchange.logged(self._source)

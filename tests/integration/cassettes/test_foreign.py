@@ -135,6 +135,13 @@ def test_a_body_has_no_encoding_that_the_recorder_has_taken_off(headers, given, 
     assert (body(call), call.outcome["response"].get("headers")) == (content, kept)
 
 
+def test_an_answer_that_aliases_repeat_is_no_attack(tmp_path, yaml):
+    one = "{request: {method: GET, uri: 'https://a.test/'}, response: *a}"
+    text = f"a: &a {{status: {{code: 200}}, body: {{string: {'x' * 9999}}}}}\ninteractions: [{(one + ',') * 99}]"
+    (tmp_path / "a.yaml").write_text(text, "utf-8")
+    assert len(read_foreign(tmp_path / "a.yaml")) == 99
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -76,8 +76,7 @@ def test_a_live_run_is_accepted_once_and_compared_ever_after(suite):
     )
     suite.run("--agent-baseline=once", failed=1)  # there is one
     assert suite.cassettes == [f"{BASELINE}/1.jsonl"]
-    command = next(line for line in result.outlines if line.strip().endswith("--replace"))
-    assert main(shlex.split(command)[1:]) == 0
+    assert main(shlex.split(next(line for line in result.outlines if line.strip().endswith("--replace")))[1:]) == 0
     suite.run(passed=1)
 
 

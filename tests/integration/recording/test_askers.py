@@ -168,8 +168,7 @@ async def test_a_resumed_run_answers_each_asker_from_its_own_lines(tmp_path, way
 
     with pytest.raises(Killed):
         await run(["ada"], dies_after="ada")
-    found = await run(["bob", "ada"])
-    assert [one.rpartition(" ")[2] for one in found] == ["bob", "ada"]
+    assert [one.rpartition(" ")[2] for one in await run(["bob", "ada"])] == ["bob", "ada"]
     assert all(count == 1 for count in RUNS.values()), RUNS
 
 

@@ -120,9 +120,14 @@ async def test_an_attribute_that_cannot_be_written_is_said_while_recording(path,
         await fail()
 
 
-async def test_an_error_of_urllib_comes_back_without_its_body(path):
-    caught = await round_trip(urllib.error.HTTPError("http://shop/", 429, "busy", Message(), io.BytesIO(b"slow")), path)
-    assert (type(caught), caught.code, str(caught)) == (urllib.error.HTTPError, 429, "HTTP Error 429: busy")
+class ShopError(urllib.error.HTTPError):
+    """One of a client that is built on urllib."""
+
+
+@pytest.mark.parametrize("kind", [urllib.error.HTTPError, ShopError])
+async def test_an_error_of_urllib_comes_back_without_its_body(kind, path):
+    caught = await round_trip(kind("http://shop/", 429, "busy", Message(), io.BytesIO(b"slow")), path)
+    assert (type(caught), caught.code, str(caught)) == (kind, 429, "HTTP Error 429: busy")
     assert (caught.read(), caught.headers.get("retry-after"), hasattr(caught, "other")) == (b"", None, False)
 
 

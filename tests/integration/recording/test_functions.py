@@ -63,8 +63,7 @@ async def test_what_is_called_may_be_an_object_a_method_or_a_partial_and_its_rec
 
         return run
 
-    recorded = await stage.twice(agent("sk-1234567890abcdef1234"), agent("another"))
-    assert recorded == ["/x", "why?", "cba", "BOB", 2]
+    assert await stage.twice(agent("sk-1234567890abcdef1234"), agent("another")) == ["/x", "why?", "cba", "BOB", 2]
     assert "sk-123" not in path.read_text()
     assert '"arguments":{"path":"/x"}' in path.read_text()
 

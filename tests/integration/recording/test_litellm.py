@@ -248,8 +248,7 @@ async def test_secrets_are_in_no_line_and_the_call_is_found_with_another_one(pat
     secret = f"my key is {KEY}"
     await recorded(path, secret)
     assert KEY not in path.read_text("utf-8")
-    clean = LLMReplay.key(MODEL, [{"role": "user", "content": "my key is [redacted]"}])
-    assert read_fixture(path)[0]["key"] == clean
+    assert read_fixture(path)[0]["key"] == LLMReplay.key(MODEL, [{"role": "user", "content": "my key is [redacted]"}])
     with LLMReplay(path):
         assert "answer to" in content(await ask(secret))
         assert "answer to" in content(await ask(secret.replace("abc", "xyz")))

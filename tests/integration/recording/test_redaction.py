@@ -264,8 +264,7 @@ def test_the_password_in_a_url_that_was_taken_apart_is_redacted(path):
         intercept(fetch, name="fetch")(url._asdict())
     assert "swordfish" not in path.read_text()
     with replay(path, strict=True):
-        back = intercept(fetch, name="fetch")(url._asdict())
-    assert back == url._replace(netloc="ann:[redacted]@shop.test:8443")
+        assert intercept(fetch, name="fetch")(url._asdict()) == url._replace(netloc="ann:[redacted]@shop.test:8443")
 
 
 def test_bytes_that_are_no_text_are_searched_as_well(path):

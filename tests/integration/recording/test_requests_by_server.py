@@ -44,8 +44,7 @@ OTHERS = ["api.mail.example", "127.0.0.1", "api.openai.com.mail.example", "myapi
 @pytest.mark.parametrize("path", PATHS)
 def test_a_path_alone_makes_no_call_of_a_model(path):
     assert {kind_of(host, path) for host in OTHERS} == {"http"}
-    of_stainless = {"user-agent": "Sms/Python 3.1", "x-stainless-lang": "python"}
-    assert kind_of("api.sms.example", path, of_stainless) == "http"
+    assert kind_of("api.sms.example", path, {"user-agent": "Sms/Python 3.1", "x-stainless-lang": "python"}) == "http"
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,5 @@ async def test_what_a_kept_call_encloses_overlaps_as_it_did(path):
     with record(path, mode="new_episodes"):
         await run()
         await ask("more")
-    after = path.read_bytes().splitlines(keepends=True)
-    assert after[1:-2] == before[1:-1]
+    assert path.read_bytes().splitlines(keepends=True)[1:-2] == before[1:-1]
     assert Cassette.load(path).outline.events()[:-2] == events

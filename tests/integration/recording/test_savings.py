@@ -154,8 +154,7 @@ def test_the_tokens_of_each_model_call_are_counted_once(tree):
         assert len(above) <= 1
         if "with" in kinds[index]:
             assert above
-            with_tokens = [at for at in path(index) if "with" in kinds[at]]
-            assert above == with_tokens[-1:]
+            assert above == [at for at in path(index) if "with" in kinds[at]][-1:]
         elif not above:  # what it has called counts instead
             assert any(index in path(at) for at in counted)
 

@@ -56,8 +56,7 @@ def filled(text: str, *, asked: str = "") -> tuple[str, list[str]]:
 def written(value: object) -> str:
     """What a recording writes of a value."""
     redaction, raw = Redaction(), encode({"result": value})
-    data = json.loads(raw)
-    return encode(redaction.apply(data)).decode() if redaction.may_change(raw) else raw.decode()
+    return encode(redaction.apply(json.loads(raw))).decode() if redaction.may_change(raw) else raw.decode()
 
 
 def has_none_of(made: Iterable[str], text: str) -> bool:

@@ -168,8 +168,7 @@ def test_real_answers_of_openai():
     found = ResponseUsage.model_validate({**ANSWERS["openai responses"][1]["usage"], **details})
     assert counted(Some(usage=found)) == CACHED
     # DeepSeek's counts are no fields of the type; the client keeps them all the same.
-    deepseek = ChatCompletion.construct(**{**whole, "usage": ANSWERS["deepseek"][1]["usage"]})
-    assert counted(deepseek) == READ
+    assert counted(ChatCompletion.construct(**{**whole, "usage": ANSWERS["deepseek"][1]["usage"]})) == READ
 
 
 def test_real_answers_of_anthropic():
@@ -196,8 +195,7 @@ def test_real_answers_of_litellm(monkeypatch):
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network at import
     litellm = pytest.importorskip("litellm")
     usage = ANSWERS["litellm of anthropic"][1]["usage"]
-    found = counted(litellm.ModelResponse(model="m", usage=litellm.Usage(**usage)))
-    assert found == CACHED
+    assert counted(litellm.ModelResponse(model="m", usage=litellm.Usage(**usage))) == CACHED
 
 
 # Any report

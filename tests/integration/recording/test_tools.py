@@ -121,8 +121,7 @@ async def test_what_a_session_did_over_a_loop_is_told_again_as_what_it_was(on_lo
                     seen.append(error.kind)
         traced = [[(one.tool, one.source, one.outcome) for one in each.get_execution_trace()] for each in opened]
         metrics = [each.get_metrics() for each in opened]
-        of_process = Counts(get_metrics()) - before
-        return seen, traced, [Counts(one) for one in metrics], of_process
+        return seen, traced, [Counts(one) for one in metrics], Counts(get_metrics()) - before
 
     before = Counts(get_metrics())
     with record(path):
@@ -132,8 +131,7 @@ async def test_what_a_session_did_over_a_loop_is_told_again_as_what_it_was(on_lo
     copy = path.with_name("copy.jsonl")
     before = Counts(get_metrics())
     with replay(path), record(copy):
-        replayed = await circle()
-    assert replayed == recorded
+        assert await circle() == recorded
     for told in ("instead", "loops"):
         assert [call.outcome.get(told) for call in Cassette.load(copy)] == [
             call.outcome.get(told) for call in Cassette.load(path)

@@ -147,8 +147,7 @@ def test_everything_is_done_with_keys(written: Callable[..., Path], show: Callab
     shown.keyboard.press("Enter")
     assert rows.nth(1).get_attribute("aria-current") == "true"
     assert pixels(shown, least=100, of=[SELECTED])[SELECTED] > 100
-    outline = shown.evaluate("() => getComputedStyle(document.activeElement).outlineStyle")
-    assert outline == "solid"
+    assert shown.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
 def test_a_bar_leads_to_its_row_and_says_what_it_is(written: Callable[..., Path], show: Callable[..., Any]):
@@ -288,8 +287,7 @@ def test_two_runs_are_side_by_side_with_their_drifts(written: Callable[..., Path
     assert drifts.count() == 2
     assert drifts.nth(0).locator("td").all_inner_texts()[:2] == ["critical", "arguments"]
     assert "amount: 40 -> 45" in drifts.nth(0).inner_text()
-    rows = shown.locator(".calls tbody tr")
-    assert rows.count() == 15  # one of which only the first run has
+    assert shown.locator(".calls tbody tr").count() == 15  # one of which only the first run has
     alone = shown.locator(".calls tr.alone")
     assert alone.count() == 1
     assert "not made" in alone.inner_text()

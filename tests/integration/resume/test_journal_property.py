@@ -109,8 +109,7 @@ async def run(operation, label):
         return await CALLS[kind](label)
     if kind == "step":
         return await step(inside[0], label)
-    parts = [everything(one, f"{label}.{at}") for at, one in enumerate(inside[0])]
-    return await asyncio.gather(*parts)
+    return await asyncio.gather(*[everything(one, f"{label}.{at}") for at, one in enumerate(inside[0])])
 
 
 async def everything(program, label="top"):

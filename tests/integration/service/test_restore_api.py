@@ -621,6 +621,8 @@ def test_a_journal_that_grows_is_not_read_from_its_beginning_again(client, journ
     run.path.write_bytes(run.path.read_bytes().replace(b'"first"', b'"1st"  '))
     second = run.checkpoint("second")
     assert ids(client) == [second, *ids(client, label="first")] == [second, first]
+    run.path.write_bytes(re.sub(rb'("(?:run|id)":)"(\w{16})(\w{16})"', rb'\1"\3\2"', run.path.read_bytes()))
+    assert ids(client) == [one[16:] + one[:16] for one in (second, first)], "another run, in a file of the same number"
     run.path.write_bytes(run.path.read_bytes().partition(b'{"checkpoint"')[0])
     assert ids(client) == []
 
