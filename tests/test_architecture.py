@@ -289,7 +289,7 @@ def test_importing_the_package_does_not_load(name: str, strangers_loaded_by_impo
 
 
 ON_WINDOWS = """
-import asyncio, os, sys
+import asyncio, os, shutil, sys
 asyncio.new_event_loop().close()
 for name in ("register_at_fork", "fork", "pread", "pwrite", "statvfs"):
     delattr(os, name)
