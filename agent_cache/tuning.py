@@ -85,7 +85,7 @@ def get_ttl(tool: Callable[..., Any] | str) -> float | Callable[[Any], Any] | No
     policies = [one.policy for one in (tools if own is None else [own])]
     ttls = {each.ttl if each.longest_ttl is None else each.longest_ttl for each in policies}
     if len(ttls) > 1:
-        raise ConfigurationError(f"get_ttl: several tools are called {name!r}, with other ttls: give the tool itself")
+        raise ConfigurationError(f"get_ttl: several tools are called {name!r}, whose ttls differ: give the tool itself")
     return ttls.pop()
 
 

@@ -401,10 +401,12 @@ def meaning_of(name: str) -> str:
 # Requests
 
 TRANSPORT: Final = frozenset({
-    "accept", "accept-encoding", "b3", "cf-ray", "connection", "date", "host", "last-event-id", "mcp-method",
-    "mcp-name", "mcp-protocol-version", "mcp-session-id", "sentry-trace", "te", "traceparent", "tracestate",
-    "transfer-encoding", "user-agent", "x-amz-cf-id", "x-amzn-trace-id", "x-b3-flags", "x-b3-parentspanid",
-    "x-b3-sampled", "x-b3-spanid", "x-b3-traceid", "x-cloud-trace-context", "x-correlation-id", "x-request-id",
+    "accept", "accept-encoding", "b3", "cf-ray", "connection", "date", "elastic-apm-traceparent", "host",
+    "last-event-id", "mcp-method", "mcp-name", "mcp-protocol-version", "mcp-session-id", "newrelic", "sentry-trace",
+    "te", "traceparent", "tracestate", "transfer-encoding", "uber-trace-id", "user-agent", "x-amz-cf-id",
+    "x-amzn-trace-id", "x-b3-flags", "x-b3-parentspanid", "x-b3-sampled", "x-b3-spanid", "x-b3-traceid",
+    "x-cloud-trace-context", "x-correlation-id", "x-datadog-origin", "x-datadog-parent-id",
+    "x-datadog-sampling-priority", "x-datadog-trace-id", "x-request-id",
 })  # fmt: skip
 """Headers that say how a request travels, besides ``content-*``. Every other one may say who sends it."""
 

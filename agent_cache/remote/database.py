@@ -6,7 +6,8 @@ the token of its database, and the others are marks: "an invalidation of mine is
 - A step stores its number into the page *inside its transaction*, before the commit: the holder of SQLite's lock is
   the only one who raises it. A hit compares the page with the number of the last step that this process has applied.
   So a page ahead of the rows costs a look, and never an answer. If it stays ahead, because a writer was killed, whoever
-  looks commits an empty step. (Stored after the commit, a writer that is killed in between leaves others stale.)
+  looks commits an empty step; if nobody does before the file is opened again, its values are dropped, as it may be an
+  older copy. (Stored after the commit, a writer that is killed in between leaves others stale.)
 - A step that cannot be noted: the process sets a mark before the effect, and then the number to one that nobody has.
   Nobody uses the file while there is a mark. The process sets it anew until the step is noted. One whose time has
   passed is of a process that has died: everything is held for a lease, and counts as written.

@@ -116,7 +116,7 @@ class Toolbox:
             checked_text(name, "Toolbox: the name of a tool")
             if not isinstance(rule, Rule):
                 raise ConfigurationError(
-                    f"Toolbox: the rule of {name!r} must be Read(...), Write(...), Watch(), Pass() or Inner(); {rule!r}"
+                    f"Toolbox: the rule of {name!r} must be Read, Write, Watch, Pass or Inner(...), got {rule!r}"
                 )
         self._unknown = checked_choice(unknown, ("write", "watch", "pass"), "Toolbox: unknown")
         self._hints = checked_choice(hints, ("off", "kind"), "Toolbox: hints")

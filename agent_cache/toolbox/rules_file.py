@@ -89,7 +89,7 @@ def _table(said: Any, key: str, known: tuple[str, ...] = ()) -> Mapping[str, Any
 
 def _rule_of(said: Any, of_reads: Mapping[str, Any], of_writes: Mapping[str, Any]) -> Rule:
     if not isinstance(said, Mapping) or not {"kind", "inner"} & said.keys():
-        raise ConfigurationError(f'a tool must be a table with a kind, as kind = "read"; dots need quotes: {said!r}')
+        raise ConfigurationError(f'a tool is a table with a kind, as kind = "read", got {said!r}; dots need quotes')
     given, kinds = dict(said), ("read", "write", "watch", "pass")
     kind: str = "inner" if "inner" in given else checked_choice(given.pop("kind"), kinds, "kind")
     _refuse_unknown(given, _OPTIONS[kind])

@@ -40,7 +40,7 @@ TELLING = [
 NEUTRAL = [
     "accept-encoding", "b3", "cf-ray", "content-language", "date", "last-event-id", "mcp-method", "mcp-name",
     "sentry-trace", "traceparent", "tracestate", "user-agent", "x-amzn-trace-id", "x-b3-traceid",
-    "x-cloud-trace-context", "x-correlation-id", "x-request-id",
+    "x-cloud-trace-context", "x-correlation-id", "x-request-id", "uber-trace-id", "newrelic", "x-datadog-trace-id",
 ]  # fmt: skip
 
 
