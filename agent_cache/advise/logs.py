@@ -297,7 +297,8 @@ class _Reader:
         if attributes.get("gcp.vertex.agent.tool_response") == "{}":  # of ADK, without contents
             asked, result = None, UNKNOWN
         if "langsmith.span.kind" in attributes:
-            asked, result = _only(_decoded(asked), "input"), _only(_decoded(result), "output")
+            whole = [one if (value := _decoded(one)) is None else value for one in (asked, result)]  # or a plain text
+            asked, result = _only(whole[0], "input"), _only(whole[1], "output")
         known = {"arguments": asked, "result": result, "started": _first(span, ("startTimeUnixNano", "start_time"))}
         known["ended"] = _first(span, ("endTimeUnixNano", "end_time"))
         yield from self.call({name: value for name, value in known.items() if value is not None} | {

@@ -490,7 +490,7 @@ def _portable_name(name: str) -> str:
 def _script(path: str, loader: Any) -> str:
     try:
         content = (loader or SourceFileLoader("__main__", path)).get_data(path)
-    except OSError:
+    except (OSError, AttributeError):
         raise Uncacheable("a name in __main__ means nothing elsewhere if there is no file to know it by") from None
     return f"__main__@{blake2b(content, digest_size=16).hexdigest()}"
 
