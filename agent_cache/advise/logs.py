@@ -285,7 +285,8 @@ class _Reader:
         source = attributes.get("agent_cache.source")
         is_tool = name.startswith("execute_tool ") or span.get("span_kind") == "TOOL"  # the latter of Phoenix
         if not is_tool and not any(attributes.get(key) == kind for key, kind in _SPAN_KINDS.items()):
-            self.note("spans that are no calls of tools were left out")
+            if "gen_ai.operation.name" not in attributes:  # else of a model or an agent
+                self.note("spans that are no calls of tools were left out")
             return
         if source == "blocked" or name == "execute_tool (merged tools)":  # of ADK, which has a span for each as well
             return
