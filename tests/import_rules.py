@@ -9,10 +9,8 @@ import ast
 import gc
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 PACKAGE = "agent_cache"
@@ -94,7 +92,6 @@ class Import:
     importer: str
     imported: str
     line: int
-    for_types_only: bool
 
     def __str__(self) -> str:
         return f"{self.importer}:{self.line} imports {self.imported}"
@@ -119,40 +116,19 @@ def line(node: ast.AST) -> int:
     return getattr(node, "lineno", 0)
 
 
-def is_type_checking(test: ast.expr) -> bool:
-    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
-        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
-    )
-
-
-def nodes(tree: ast.AST, for_types_only: bool = False) -> Iterator[tuple[ast.AST, bool]]:
-    """Every node below `tree`, and whether it stands under `if TYPE_CHECKING`."""
-    for child in ast.iter_child_nodes(tree):
-        yield child, for_types_only
-        if isinstance(child, ast.If) and is_type_checking(child.test):
-            for statement in child.body:
-                yield statement, True
-                yield from nodes(statement, True)
-            for statement in child.orelse:
-                yield statement, for_types_only
-                yield from nodes(statement, for_types_only)
-        else:
-            yield from nodes(child, for_types_only)
-
-
 def imports(trees: dict[str, ast.Module], packages: set[str]) -> list[Import]:
     """Every import, also those inside functions and those by `import_module("a literal")`."""
     found = []
 
-    def add(importer: str, imported: str, node: ast.AST, for_types_only: bool) -> None:
-        found.append(Import(importer, imported, line(node), for_types_only))
+    def add(importer: str, imported: str, node: ast.AST) -> None:
+        found.append(Import(importer, imported, line(node)))
 
     for importer, tree in trees.items():
-        for node, for_types_only in nodes(tree):
+        for node in ast.walk(tree):
             match node:
                 case ast.Import(names=names):
                     for alias in names:
-                        add(importer, alias.name, node, for_types_only)
+                        add(importer, alias.name, node)
                 case ast.ImportFrom(module=module, names=names, level=level):
                     base = module or ""
                     if level:
@@ -162,13 +138,13 @@ def imports(trees: dict[str, ast.Module], packages: set[str]) -> list[Import]:
                         base = f"{here}.{module}" if module else here
                     for alias in names:
                         submodule = f"{base}.{alias.name}"
-                        add(importer, submodule if submodule in trees else base, node, for_types_only)
+                        add(importer, submodule if submodule in trees else base, node)
                 case ast.Call(
                     func=ast.Name(id="import_module" | "__import__"), args=[ast.Constant(value=str(name)), *_]
                 ):
-                    add(importer, name, node, for_types_only)
+                    add(importer, name, node)
                 case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
-                    add(importer, name, node, for_types_only)
+                    add(importer, name, node)
     return found
 
 
@@ -208,22 +184,8 @@ def upward_imports(root: Path) -> list[str]:
     return wrong
 
 
-def cycles(root: Path) -> list[str]:
-    """Modules that need each other at run time, wherever the import stands. Imports for types only are exempt."""
-    trees, found = read(root)
-    graph: dict[str, set[str]] = {module: set() for module in trees}
-    for each in found:
-        if each.imported in graph and each.imported != each.importer and not each.for_types_only:
-            graph[each.importer].add(each.imported)
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        return [" < ".join(error.args[1])]
-    return []
-
-
 def circles(root: Path) -> list[str]:
-    """Modules that name each other, imports for types included: no reader can begin with one of them."""
+    """Modules that name each other, wherever the import stands and if for types only: no reader can begin with one."""
     trees, found = read(root)
     graph: dict[str, set[str]] = {module: set() for module in trees}
     for each in found:
@@ -369,4 +331,4 @@ def private_names(node: ast.AST) -> set[str]:
     return {name for name in names if re.match("_[^_]", name)}
 
 
-RULES = [upward_imports, cycles, circles, repeated_file_names, strangers, impurities]
+RULES = [upward_imports, circles, repeated_file_names, strangers, impurities]

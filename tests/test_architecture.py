@@ -17,7 +17,6 @@ from tests.import_rules import (
     PACKAGE,
     RULES,
     circles,
-    cycles,
     impurities,
     internals_imported,
     modules,
@@ -57,9 +56,9 @@ BROKEN = [
         },
     ),
     (upward_imports, {"helpers.py": ""}),
-    (cycles, {"tools.py": "from agent_cache import session", "session.py": "from agent_cache import tools"}),
-    (cycles, {"core/a.py": "from ._x import b", "core/_x/__init__.py": "", "core/_x/b.py": "from ..a import c"}),
-    (cycles, {"__init__.py": "from agent_cache.cli import main", "cli.py": "from agent_cache import AgentCache"}),
+    (circles, {"tools.py": "from agent_cache import session", "session.py": "from agent_cache import tools"}),
+    (circles, {"core/a.py": "from ._x import b", "core/_x/__init__.py": "", "core/_x/b.py": "from ..a import c"}),
+    (circles, {"__init__.py": "from agent_cache.cli import main", "cli.py": "from agent_cache import AgentCache"}),
     (
         circles,
         {
@@ -170,7 +169,7 @@ def test_the_package_keeps_its_budget_of_lines(package: Path):
 
 
 # The plan was 45,000 lines of tests with what they share, and 10,000 of benchmarks. 350 of them run what no test ran.
-@pytest.mark.parametrize(("folder", "lines"), [("tests", 60_422), ("benchmarks", 9_950)])
+@pytest.mark.parametrize(("folder", "lines"), [("tests", 60_417), ("benchmarks", 9_950)])
 def test_what_tests_and_measures_keeps_its_budget_of_lines(folder: str, lines: int):
     root = Path(__file__).parents[1] / folder
     if not root.exists():

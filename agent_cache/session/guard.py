@@ -356,10 +356,8 @@ class ToolInSession(LocalTool, ToolHistory):
             else:
                 if source != "write" and source != "uncached":  # what is not stored may be a failure
                     flight = call.flight
-                    if flight.stored_tags is not None:
-                        found, store = flight.result, flight.store
-                        if found is not None and (store.newest is found or store.peek(call.key) is found):
-                            entry, digest = found, found.digest
+                    if flight.stored_tags is not None and flight.result is not None:
+                        entry, digest = flight.result, flight.result.digest
                 is_fine = entry is not None or (self.is_write and self._operation.policy.ok is None)
                 has_failed = not is_fine and not self._operation.is_successful(value)
                 if digest is None:

@@ -100,7 +100,7 @@ def test_a_file_may_say_it(tmp_path):
     box = Toolbox.from_file(path)
     assert box.rule("execute-tool", None, {"tool_name": "get", "params": {}}).kind == "read"
     assert box.rule("execute-tool").kind == "write"
-    assert [row.kind for row in box.explain()] == ["inner", "read"]
+    assert [(row.kind, row.tags, row.ttl) for row in box.explain()] == [("inner", "", ""), ("read", "x", "")]
 
 
 # Names

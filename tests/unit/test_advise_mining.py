@@ -197,6 +197,26 @@ def test_a_search_needs_a_hundred_writes_however_many_of_its_pages_they_left_alo
     assert (("register", "get_users") in links) is is_dropped
 
 
+@pytest.mark.parametrize(
+    ("where", "is_list", "linked"),
+    [
+        ("result", False, {("result[order_id]", "order_id")}),
+        ("result", True, set()),
+        ("arguments", True, {("sent[][order_id]", "order_id")}),
+    ],
+)
+def test_of_items_that_a_write_answers_with_fewer_show_that_it_left_them_alone(
+    where: str, is_list: bool, linked: set[tuple[str, str]]
+) -> None:
+    log: list[LoggedCall] = []
+    for turn in range(60):
+        look = call("get_order", 1, order_id=f"o-{turn % 10}")
+        named: Any = {"order_id": f"o-{turn if turn < 7 else 100 + turn}"}
+        named = {"sent": [named]} if is_list else named
+        log += [look, call("ship", named) if where == "result" else call("ship", "ok", **named), look]
+    assert paths(mine(log), "ship", "get_order") == linked
+
+
 def test_a_write_that_shares_arguments_with_a_read_drops_its_answer_though_the_two_never_met() -> None:
     """A lamp is looked at before and after a zone of another floor was dimmed."""
     log: list[LoggedCall] = []

@@ -31,31 +31,9 @@ from agent_cache.values import canonical as digests
 from agent_cache.values.canonical import lasting_digest, segment_digest
 from agent_cache.values.compare import fingerprint, is_empty, shown, signature_of
 from tests.harness.searches import searched
-from tests.harness.structure import VALUES, near_pairs, same
+from tests.harness.structure import VALUES, Access, Colour, Level, Paint, Word, near_pairs, same
 
 ROOT = Path(__file__).parents[2]
-
-
-class Colour(enum.Enum):
-    RED = 1
-    GREEN = 2
-
-
-class Paint(enum.Enum):
-    RED = 1
-
-
-class Level(enum.IntEnum):
-    LOW = 1
-
-
-class Word(enum.StrEnum):
-    LOW = "low"
-
-
-class Access(enum.Flag):
-    READ = 1
-    WRITE = 2
 
 
 class Pair(NamedTuple):

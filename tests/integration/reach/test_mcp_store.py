@@ -51,6 +51,8 @@ async def test_an_entry_ends_with_its_time():
         assert await store.get(KEY) is not None
         clock.advance(31)
         assert await store.get(KEY) is None
+        await store.set(KEY, entry(seconds=-1))
+        assert await store.get(KEY) is None
 
 
 async def test_processes_share_what_is_kept_and_what_ends(tmp_path):

@@ -13,7 +13,10 @@ pytest.importorskip("pydantic_ai", reason="Pydantic AI is not installed")
 from pydantic import BaseModel
 from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, ModelRetry, RunContext, Tool
 from pydantic_ai.messages import ModelRequest
-from pydantic_ai.toolsets import CombinedToolset, FunctionToolset, WrapperToolset
+from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.toolsets import AbstractToolset, CombinedToolset, FunctionToolset, WrapperToolset
+from pydantic_ai.toolsets.abstract import ToolsetTool
+from pydantic_core import SchemaValidator, core_schema
 
 from agent_cache import AgentCacheSession, Read, Toolbox, Write
 from agent_cache.integrations.pydantic_ai import AgentCacheCapability, AgentCacheToolset
@@ -238,13 +241,28 @@ async def test_a_recorded_deferral_is_replayed(tmp_path: Path):
     assert shop.runs == ["7"]
 
 
-async def test_users_in_the_metadata_of_a_run_are_apart():
+@pytest.mark.parametrize("is_function", [True, False])
+async def test_users_in_the_metadata_of_a_run_are_apart(is_function: bool):
     shop = Shop()
 
     async def get_order(ctx: RunContext[Any], order_id: str) -> str:
         return await shop.run("get_order", ctx.metadata["user_id"])
 
-    agent, found = shop.agent([read()], tools=[get_order], box=toolbox()), []
+    class Service(AbstractToolset[Any]):
+        id = None
+
+        async def get_tools(self, ctx: Any) -> Any:
+            schema, validator = {"properties": {"order_id": {}}}, SchemaValidator(core_schema.dict_schema())
+            definition = ToolDefinition(name="get_order", parameters_json_schema=schema)
+            return {
+                "get_order": ToolsetTool(toolset=self, tool_def=definition, max_retries=1, args_validator=validator)
+            }
+
+        async def call_tool(self, name: str, tool_args: Any, ctx: Any, tool: Any) -> Any:
+            return await get_order(ctx, **tool_args)
+
+    tools: Any = {"tools": [get_order]} if is_function else {"tools": [], "toolsets": [Service()]}
+    agent, found = shop.agent([read()], box=toolbox(), **tools), []
     for user in ("ada", "bob", "ada"):
         found += (await run(agent, metadata={"user_id": user, "run": object()})).values()
     assert found == ["get_order 1", "get_order 2", "get_order 1"]

@@ -6,6 +6,7 @@ each line of its journal, `test_journal_file` a real process.
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections import Counter
 from pathlib import Path
@@ -351,6 +352,22 @@ def test_caches_drop_what_a_write_in_doubt_may_have_changed(world, directory):
 
 
 # Idempotency keys
+
+
+@pytest.mark.parametrize(("durability", "waits"), [("process", 0), ("machine", 2)])
+def test_a_write_waits_for_the_disk_where_the_journal_is_to_outlive_the_machine(
+    world, directory, durability, waits, monkeypatch
+):
+    synced = []
+    monkeypatch.setattr("os.fdatasync" if hasattr(os, "fdatasync") else "os.fsync", synced.append)
+
+    async def counted():
+        await get_order("1")
+        before = len(synced)
+        await pay("1")
+        return len(synced) - before
+
+    assert journaled(Journal(directory, durability=durability), counted) == waits
 
 
 def test_each_write_of_each_run_has_a_key_of_its_own(world, directory):
