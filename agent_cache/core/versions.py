@@ -17,7 +17,8 @@ that depends on them is stored, so that what was read of a half-done write is no
 whoever stores, joins or starts a load next gives its paths a version again, and then removes the hold.
 
 Only the last writes are known: two generations of paths, the older one dropped when the newer is full. What is older
-than both counts as written. `tests/properties/test_coherence.py` and `test_preemption.py` search for a stale answer.
+than both counts as written. `tests/properties/versions_model.py` searches the rule for a stale answer, with each part
+of it taken out.
 """
 
 from __future__ import annotations

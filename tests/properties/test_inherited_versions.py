@@ -7,8 +7,8 @@ are as old as they like: the messages that would drop them have not come.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -60,6 +60,7 @@ class Schedule:
     """Two processes, and everything that they do, one step after the other in a random order."""
 
     random: random.Random
+    make: Callable[[MemoryServer], MemoryTier]
     clock: FakeClock
     truth: Seen = field(default_factory=lambda: dict.fromkeys(ENTITIES, 0))
     least: Seen = field(default_factory=lambda: dict.fromkeys(ENTITIES, 0))
@@ -69,7 +70,7 @@ class Schedule:
 
     async def run(self, steps: int = 150) -> None:
         server = MemoryServer()
-        self.tiers = [MemoryTier(server), MemoryTier(server)]
+        self.tiers = [self.make(server), self.make(server)]
         self.copies: list[dict[str, Answer]] = [{}, {}]
         self.writers: dict[object, bool] = {}
         self.dead: dict[str, int] = {}
@@ -174,13 +175,59 @@ class Schedule:
         ]
 
 
-@pytest.mark.parametrize("schedules", [90, *slow(300)])
-async def test_nothing_is_found_that_is_older_than_a_write_that_has_returned(schedules: int):
-    found = stored = 0
-    for seed in range(schedules):
+async def play(seeds: range, make: Callable[[MemoryServer], MemoryTier]) -> list[Schedule]:
+    played = []
+    for seed in seeds:
         with FakeClock() as clock:
-            schedule = Schedule(random.Random(seed), clock)
+            schedule = Schedule(random.Random(seed), make, clock)
             await schedule.run()
-        assert schedule.stale == [], seed
-        found, stored = found + schedule.found, stored + schedule.stored
-    assert min(found, stored) > schedules * 10 / 3
+        played.append(schedule)
+    return played
+
+
+@pytest.mark.parametrize("schedules", [90, *slow(300)])
+async def test_nothing_is_found_that_is_older_than_a_write_that_has_returned(schedules):
+    played = await play(range(schedules), MemoryTier)
+    assert [(seed, each.stale) for seed, each in enumerate(played) if each.stale] == []
+    assert sum(each.found for each in played) > schedules * 10 / 3
+    assert sum(each.stored for each in played) > schedules * 10 / 3
+
+
+class InheritsNothing(MemoryTier):
+    async def store(self, ticket, value, tags, cost, *, age, inherited=()):
+        own = tuple(
+            tag for tag in tags if tag in ticket.request.tags or tag.partition(":")[0] in ticket.request.late_roots
+        )
+        await super().store(ticket, value, own, cost, age=age)
+
+
+class FetchesAnew(MemoryTier):
+    async def store(self, ticket, value, tags, cost, *, age, inherited=()):
+        read = [(await self.server.read(versions, None)).states for versions in inherited]
+        inherited = [
+            {cell: states[cell][0] for cell in versions} for versions, states in zip(inherited, read, strict=True)
+        ]
+        await super().store(ticket, value, tags, cost, age=age, inherited=inherited)
+
+
+class TakesTheLater(MemoryTier):
+    async def store(self, ticket, value, tags, cost, *, age, inherited=()):
+        later = {}
+        for versions in inherited:
+            later.update(versions)
+        await super().store(ticket, value, tags, cost, age=age, inherited=[later])
+
+
+class RechecksNothingThatIsCovered(MemoryTier):
+    async def store(self, ticket, value, tags, cost, *, age, inherited=()):
+        if inherited:
+            ticket.request = replace(ticket.request, late_roots=())
+        await super().store(ticket, value, tags, cost, age=age, inherited=inherited)
+
+
+@pytest.mark.parametrize("broken", [InheritsNothing, FetchesAnew, *slow(TakesTheLater, RechecksNothingThatIsCovered)])
+async def test_a_broken_rule_is_found_by_these_schedules(broken):
+    for start in range(0, 600, 50):
+        if any("<" in line for each in await play(range(start, start + 50), broken) for line in each.stale):
+            return
+    pytest.fail("nothing stale was found")
