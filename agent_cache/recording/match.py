@@ -23,7 +23,7 @@ from agent_cache.recording.cassette import Cassette, redacted_identity
 from agent_cache.recording.differences import changes
 from agent_cache.recording.file import RecordedCall, digest_of
 from agent_cache.recording.functions import ActiveCall, RecordedFunction
-from agent_cache.recording.outcomes import encode_sorted
+from agent_cache.recording.outcomes import common_length, encode_sorted
 from agent_cache.recording.redaction import Redaction
 
 ROOT_PLACE = b""  # of calls that no recorded call encloses
@@ -161,18 +161,19 @@ def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
     candidates = [i for i, one in enumerate(steps) if one.name in function.names]
     if len(candidates) > _MAX_CANDIDATES:
         candidates = [i for i in candidates if not matcher.is_covered[i]] or candidates
-    compared = SequenceMatcher(autojunk=False, b=_text_of(call.arguments))
+    now = encode_sorted(call.arguments)
 
-    def similarity(index: int) -> tuple[float, bool]:
-        compared.set_seq1(_text_of(steps[index].arguments))
-        return compared.ratio(), not matcher.is_covered[index]
+    def likeness(index: int) -> tuple[int, bool]:
+        """By what is between the common beginning and end: requests of one agent share most of their text."""
+        was = encode_sorted(steps[index].arguments)
+        first = common_length(was, now)
+        last = common_length(was[first:][::-1], now[first:][::-1])
+        one, other = (text[first : len(text) - last] for text in (was, now))
+        ends = SequenceMatcher(None, one[-_MAX_TEXT:], other[-_MAX_TEXT:], autojunk=False)  # type: ignore[type-var]
+        alike = sum(block.size for block in ends.get_matching_blocks())
+        return alike - max(len(one), len(other)), not matcher.is_covered[index]
 
-    return max(candidates[:_MAX_CANDIDATES], key=similarity, default=None)
-
-
-def _text_of(arguments: dict[str, Any]) -> str:
-    """The end of the arguments as text: of a conversation it is what is new."""
-    return encode_sorted(arguments).decode()[-_MAX_TEXT:]
+    return max(candidates[:_MAX_CANDIDATES], key=likeness, default=None)
 
 
 def differences(recorded: RecordedCall, call: ActiveCall) -> str:
@@ -205,14 +206,19 @@ def missing(
     until = " until the recording was killed, or its file cut" if matcher.cassette.is_partial else ""
     text = rule or f"{shown} was not recorded{inside}{until}"
     nearest = nearest_to(matcher, call)
+    asked = _REQUEST.fullmatch(call.function.name)
     if nearest is None:
-        text += f". No call of {call.function.name} was recorded{_under_other_names(call, matcher.cassette)}"
+        elsewhere = _under_other_names(call, matcher.cassette)
+        if not elsewhere and asked:  # a client of another version asks the same server at another path, perhaps
+            start = call.function.name.removesuffix(asked["rest"] or "")
+            elsewhere = next((f", but of {one.name}" for one in matcher.cassette if one.name.startswith(start)), "")
+        text += f". No call of {call.function.name} was recorded{elsewhere}"
     elif not rule:
         found = matcher.shown(nearest)
         state = "played already" if matcher.is_covered[nearest] else "not played yet"
         differing = differences(found, call)
         text += f". Nearest is call {found.id}, {state}:\n{differing}"
-        if _REQUEST.fullmatch(call.function.name):  # one of a router's servers, perhaps
+        if asked:  # one of a router's servers, perhaps
             same = [one for one in matcher.cassette if one.arguments == call.arguments]
             text += _OF_REQUESTS + _under_other_names(call, same)
         elif _IN_EACH_RUN.search(differing):

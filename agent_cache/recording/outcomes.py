@@ -13,6 +13,7 @@ import inspect
 import marshal
 import types
 import typing
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
@@ -431,8 +432,8 @@ def _texts(data: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str |
 
 def common_length(ones: Sequence[Any], others: Sequence[Any]) -> int:
     """How many elements two sequences begin with in common."""
-    pairs = enumerate(zip(ones, others, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(ones), len(others)))
+    ends = range(1, min(len(ones), len(others)) + 1)
+    return bisect_left(ends, 1, key=lambda end: ones[:end] != others[:end])
 
 
 # Shape of an outcome in a file, which may have been edited

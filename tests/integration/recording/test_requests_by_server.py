@@ -218,6 +218,8 @@ def test_a_request_to_another_port_diverges_and_the_text_proposes_an_alias(is_kn
     with pytest.raises(DivergenceError) as caught, replay(path):
         httpx.post(f"{other_server.url}/orders", json={"n": 1})
     assert f"It was recorded at {old}" in str(caught.value)
+    with pytest.raises(DivergenceError, match=f"was recorded, but of POST http://{old}/orders\n"), replay(path):
+        httpx.post(f"{server.url}/v2/orders", json={"n": 1})  # as by a client of another version
     assert "record it with http=Http(aliases={'127.0.0.1': 'server'})" in str(caught.value)
     assert f"record(path, mode='none', http=Http(aliases={{{new!r}: {old!r}}}))" in str(caught.value)
     with record(path, mode="none", http=Http(aliases={new: old})):
