@@ -365,8 +365,7 @@ def redacted_identity(call: RecordedCall, rules: Redaction) -> tuple[Any, str | 
     """The arguments of a call and its key without their secrets, and the digest that it has then."""
     arguments = rules.apply(call.arguments)
     key = None if call.key is None else redact_key(call.key, call.arguments, arguments, rules)
-    name = redacted_name(call.name, rules)
-    return arguments, key, digest_of(name, arguments, key)
+    return arguments, key, digest_of(redacted_name(call.name, rules), arguments, key)
 
 
 # Order

@@ -308,8 +308,7 @@ class _Rule:
         if _type_of(was) != _type_of(now):
             yield self.error(step, other, was, now)
         elif where := places_of(step.ended, other.ended):
-            text = f"had another outcome: {_shown_places(where)}"
-            yield self.finding("result", text, step, other, where, _WARNING)
+            yield self.finding("result", f"had another outcome: {_shown_places(where)}", step, other, where, _WARNING)
 
     def error(self, step: Step | None, other: Step, was: Any, now: Any) -> _Finding:
         """A call that raises another error than in the baseline, or none."""

@@ -155,7 +155,8 @@ def call_data(call: ActiveCall) -> dict[str, Any]:
 def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
     """Index of the recorded call of the same name with the most similar arguments, preferably one that was not played.
 
-    None if no call of that name was recorded. Of many calls, only the first ones are compared.
+    None if no call of that name was recorded. Of many calls, only the first ones are compared, by what is between their
+    common beginning and end: requests of one agent share most of their text.
     """
     steps, function = matcher.cassette.steps, call.function
     candidates = [i for i, one in enumerate(steps) if one.name in function.names]
@@ -164,12 +165,11 @@ def nearest_to(matcher: Matcher, call: ActiveCall) -> int | None:
     now = encode_sorted(call.arguments)
 
     def likeness(index: int) -> tuple[int, bool]:
-        """By what is between the common beginning and end: requests of one agent share most of their text."""
         was = encode_sorted(steps[index].arguments)
         first = common_length(was, now)
         last = common_length(was[first:][::-1], now[first:][::-1])
         one, other = (text[first : len(text) - last] for text in (was, now))
-        ends = SequenceMatcher(None, one[-_MAX_TEXT:], other[-_MAX_TEXT:], autojunk=False)  # type: ignore[type-var]
+        ends = SequenceMatcher(None, one[-_MAX_TEXT:], other[-_MAX_TEXT:], autojunk=False)
         alike = sum(block.size for block in ends.get_matching_blocks())
         return alike - max(len(one), len(other)), not matcher.is_covered[index]
 
@@ -208,10 +208,9 @@ def missing(
     nearest = nearest_to(matcher, call)
     asked = _REQUEST.fullmatch(call.function.name)
     if nearest is None:
-        elsewhere = _under_other_names(call, matcher.cassette)
-        if not elsewhere and asked:  # a client of another version asks the same server at another path, perhaps
-            start = call.function.name.removesuffix(asked["rest"] or "")
-            elsewhere = next((f", but of {one.name}" for one in matcher.cassette if one.name.startswith(start)), "")
+        start = call.function.name.removesuffix(asked["rest"] or "") if asked else "?"
+        here = (f", but of {one.name}" for one in matcher.cassette if one.name.startswith(start))  # by another version
+        elsewhere = _under_other_names(call, matcher.cassette) or next(here, "")
         text += f". No call of {call.function.name} was recorded{elsewhere}"
     elif not rule:
         found = matcher.shown(nearest)

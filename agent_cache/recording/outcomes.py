@@ -220,11 +220,9 @@ def value_outcome(value: Any, schema: PlainSchema, redaction: Redaction, *, is_c
 
     A chunk is redacted later, together with the chunks before and after it.
     """
-    exact = exact_json(value)
-    if exact is not None:
+    if (exact := exact_json(value)) is not None:
         raw, read = exact
-        is_clean = is_chunk or not redaction.may_change(raw)
-        return {"value": msgspec.Raw(raw) if is_clean else redaction.apply(read)}
+        return {"value": msgspec.Raw(raw) if is_chunk or not redaction.may_change(raw) else redaction.apply(read)}
     outcome = _written(without_secret_fields(value, redaction), schema)
     if is_chunk or "unencodable" in outcome or not redaction.may_change(encode(outcome)):
         return outcome
@@ -432,8 +430,7 @@ def _texts(data: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str |
 
 def common_length(ones: Sequence[Any], others: Sequence[Any]) -> int:
     """How many elements two sequences begin with in common."""
-    ends = range(1, min(len(ones), len(others)) + 1)
-    return bisect_left(ends, 1, key=lambda end: ones[:end] != others[:end])
+    return bisect_left(range(min(len(ones), len(others))), 1, key=lambda at: ones[: at + 1] != others[: at + 1])
 
 
 # Shape of an outcome in a file, which may have been edited

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ except ImportError:  # Windows: only recorders and sessions of one process exclu
 
 
 _LOG = logging.getLogger("agent_cache")
+_VARYING = re.compile(r".*(request-?id|ratelimit.*|processing-ms)|set-cookie|x-amz-id-2")  # headers
 _OF_JOURNAL = b'{"agent_cache_journal":'
 
 _open_paths: set[str] = set()
@@ -60,9 +62,7 @@ class PartialFile:
     def append(self, line: bytes) -> None:
         """Write a line."""
         if os.getpid() == self._process:
-            done = os.write(self._descriptor, line)
-            if done < len(line):
-                write_whole(self._descriptor, line[done:])
+            write_whole(self._descriptor, line)
 
     def finish(self, sort: Callable[[], Iterable[bytes]] | None = None) -> None:
         """Replace the old file, by the lines that `sort` makes of the written ones.
@@ -158,14 +158,17 @@ def _taken(path: Path) -> CassetteError:
 
 
 def _without_times(line: bytes) -> Any:
-    """What a line says, other than when and how long a run was."""
-    if not line.startswith((b'{"trailer":', b'{"agent_cache_cassette"')):
+    """What a line says, other than when and how long a run was, and what a server says anew in each response."""
+    if not line.startswith((b'{"trailer":', b'{"agent_cache_cassette"')) and b'"response":{"status":' not in line:
         return line
     try:
         data = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return line
     (data.get("trailer") or {}).pop("duration_ms", None)
+    headers = ((data.get("outcome") or {}).get("response") or {}).get("headers") or {}
+    for name in filter(_VARYING.fullmatch, [*headers]):
+        del headers[name]
     return {name: one for name, one in data.items() if name not in ("recorded_at", "times")}
 
 
@@ -193,9 +196,8 @@ def open_locked(path: Path, mode: int, flags: int = 0) -> int:
 
 def write_whole(descriptor: int, data: bytes) -> None:
     """Write all of the data: `os.write` may write a part of it."""
-    done = os.write(descriptor, data)
-    while done < len(data):
-        done += os.write(descriptor, data[done:])
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def is_being_recorded(path: Path) -> bool:
@@ -208,8 +210,7 @@ def replace_file(path: Path, lines: Iterable[bytes]) -> None:
     file = PartialFile(path)
     try:
         with file.reported():
-            for line in lines:
-                file.append(line)
+            file.append(b"".join(lines))
     except BaseException:
         file.discard()
         raise

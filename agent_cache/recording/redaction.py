@@ -534,8 +534,7 @@ def without_secret_fields(value: Any, redaction: Redaction, path: tuple[int, ...
     path = (*path, id(value))
     if kind is list or kind is tuple:
         members = [without_secret_fields(member, redaction, path) for member in value]
-        is_same = all(one is other for one, other in zip(members, value, strict=True))
-        return value if is_same else kind(members)
+        return value if all(one is other for one, other in zip(members, value, strict=True)) else kind(members)
     if kind is dict:
         changed = {key: without_secret_fields(member, redaction, path) for key, member in value.items()}
         return value if all(changed[key] is value[key] for key in value) else changed

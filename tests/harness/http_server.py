@@ -11,6 +11,7 @@ import json
 import socket
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,6 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(content)))
+        if self.path == "/json":
+            self.send_header("x-ratelimit-remaining", str(time.monotonic_ns()))
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()

@@ -391,8 +391,7 @@ class Exchange:
         for tape, call in self._calls:
             outcome: dict[str, Any] = {}
             if call.id:  # without one it runs, and is not written
-                is_error = isinstance(end, BaseException)
-                ended = call.written(failure_outcome, end, tape.redaction) if is_error else end
+                ended = call.written(failure_outcome, end, tape.redaction) if isinstance(end, BaseException) else end
                 outcome = call.written(self._outcome, ended, tape.redaction)
             if call.usage is not None and "response" in outcome:
                 call.usage.add(model_payloads(outcome["response"]))
