@@ -232,8 +232,8 @@ def summary_of(savings: list[Any]) -> str:
 
 
 LIVE_ADVICE = (
-    "--agent-block-live forbids that: mark the test with @pytest.mark.agent_cassette, or with "
-    '@pytest.mark.agent_live("reason") if it is to run'
+    "--agent-block-live forbids that: mark the test with @pytest.mark.agent_cassette, or with @pytest.mark.agent_live"
+    '("reason") if it is to run; a fixture of a wider scope than a test records itself, by record(path, mode=...)'
 )
 
 

@@ -61,8 +61,8 @@ class PartialFile:
 
     def append(self, line: bytes) -> None:
         """Write a line."""
-        if os.getpid() == self._process:
-            write_whole(self._descriptor, line)
+        if os.getpid() == self._process and (done := os.write(self._descriptor, line)) < len(line):
+            write_whole(self._descriptor, line[done:])
 
     def finish(self, sort: Callable[[], Iterable[bytes]] | None = None) -> None:
         """Replace the old file, by the lines that `sort` makes of the written ones.
