@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -191,43 +191,3 @@ async def test_nothing_is_found_that_is_older_than_a_write_that_has_returned(sch
     assert [(seed, each.stale) for seed, each in enumerate(played) if each.stale] == []
     assert sum(each.found for each in played) > schedules * 10 / 3
     assert sum(each.stored for each in played) > schedules * 10 / 3
-
-
-class InheritsNothing(MemoryTier):
-    async def store(self, ticket, value, tags, cost, *, age, inherited=()):
-        own = tuple(
-            tag for tag in tags if tag in ticket.request.tags or tag.partition(":")[0] in ticket.request.late_roots
-        )
-        await super().store(ticket, value, own, cost, age=age)
-
-
-class FetchesAnew(MemoryTier):
-    async def store(self, ticket, value, tags, cost, *, age, inherited=()):
-        read = [(await self.server.read(versions, None)).states for versions in inherited]
-        inherited = [
-            {cell: states[cell][0] for cell in versions} for versions, states in zip(inherited, read, strict=True)
-        ]
-        await super().store(ticket, value, tags, cost, age=age, inherited=inherited)
-
-
-class TakesTheLater(MemoryTier):
-    async def store(self, ticket, value, tags, cost, *, age, inherited=()):
-        later = {}
-        for versions in inherited:
-            later.update(versions)
-        await super().store(ticket, value, tags, cost, age=age, inherited=[later])
-
-
-class RechecksNothingThatIsCovered(MemoryTier):
-    async def store(self, ticket, value, tags, cost, *, age, inherited=()):
-        if inherited:
-            ticket.request = replace(ticket.request, late_roots=())
-        await super().store(ticket, value, tags, cost, age=age, inherited=inherited)
-
-
-@pytest.mark.parametrize("broken", [InheritsNothing, FetchesAnew, *slow(TakesTheLater, RechecksNothingThatIsCovered)])
-async def test_a_broken_rule_is_found_by_these_schedules(broken):
-    for start in range(0, 600, 50):
-        if any("<" in line for each in await play(range(start, start + 50), broken) for line in each.stale):
-            return
-    pytest.fail("nothing stale was found")
