@@ -307,7 +307,7 @@ class ToolInSession(LocalTool, ToolHistory):
         if detector is not None:
             if detector.pause is not None:
                 detector.note_activity(now)
-            call.loop_key = self._key_of(call) if call.key is None or self._has_loop_key else call.key
+            call.loop_key = self._by_loop_key(call.arguments, call.key) if self._has_loop_key else call.key
         if not is_asked and (
             session.calls >= session.limit
             or session.is_bounded
@@ -346,7 +346,8 @@ class ToolInSession(LocalTool, ToolHistory):
             detector.active = now
             if error is not None and (not isinstance(error, Exception) or call.local.has_refused(error)):
                 return None  # an interruption, or the refusal of a call that the tool has made
-        elif not self.is_write or error is not None:
+            is_judged = call.loop_key is not None
+        if not is_judged and (not self.is_write or error is not None):
             return None
         entry: Entry | None = None
         digest: Hashable = None
@@ -465,12 +466,9 @@ class ToolInSession(LocalTool, ToolHistory):
         return key if length <= _LONG_KEY else fingerprint(key) or key
 
     def _key_of(self, call: Call) -> Hashable:
-        """The identity of a miss or a write."""
+        """The identity of a miss or a write; one of its own if it has none."""
         key = self._by_loop_key(call.arguments, call.key) if self._has_loop_key else call.key
-        if key is not None:
-            return key
-        given = dict(self._operation.parameters.identities(call.arguments))
-        return _shortened(tuple(map(self.detector.part_of_unkeyed, given.values())))
+        return object() if key is None else key
 
     def _by_loop_key(self, arguments: Mapping[str, Any], default: Hashable) -> Hashable:
         loop_key: Any = self.hints.loop_key
