@@ -24,7 +24,7 @@ from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.session.loop_detector import ToolHistory, digest_of
 from agent_cache.session.loop_policy import ANY_NUMBER
 from agent_cache.values.canonical import MISSING
-from agent_cache.values.compare import etag_of, fingerprint, signature_of
+from agent_cache.values.compare import fingerprint, signature_of
 
 __all__ = ["LoopGuard", "OnLoop", "OnNotice", "ToolInSession"]
 
@@ -175,7 +175,7 @@ class ToolInSession(LocalTool, ToolHistory):
     # It refers to nothing that refers to it, and no bound method of its own is kept: what a session leaves is freed
     # without the garbage collector, which took a third of the time of short sessions.
     __slots__ = (
-        "_add", "_has_etags", "_has_loop_key", "_is_inner", "_is_judged", "_operation", "_session", "_used", "calls",
+        "_add", "_has_loop_key", "_is_judged", "_operation", "_session", "_used", "calls",
         "detector", "hints", "is_write", "name", "own", "repeat",
     )  # fmt: skip
 
@@ -196,7 +196,6 @@ class ToolInSession(LocalTool, ToolHistory):
         self.stats = operation.stats, self.own
         self._is_judged, self._has_loop_key = is_judged and is_innermost, self.hints.loop_key is not None
         self.is_write = not operation.is_read
-        self._is_inner, self._has_etags = not is_innermost, operation.is_read and operation.policy.validate is not None
         self.repeat = "write_repeat" if self.is_write else "repeat"
         self.detector = None
         if session._detects_loops and (self.is_write or (self._is_judged and not self.hints.off)):
@@ -253,12 +252,7 @@ class ToolInSession(LocalTool, ToolHistory):
         stats = self.own
         stats.hits += 1
         stats.time_saved += entry.cost
-        if self._has_etags:
-            if not hasattr(entry, "etag"):
-                entry.etag = etag_of(value)
-            session.trace.add((self.name, key, now, inside, number, self._is_inner, entry.etag))
-        else:
-            self._add((self.name, key, now, inside, number))
+        self._add((self.name, key, now, inside, number))
         return value
 
     # Calls that run
@@ -334,11 +328,7 @@ class ToolInSession(LocalTool, ToolHistory):
         outcome = "ok" if error is None else _name_of(error)
         number = call.numbers[session]  # type: ignore[index]  # admit() has set it
         kind, started = "write" if self.is_write else "read", call.admitted
-        fields = self.name, call.key, kind, source, outcome, started, now - started, parent, number
-        if self._has_etags and error is None:
-            session.trace.add((*fields, self._is_inner, etag_of(value)))
-        else:
-            self._add(fields)
+        self._add((self.name, call.key, kind, source, outcome, started, now - started, parent, number))
         if detector is None:
             return None
         is_judged = parent is None and self._is_judged

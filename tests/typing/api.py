@@ -488,11 +488,6 @@ async def sentences(prompt: str) -> AsyncIterator[str]:
     yield prompt
 
 
-@Toolbox({}, namespace="typed").tool()
-def length(text: str) -> int:
-    return len(text)
-
-
 @register
 class Refused(Exception):
     pass
@@ -540,7 +535,6 @@ async def record_and_replay() -> None:
         assert_type(await ask("hi"), str)
         assert_type([word async for word in words("hi")], list[str])
         assert_type([one async for one in sentences("hi")], list[str])
-        assert_type(length("hi"), int)
     async with replay("run.jsonl", strict=True, policy={"ask": "live"}) as player:
         assert_type(player, Tape)
         assert_type((player.cursor, player.remaining), tuple[int, int])
@@ -632,16 +626,6 @@ async def calls_by_name(box: Toolbox) -> None:
 
 RULES = {"get": Read("a", ttl=1), "put": Write("a", doubt=1), "now": Watch(), "hand": Pass()}
 Toolbox(RULES, namespace="x")
-
-
-@Toolbox(namespace="x").tool
-async def named_tool(x: int) -> str:
-    return str(x)
-
-
-async def calls_of_a_named_tool() -> None:
-    assert_type(await named_tool(1), str)
-    await named_tool("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def wrapped_tools_keep_their_types(box: Toolbox) -> None:
