@@ -54,7 +54,6 @@ from agent_cache.recording import (
     Http,
     Raised,
     RecordedCall,
-    Saved,
     Tape,
     Tolerance,
     cached_llm_call,
@@ -544,11 +543,9 @@ async def record_and_replay() -> None:
     with fork("a", at=2, to="b", edits={1: Order("a", "b"), 3: Raised(ValueError())}, world="sandbox") as branch:
         assert_type(branch, Branch)
         assert_type(branch.live_from, int | None)
-        assert_type(branch.saved, Saved)
         assert_type(branch.cassette, Cassette)
     async with fork(Cassette.load("a"), at=None, to="b"):
         pass
-    assert_type(fork.from_env(), fork | None)
     fork("a", at="2", to="b")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     fork("a", at=2, to="b", world="new")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with observe(Listener(), redact=["card"], http=True):
