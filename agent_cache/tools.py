@@ -145,6 +145,12 @@ class Decorator:
         self.tiers = (*checked_backup(backup, f"{where}: backup"), *(() if farthest is None else (farthest,)))
         return where, DEFAULT_REMOTE if remote is None else remote
 
+    def named(self, name: str) -> Self:
+        """The same decorator for a tool of this name."""
+        other = copy_of(self)
+        other._name = name
+        return other
+
     def by_name(self, parse: Callable[[Any], Any] | None) -> Self:
         """The same decorator for a tool that is called by its name: a write touches the whole root if an argument that
         a template names is null. Templates see what `parse` makes of the result.

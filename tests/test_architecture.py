@@ -126,21 +126,21 @@ def test_a_tree_that_keeps_the_rules_is_let_through(tmp_path: Path):
 # and 500 names together; each row says what it has that the plan did not count.
 
 LINES = {
-    "core": 2_654,  # of 1,800: who asks (530) was no row of the plan, nor were trusted copies of tiers (83), nor what
+    "core": 2_656,  # of 1,800: who asks (530) was no row of the plan, nor were trusted copies of tiers (83), nor what
     # tags add to the key (24)
     "values": 1_301,  # of 1,250: what is known of a class goes with it (15)
-    "engine": 5_951,  # of 2,700: `scope`, `operation`, `result`, `inheritance`, `read` and `state` (2,200) are what the
+    "engine": 5_956,  # of 2,700: `scope`, `operation`, `result`, `inheritance`, `read` and `state` (2,200) are what the
     # prototype of the plan lacked: sessions around a call, tenants, what a load inherits, doubt, refused results. What
     # leads to the tiers is 510, `validate=` 110. Streams are 510 of 320: tasks share runs that go on when their first
     # caller leaves
-    "session": 1_639,  # of 1,200: `attach` (110), the trace's keys of writes (40) and reports
+    "session": 1_714,  # of 1,200: `attach` (110), calls without a key (65), the trace's keys of writes (40) and reports
     # on budgets were no row
-    "toolbox": 1_082,  # of 1,000: meta-tools and names with a server in front (100) were no row
+    "toolbox": 1_117,  # of 1,000: meta-tools and names with a server in front (100) were no row
     "remote": 3_910,  # of 3,100: `database` (675), `file` (240), `redis` (675) and `keeper` (90) have what no
     # prototype had: files that are damaged, replaced or locked, forks, threads and loops that end, new certificates
-    "recording": 9_697,  # of 6,700: redaction as its corpora need it is 1,188 of 750, fork and drift 1,600 of
+    "recording": 9_803,  # of 6,700: redaction as its corpora need it is 1,188 of 750, fork and drift 1,600 of
     # 1,030; files, outcomes and the ways in (formats, prices, LiteLLM, foreign recordings) are 3,560 of 2,600
-    "resume": 2_137,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,190
+    "resume": 2_147,  # of 1,250: typed states and restore are 910; doubt, checks, keys, interrupts and cut files 1,190
     "pytest_plugin": 919,  # of 850
     "service": 630,  # of 520: the schemas are 90, the drift of restored sessions 75
     "testing": 586,  # of 820: the contract of backends is 379, 15 for backends that end writers in `read` alone,
@@ -151,11 +151,11 @@ LINES = {
     # are read and written without a change of thread are 85, half of which saves two thirds of what a message costs
     "advise": 2_609,  # of 2,150: what links a write to a read (`mine`, `paths`: 1,013 of 850) keeps each
     # rule that a world of the benchmark has shown to be needed; five forms of logs are 783 of 520 with their time line
-    "report": 947,  # of 950: a trajectory and the texts of model calls (150) were no row of the plan
-    "cli": 2_279,  # of 2,150: the demo with its picture is 476 of 400
+    "report": 983,  # of 950: a trajectory and the texts of model calls (150) were no row of the plan
+    "cli": 2_355,  # of 2,150: the demo with its picture is 476 of 400
 }
-LINES_OF_THE_PACKAGE = 43_483
-EXPORTED_NAMES = 616
+LINES_OF_THE_PACKAGE = 43_843
+EXPORTED_NAMES = 619
 
 
 @pytest.mark.parametrize("folder", LINES)
@@ -169,7 +169,7 @@ def test_the_package_keeps_its_budget_of_lines(package: Path):
 
 
 # The plan was 45,000 lines of tests with what they share, and 10,000 of benchmarks. 350 of them run what no test ran.
-@pytest.mark.parametrize(("folder", "lines"), [("tests", 60_169), ("benchmarks", 9_950)])
+@pytest.mark.parametrize(("folder", "lines"), [("tests", 60_339), ("benchmarks", 9_950)])
 def test_what_tests_and_measures_keeps_its_budget_of_lines(folder: str, lines: int):
     root = Path(__file__).parents[1] / folder
     if not root.exists():

@@ -1,4 +1,4 @@
-"""`agent-cache cassette`: shows, compares, redacts, verifies and converts recordings.
+"""`agent-cache cassette`: shows, compares, forks, redacts, verifies and converts recordings.
 
 Exit codes: 0 no differences or findings, 1 differences or findings, 2 usage, or a file that cannot be read or written.
 
@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from agent_cache.cli import forks
 from agent_cache.cli.output import Printer, escaped, plural, print_json
 from agent_cache.errors import CassetteError, CassetteNotFound, ConfigurationError
 from agent_cache.recording import Cassette, RecordedCall, Redaction, diff_cassettes
@@ -36,7 +37,7 @@ from agent_cache.resume.journal import read_journal
 
 _ONE_LINE = 80
 _EXAMPLES = {
-    "diff": "before.jsonl after.jsonl", "redact": "tests/recordings",
+    "diff": "before.jsonl after.jsonl", "fork": "run.jsonl --at 7 --to branch.jsonl", "redact": "tests/recordings",
     "verify": "tests/recordings", "convert": "vcr.yaml -o run.jsonl",
 }  # fmt: skip
 _ENDS = ("asker", "source", "model", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens",
@@ -72,6 +73,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     command = add("diff", _diff, "compare two recordings")
     command.add_argument("a", type=Path)
     command.add_argument("b", type=Path)
+
+    command = add("fork", forks.run, "check a fork of a recording, and print how to run it")
+    forks.add_options(command)
 
     cassettes: dict[str, Any] = {"type": Path, "nargs": "+", "metavar": "PATH", "help": "cassettes, or folders of them"}
     command = add("redact", _redact, "remove secrets from recordings, in place")
@@ -148,7 +152,7 @@ def _show(options: argparse.Namespace) -> int:
         printer.line(("The recording was killed: calls may be missing.", "red"))
     elif cassette.trailer is not None and cassette.trailer.ended != "returned":
         printer.line((f"The run {cassette.trailer.ended}.", "red"))
-    if branch := _branch_text(cassette):
+    if branch := forks.branch_text(cassette):
         printer.line(branch)
     printer.line((f"{'id':>6}  {'start':>8}  {'took':>8}  {'':8}  call", "dim"))
     for depth, call in chosen:
@@ -173,19 +177,6 @@ def _show(options: argparse.Namespace) -> int:
         parts.append(f"{totals['input_tokens']}+{totals['output_tokens']} tokens")
     printer.line(", ".join((*parts, plural(totals["errors"], "error"))))
     return 0
-
-
-def _branch_text(cassette: Cassette) -> str:
-    """Which run a branch has left, and where; an empty text for any other recording."""
-    origin = cassette.header.forked_from
-    if origin is msgspec.UNSET:
-        return ""
-    where = "after its end" if origin.get("at") is None else f"at call {origin['at']}"
-    when = f", recorded {origin['recorded_at']}" if origin.get("recorded_at") else ""
-    found = origin.get("edits")
-    edits = ", ".join(map(str, found)) if isinstance(found, list) else ""
-    changed = f"; edited: call{'s' if ',' in edits else ''} {edits}" if edits else ""
-    return f"A branch of {origin.get('path') or 'a cassette in memory'}{when}, which it left {where}{changed}."
 
 
 # text
@@ -253,7 +244,7 @@ def _diff(options: argparse.Namespace) -> int:
     printer = Printer()
     for sign, style, cassette in (("---", "red", one), ("+++", "green", other)):
         printer.line((f"{sign} ", style), f"{cassette.path}  {len(cassette)} calls")
-        if branch := _branch_text(cassette):
+        if branch := forks.branch_text(cassette):
             printer.line(f"{cassette.path}: {branch}")
     for sign, style, cassette, ids in (("-", "red", one, diff.dropped_ids), ("+", "green", other, diff.new_ids)):
         index_of = cassette.outline.index_of

@@ -62,7 +62,7 @@ _RUNS, _TIER = "tests/recordings", "--url redis://localhost:6379/0"
 COMMANDS: Final = tuple(_Command(*row) for row in (
     ("report", "see", "recorded runs as a page, side by side if there are several", "run.jsonl", "report"),
     ("advise", "see", "find the tags of tools in recorded runs, or check those in use", _RUNS, "advise"),
-    ("cassette", "recordings", "show, compare, redact, verify and convert recordings", "show run.jsonl",
+    ("cassette", "recordings", "show, compare, fork, redact, verify and convert recordings", "show run.jsonl",
      "cassettes"),
     ("drift check", "recordings", "compare a run with accepted runs: exit code 1 if it has drifted",
      "accepted/ run.jsonl", "baselines", "add_drift_options", "run_drift"),

@@ -50,14 +50,16 @@ class Entry:
         copies: how many hits have got a copy, up to the second: from then on `copy` is the fastest one for its value.
         digest: what the loop guards of sessions compare it by; None until one does.
         loaded: the clock reading at which its tool was started. Set only where `validate=` and a `ttl` need it.
+        etag: a digest of the value, of a tool with `validate=`; not set until one is asked for.
     """
 
     __slots__ = (
-        "checked", "copies", "copy", "cost", "digest", "expires", "failure", "fast", "kept_for", "lease",
+        "checked", "copies", "copy", "cost", "digest", "etag", "expires", "failure", "fast", "kept_for", "lease",
         "loaded", "paths", "size", "tags", "value", "versions",
     )  # fmt: skip
 
     loaded: float
+    etag: str | None
 
     def __init__(
         self,

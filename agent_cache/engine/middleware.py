@@ -25,6 +25,7 @@ from agent_cache.engine.operation import TOO_LONG, Operation, Proceed
 from agent_cache.engine.scope import Call
 from agent_cache.engine.state import LOG
 from agent_cache.values.canonical import MISSING
+from agent_cache.values.compare import etag_of
 
 __all__ = ["ToolCall", "observed", "shown_arguments"]
 
@@ -47,6 +48,7 @@ class ToolCall:
             may be stored; ``"shared"``: another caller's run; ``"hit"``: of a tier, or a result within its grace
             period; ``"validated"``: its validator said that an expired result still holds; ``"uncached"`` and
             ``"write"``: the tool ran.
+        etag: None until `proceed` has returned; then, of a tool with ``validate=``, what `tool.etag` gives.
     """
 
     tool: str
@@ -57,6 +59,7 @@ class ToolCall:
     _operation: Any
     _arguments: Mapping[str, Any]
     source: str | None = None
+    etag: str | None = None
     _late: tuple[Tag, ...] = ()
 
     def __repr__(self) -> str:
@@ -88,6 +91,8 @@ class ToolCall:
             late = _rendered(self._operation.tags.late, self._arguments, result)
         object.__setattr__(self, "source", call.source)
         object.__setattr__(self, "_late", late)
+        if result is not MISSING and self.is_read_only and self._operation.policy.validate is not None:
+            object.__setattr__(self, "etag", etag_of(result))
 
 
 def shown_arguments(operation: Operation[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

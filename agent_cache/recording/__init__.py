@@ -10,7 +10,7 @@ from agent_cache.errors import (
     WorldMovedError,
 )
 from agent_cache.recording.api import now, observe, random, record, replay, uuid4
-from agent_cache.recording.branch import Branch, Raised, fork
+from agent_cache.recording.branch import Branch, Raised, Saved, fork
 from agent_cache.recording.call_log import CallListener
 from agent_cache.recording.cassette import Cassette
 from agent_cache.recording.differences import CassetteDiff, diff_cassettes
@@ -43,6 +43,7 @@ __all__ = [
     "RecordedError",
     "Redaction",
     "ReplayExhausted",
+    "Saved",
     "Savings",
     "WorldMovedError",
     "Tape",

@@ -295,7 +295,7 @@ def loaded(source: Path | Cassette, given: Redaction) -> tuple[Cassette, Redacti
     if isinstance(source, Cassette):
         cassette.steps = [msgspec.structs.replace(one, outcome=decode(encode(one.outcome))) for one in source]
     if any(call.form and call.name in CALLS_OF_LITELLM for call in cassette):  # else the model would be called
-        raise CassetteError("is of a fixture of Reyn, which recording.litellm.LLMReplay replays", path)
+        raise CassetteError("has calls of litellm, which only recording.litellm.LLMReplay answers", path)
     redaction = given.joined(cassette.header.redact)
     before, rules = Redaction().joined(recorded_rules(cassette)), redaction
     if cassette.header.redact.get("hook"):

@@ -18,7 +18,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, Self
 
 import msgspec
 
@@ -48,11 +48,30 @@ from agent_cache.recording.redaction import Redaction, redaction_of
 from agent_cache.recording.tape import NO_CONTEXT, Tape
 from agent_cache.values.typed import Undecodable
 
+FORK_VARIABLE: Final = "AGENT_CACHE_FORK"
+"""The environment variable that `fork.from_env` reads: a JSON object of the arguments of `fork`."""
+
 WORLDS = ("refuse", "sandbox", "as_is")
 World = Literal["refuse", "sandbox", "as_is"]
 
 _MAX_NAMED = 5
 _MAX_SHOWN = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What the answered part of a branch did not take.
+
+    Attributes:
+        calls: calls that were answered, without those that they enclose.
+        seconds: how long these took when they were recorded, one after another.
+        input_tokens, output_tokens: of the model calls among them and inside of them, as far as they are known.
+    """
+
+    calls: int = 0
+    seconds: float = 0.0
+    input_tokens: int = 0
+    output_tokens: int = 0
 
 
 class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
@@ -112,10 +131,52 @@ class fork(Block["Branch"]):  # noqa: N801 - used as a function, as `record`
         self._http = recorded_http(original)
         self._prefix = _Prefix(original, at, edits or {}, world, self._redaction)
 
+    @classmethod
+    def from_env(cls, *, redact: Any = None) -> Self | None:
+        """The fork that ``agent-cache cassette fork`` has printed, from the environment; None if there is none there.
+
+        ``with fork.from_env() or record(path): ...`` in a program makes it forkable. Nothing else reads the variable.
+
+        Args:
+            redact: as in `fork`.
+
+        Raises:
+            ConfigurationError: if the variable has something else in it.
+            CassetteError: as `fork`.
+        """
+        text = os.environ.get(FORK_VARIABLE)
+        if not text:
+            return None
+        try:
+            given = msgspec.json.decode(text, type=_Given)
+        except msgspec.DecodeError as error:
+            text = f"{FORK_VARIABLE} must be what `agent-cache cassette fork` prints: {error}"
+            raise ConfigurationError(text) from error
+        return cls(**msgspec.structs.asdict(given), redact=redact)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many calls will be ``answered``, how many of these were ``edited``, and how many writes ``repeated``.
+
+        Calls inside of answered ones do not count.
+        """
+        prefix = self._prefix
+        return {"answered": len(prefix.answered), "edited": len(prefix.edits), "repeated": len(prefix.repeated)}
+
     def _open(self) -> Branch:
         assert self._path is not None
         _check_is_free(self._path)
         return Branch(self._path, self._prefix, self._redaction, is_guarded=self.is_guarded, http=self._http)
+
+
+class _Given(msgspec.Struct, forbid_unknown_fields=True):
+    """What the environment variable has."""
+
+    cassette: str
+    to: str
+    at: int | None = None
+    edits: dict[int, Any] = {}
+    world: World = "refuse"
 
 
 def _check_is_free(path: os.PathLike[str]) -> None:
@@ -245,11 +306,18 @@ class Branch(Tape):
         super().__init__(path, "fork", redaction, answers=answers, file=file, is_guarded=is_guarded, http=http)
         self.live_from = prefix.at
         self._new_calls = 1  # also what is answered is new in the branch
+        self._seconds = 0.0
         self._prefix = prefix
         self._due = set(prefix.due)
         self._goal = "the end of the recording" if prefix.at is None else f"call {prefix.at}"
         self._lanes_of: dict[int, set[int]] = {}  # recorded lanes, by lanes of the run
         self._live_lanes: set[int] = set()
+
+    @property
+    def saved(self) -> Saved:
+        """What was not run so far, because the recording had the answer."""
+        models = self.savings
+        return Saved(self.cursor, self._seconds, models.input_tokens, models.output_tokens)
 
     def _look_up(self, call: ActiveCall, answers: Matcher) -> None:
         index = self._place(call, answers)
@@ -274,6 +342,7 @@ class Branch(Tape):
         super().take(call, index, answers)
         recorded = call.recorded
         assert recorded is not None
+        self._seconds += recorded.duration_ms / 1000
         if index in self._prefix.edits:
             answers.children.pop(index, None)  # another outcome is not theirs
             try:

@@ -19,6 +19,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -33,7 +34,8 @@ from agent_cache.recording.prices import Savings, Usage, savings_of
 from agent_cache.recording.redaction import redaction_of
 
 __all__ = [
-    "REPLAY_DATETIME", "LLMReplay", "MissingFixture", "fixture_line", "is_fixture", "read_fixture", "to_cassette",
+    "REPLAY_DATETIME", "LLMReplay", "MissingFixture", "fixture_line", "from_cassette", "is_fixture", "read_fixture",
+    "to_cassette",
 ]  # fmt: skip
 
 REPLAY_DATETIME = datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,6 +46,7 @@ _NAMES = {"completion": _COMPLETION, "exception": _COMPLETION, "embedding": _EMB
 _RESPONSES = {"completion": "ModelResponse", "embedding": "EmbeddingResponse"}
 """What litellm answers, by the kind of the call."""
 _CAUSES = {"rate_limit": "RateLimit", "context_overflow": "ContextWindowExceeded", "byte_limit": "BadRequest"}
+_ENVIRONMENT, _FORM = "litellm:environment", "reyn"
 _PREVIEW = 200
 
 Entry = dict[str, Any]
@@ -62,14 +65,14 @@ class LLMReplay:
     and before a line is written. A response that was asked for as a stream is recorded whole, and is one chunk again.
 
     Args:
-        fixture_path: a fixture.
+        fixture_path: a fixture, or a cassette that `to_cassette` has made.
         mode: ``"replay"``; ``"record"``, which calls the model; or ``"new_episodes"``, which calls it for what is not
             recorded. A recording replaces the entries of the calls that it makes, and keeps the others.
         redact: as `agent_cache.recording.record` takes it.
         advice: how to record again, for errors.
 
     Raises:
-        CassetteError: if a line of the fixture is broken, with its number, or the path is that of a cassette.
+        CassetteError: if a line of the fixture is broken, with its number.
         ConfigurationError: if the mode is unknown.
     """
 
@@ -131,10 +134,13 @@ class LLMReplay:
 
         Raises:
             MissingFixture: for a replay if there is no fixture.
+            CassetteError: for a recording if the path is that of a cassette.
             ImportError: if litellm is not installed.
         """
         if self.mode == "replay" and not self.fixture_path.exists():
             raise MissingFixture(f"there is no such fixture. To record it: {self._advice}", self.fixture_path)
+        if self.mode != "replay" and "agent_cache_cassette" in _line(self.fixture_path, 0):
+            raise CassetteError("is a cassette, and this records fixtures; give another path", self.fixture_path)
         for kind in () if self._originals else _RESPONSES:
             self._replace(kind)
 
@@ -290,26 +296,32 @@ def _preview(messages: list[Any]) -> str:
 
 
 def is_fixture(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is a fixture of Reyn, by its first line."""
+    """Whether a file is a fixture of Reyn, or a cassette that was made of one, by its first lines."""
+    first = _line(path, 0)
+    is_entry = ("key" in first and ("response" in first or "cause" in first)) or first.get("kind") == "environment"
+    return is_entry or ("agent_cache_cassette" in first and _line(path, 1).get("form") == _FORM)
+
+
+def _line(path: str | os.PathLike[str], number: int) -> Entry:
+    """A line of a file of JSON Lines, from 0; empty if it is missing, or something else."""
     try:
         with Path(path).open("rb") as file:
-            first = json.loads(next(filter(bytes.strip, file), b"{}"))
+            found = json.loads(next(islice(filter(bytes.strip, file), number, None), b"{}"))
     except (OSError, ValueError, RecursionError):
-        return False
-    is_call = isinstance(first, dict) and "key" in first and ("response" in first or "cause" in first)
-    return is_call or (isinstance(first, dict) and first.get("kind") == "environment")
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def read_fixture(path: str | os.PathLike[str]) -> list[Entry]:
-    """The entries of a fixture.
+    """The entries of a fixture, or of a cassette that was made from one.
 
     Raises:
         CassetteNotFound: if there is no such file.
-        CassetteError: if a line is broken, with its number, or the file is a cassette.
+        CassetteError: if a line is broken, with its number.
     """
+    if "agent_cache_cassette" in _line(path, 0):
+        return from_cassette(Cassette.load(path))
     content = read_bytes(Path(path))
-    if content.startswith(b'{"agent_cache_cassette"'):
-        raise CassetteError("is a cassette, and LLMReplay takes fixtures", path)
     return [_checked(line, path, number) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
 
 
@@ -347,23 +359,47 @@ def fixture_line(entry: Entry) -> bytes:
 
 
 def to_cassette(entries: Iterable[Entry], path: str | os.PathLike[str] = "") -> Cassette:
-    """A cassette with the calls of a fixture, to be looked at; of two with one key, the later one."""
-    found = {entry["key"]: entry for entry in entries if "key" in entry}
+    """A cassette with the calls of a fixture; of two with one key, the later one. `LLMReplay` replays it, and
+    `from_cassette` converts it back.
+    """
+    found = {_identity(entry): entry for entry in entries}
     return Cassette([_call(number, entry) for number, entry in enumerate(found.values(), 1)], path=path)
 
 
 def _call(number: int, entry: Entry) -> RecordedCall:
-    name, key, usage = _NAMES[_kind(entry)], entry["key"], Usage()
+    is_environment = _kind(entry) == "environment"
+    key = entry["name" if is_environment else "key"]
+    name = _ENVIRONMENT if is_environment else _NAMES[_kind(entry)]
+    usage = Usage()
     usage.add(entry.get("response"))
     call = RecordedCall(
         id=number,
-        kind="llm",
+        kind="env" if is_environment else "llm",
         name=name,
-        arguments={part: value for part, value in entry.items() if part not in {"key", "response"}},
+        arguments={part: value for part, value in entry.items() if part not in {"key", "response", "value"}},
         key=key,
         digest=digest_of(name, {}, key).hex(),
-        outcome={"value": entry.get("response")},
+        outcome={"value": entry["value"] if is_environment else entry.get("response")},
         model=usage.model or entry.get("model"),
-        form="reyn",
+        form=_FORM,
     )
     return msgspec.structs.replace(call, **usage.tokens.fields())
+
+
+def from_cassette(cassette: Cassette) -> list[Entry]:
+    """The entries of a fixture with the calls of a cassette that `to_cassette` has made.
+
+    Raises:
+        CassetteError: if the cassette has none of them.
+    """
+    entries: list[Entry] = []
+    for call in cassette:
+        if call.form == _FORM and "value" in call.outcome:
+            is_call = call.name != _ENVIRONMENT
+            entry = {"key": call.key, **call.arguments} if is_call else dict(call.arguments)
+            if _kind(entry) != "exception":
+                entry["response" if is_call else "value"] = call.outcome["value"]
+            entries.append(entry)
+    if not entries:
+        raise CassetteError("has no call of litellm:acompletion or litellm:aembedding", cassette.path)
+    return entries

@@ -105,6 +105,8 @@
       for (const grid of plot.center) if (grid.grid_line_color) grid.grid_line_color = line;
       const outlined = layer(plot, "selected");
       outlined.glyph.line_color = dark.matches ? "#ffffff" : "#111827";
+      const sum = layer(plot, "sum");
+      if (sum) sum.glyph.text_color = dark.matches ? "#b795ff" : "#5f35ab";
     }
   };
   dark.addEventListener("change", paint);

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from importlib import resources
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from agent_cache.errors import ConfigurationError
@@ -37,8 +38,8 @@ _CROWDED = 600
 """Bars in view from which edges and patterns would hide them, and take most of the time of drawing. `page.js` changes
 them when it zooms."""
 _UNITS = (("milliseconds", 1.0, 2e3), ("seconds", 1e3, 240e3), ("minutes", 6e4, 1.44e7), ("hours", 3.6e6, float("inf")))
-_ABOVE = 0.4
-"""Height, in rows, of what is left free above the first one for marks."""
+_ABOVE, _SUMS = 0.4, 2.4
+"""Heights, in rows, of what is left free above the first one for marks, and of the sum of tokens or money below."""
 
 
 def page(timelines: Sequence[Timeline], comparison: Comparison | None = None) -> str:
@@ -179,15 +180,16 @@ def _figure(timeline: Timeline, unit: str, scale: float, longest: float, looks: 
     from bokeh.models import ColumnDataSource, FixedTicker, HBar, PanTool, Range1d, Scatter, Text, WheelZoomTool
     from bokeh.plotting import figure as new_figure
 
-    rows = max(timeline.rows, 1)
+    rows, (paid, is_money) = max(timeline.rows, 1), _paid(timeline)
+    total = rows + (_SUMS if paid else 0)
     pixels = _height(rows)
     digits = max(0, 8 - math.floor(math.log10(longest)))  # more would be seen at no zoom, and are half of the file
     ends = -0.01 * longest, 1.01 * longest
     times = Range1d(*ends, bounds=ends, min_interval=longest / 1e6)
     pan, wheel = PanTool(dimensions="width"), WheelZoomTool(dimensions="width", modifiers="ctrl")
     plot = new_figure(
-        height=round(pixels * (rows + _ABOVE)) + 48, sizing_mode="stretch_width", x_range=times,
-        y_range=Range1d(rows, -_ABOVE),
+        height=round(pixels * (total + _ABOVE)) + 48, sizing_mode="stretch_width", x_range=times,
+        y_range=Range1d(total, -_ABOVE),
         tools=[pan, wheel], active_drag=pan, active_scroll=wheel, toolbar_location=None, output_backend="canvas",
         x_axis_location="below", name="plot",
     )  # fmt: skip
@@ -195,6 +197,9 @@ def _figure(timeline: Timeline, unit: str, scale: float, longest: float, looks: 
     plot.yaxis.major_tick_line_color = plot.ygrid.grid_line_color = None
     plot.xaxis.formatter.use_scientific = False
     labels = {track.first + track.rows / 2: track.label for track in timeline.tracks}
+    if paid:
+        labels[rows + _SUMS / 2] = "price" if is_money else "tokens"
+        _draw_steps(plot, paid, rows, scale, longest, looks["model"][1], is_money=is_money)
     plot.yaxis.ticker = FixedTicker(ticks=[*labels])
     plot.yaxis.major_label_overrides = labels
     shaded = timeline.tracks[::2]
@@ -240,6 +245,37 @@ def _figure(timeline: Timeline, unit: str, scale: float, longest: float, looks: 
         shape = Scatter(x="x", y="y", marker=marker, size=9 if marker == "x" else 11, fill_color=colour, **line)
         plot.add_glyph(source, shape, name=name)
     return plot
+
+
+def _paid(timeline: Timeline) -> tuple[list[tuple[float, float]], bool]:
+    """What model calls have taken, by the end of each; and whether that is money, or tokens if no price is known."""
+    is_money = any(call.cost for call in timeline.calls)
+    parts = [
+        (call.end, float(call.cost or 0) if is_money else call.input_tokens + call.output_tokens)
+        for call in timeline.calls
+    ]
+    return sorted(one for one in parts if one[1]), is_money
+
+
+def _draw_steps(
+    plot: figure, paid: Sequence[tuple[float, float]], rows: int, scale: float, longest: float, colour: str, *,
+    is_money: bool,
+) -> None:  # fmt: skip
+    from bokeh.models import ColumnDataSource, Text
+
+    sums = [*accumulate(part for _, part in paid)]
+    floor, room, whole = rows + _SUMS - 0.15, _SUMS - 0.75, sums[-1]
+    x = [0.0, *(time / scale for time, _ in paid), longest]
+    y = [floor - room * part / whole for part in (0.0, *sums, whole)]
+    plot.varea_step(x=x, y1=[floor] * len(x), y2=y, step_mode="after", fill_color=colour, fill_alpha=0.16)
+    plot.step(x=x, y=y, mode="after", line_color=colour, line_width=2)
+    label = _money_text(Decimal(str(round(whole, 9)))) if is_money else f"{int(whole):,}"
+    plot.add_glyph(
+        ColumnDataSource({"x": [longest], "y": [floor - room], "text": [label]}),
+        Text(x="x", y="y", text="text", text_align="right", text_baseline="bottom", text_color="#5f35ab", y_offset=-3,
+             text_font_size="11px", text_font_style="bold"),
+        name="sum",
+    )  # fmt: skip
 
 
 def _marks(timeline: Timeline) -> Iterator[tuple[str, str, str, float, list[TimedCall]]]:

@@ -169,6 +169,11 @@ class StoredJournal:
         others = self.cassette.others
         begun = [one.intent or one.open for _, one in others]
         self.begun: dict[int, OpenCall] = {one.id: one for one in begun if one is not None}
+        made, self.idle = {one.id for one in self.cassette.intents}, 0
+        for number, one in reversed(others):  # lines at the end by which nothing was made
+            if number + self.idle != text.count(b"\n") or (one.intent.id in made if one.intent else not one.resumed):
+                break
+            self.idle += 1
         self._checkpoints = [(number, one.checkpoint) for number, one in others if bytes(one.checkpoint)]
 
     @property
@@ -276,7 +281,7 @@ class JournalFile:
         self.path, self.is_closed = path, False
         self._is_durable, self._key = is_durable, key
         self._cipher = None if key is None else LineCipher(key)
-        self._size = self._lines = 0
+        self._size = self._lines = self._idle = 0
         with _reported(path, "opened and locked"):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -296,7 +301,8 @@ class JournalFile:
                 how = "without a key=" if self._cipher is not None else "with a key=, which encrypts it"
                 raise JournalError(f"was begun {how}, and can only be resumed as it was begun", self.path)
             found = _stored_in(self.path, data, self._key)
-            self._size, self._lines = data.rfind(b"\n") + 1, data.count(b"\n")
+            is_first, self._size, self._lines = not self._size, data.rfind(b"\n") + 1, data.count(b"\n")
+            self._idle = found.idle if found is not None and is_first else 0
             self._take_back()
         return found
 
@@ -304,6 +310,10 @@ class JournalFile:
         """Write lines, all of them or, as on a full disk, which raises `OSError`, none."""
         if self.is_closed:
             raise OSError(0, "an earlier line was not written")
+        if self._idle:  # the new process has its line in the place of those of one that has done nothing
+            kept = read_bytes(self.path).splitlines(keepends=True)[: -self._idle]
+            self._size, self._lines, self._idle = sum(map(len, kept)), len(kept), 0
+            self._take_back()
         if is_urgent:  # a resume must find the file, with what this process has written and nothing else
             is_there, own = self.path.exists(), os.fstat(self._descriptor)
             if not is_there or not os.path.samestat(self.path.stat(), own) or own.st_size != self._size:

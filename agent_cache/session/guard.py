@@ -24,7 +24,7 @@ from agent_cache.metrics import METRICS, Metrics, Stats
 from agent_cache.session.loop_detector import ToolHistory, digest_of
 from agent_cache.session.loop_policy import ANY_NUMBER
 from agent_cache.values.canonical import MISSING
-from agent_cache.values.compare import fingerprint, signature_of
+from agent_cache.values.compare import etag_of, fingerprint, signature_of
 
 __all__ = ["LoopGuard", "OnLoop", "OnNotice", "ToolInSession"]
 
@@ -175,7 +175,7 @@ class ToolInSession(LocalTool, ToolHistory):
     # It refers to nothing that refers to it, and no bound method of its own is kept: what a session leaves is freed
     # without the garbage collector, which took a third of the time of short sessions.
     __slots__ = (
-        "_add", "_has_loop_key", "_is_judged", "_operation", "_session", "_used", "calls",
+        "_add", "_has_etags", "_has_loop_key", "_is_inner", "_is_judged", "_operation", "_session", "_used", "calls",
         "detector", "hints", "is_write", "name", "own", "repeat",
     )  # fmt: skip
 
@@ -196,6 +196,7 @@ class ToolInSession(LocalTool, ToolHistory):
         self.stats = operation.stats, self.own
         self._is_judged, self._has_loop_key = is_judged and is_innermost, self.hints.loop_key is not None
         self.is_write = not operation.is_read
+        self._is_inner, self._has_etags = not is_innermost, operation.is_read and operation.policy.validate is not None
         self.repeat = "write_repeat" if self.is_write else "repeat"
         self.detector = None
         if session._detects_loops and (self.is_write or (self._is_judged and not self.hints.off)):
@@ -252,7 +253,12 @@ class ToolInSession(LocalTool, ToolHistory):
         stats = self.own
         stats.hits += 1
         stats.time_saved += entry.cost
-        self._add((self.name, key, now, inside, number))
+        if self._has_etags:
+            if not hasattr(entry, "etag"):
+                entry.etag = etag_of(value)
+            session.trace.add((self.name, key, now, inside, number, self._is_inner, entry.etag))
+        else:
+            self._add((self.name, key, now, inside, number))
         return value
 
     # Calls that run
@@ -301,7 +307,7 @@ class ToolInSession(LocalTool, ToolHistory):
         if detector is not None:
             if detector.pause is not None:
                 detector.note_activity(now)
-            call.loop_key = self._by_loop_key(call.arguments, call.key) if self._has_loop_key else call.key
+            call.loop_key = self._key_of(call) if call.key is None or self._has_loop_key else call.key
         if not is_asked and (
             session.calls >= session.limit
             or session.is_bounded
@@ -328,7 +334,11 @@ class ToolInSession(LocalTool, ToolHistory):
         outcome = "ok" if error is None else _name_of(error)
         number = call.numbers[session]  # type: ignore[index]  # admit() has set it
         kind, started = "write" if self.is_write else "read", call.admitted
-        self._add((self.name, call.key, kind, source, outcome, started, now - started, parent, number))
+        fields = self.name, call.key, kind, source, outcome, started, now - started, parent, number
+        if self._has_etags and error is None:
+            session.trace.add((*fields, self._is_inner, etag_of(value)))
+        else:
+            self._add(fields)
         if detector is None:
             return None
         is_judged = parent is None and self._is_judged
@@ -336,8 +346,7 @@ class ToolInSession(LocalTool, ToolHistory):
             detector.active = now
             if error is not None and (not isinstance(error, Exception) or call.local.has_refused(error)):
                 return None  # an interruption, or the refusal of a call that the tool has made
-            is_judged = call.loop_key is not None
-        if not is_judged and (not self.is_write or error is not None):
+        elif not self.is_write or error is not None:
             return None
         entry: Entry | None = None
         digest: Hashable = None
@@ -456,9 +465,12 @@ class ToolInSession(LocalTool, ToolHistory):
         return key if length <= _LONG_KEY else fingerprint(key) or key
 
     def _key_of(self, call: Call) -> Hashable:
-        """The identity of a miss or a write; one of its own if it has none."""
+        """The identity of a miss or a write."""
         key = self._by_loop_key(call.arguments, call.key) if self._has_loop_key else call.key
-        return object() if key is None else key
+        if key is not None:
+            return key
+        given = dict(self._operation.parameters.identities(call.arguments))
+        return _shortened(tuple(map(self.detector.part_of_unkeyed, given.values())))
 
     def _by_loop_key(self, arguments: Mapping[str, Any], default: Hashable) -> Hashable:
         loop_key: Any = self.hints.loop_key

@@ -19,15 +19,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
+import weakref
 from collections.abc import Callable, Hashable
 from contextvars import Context
+from itertools import islice
 from threading import get_ident
 from typing import Any, Final
 
+from agent_cache.core.keys import Uncacheable, key_part
 from agent_cache.core.options import LoopHints
 from agent_cache.errors import AgentLoopDetectedError
 from agent_cache.session.loop_policy import ANY_NUMBER, LoopPolicy, seconds_of
-from agent_cache.values.canonical import forget_oldest
+from agent_cache.values.canonical import forget_oldest, full_name
 from agent_cache.values.compare import fingerprint, shown
 from agent_cache.values.copies import packed
 
@@ -41,6 +44,8 @@ _MAX_OUTCOMES: Final = 16
 
 _MAX_TOOLS: Final = 1_000
 _MAX_BLOCKED: Final = 1_000
+_MAX_OBJECTS: Final = 256  # without identity, known by themselves
+_MAX_PARTS: Final = 64  # of a container or an object without identity
 
 _MAX_STREAK: Final = 128
 """How many calls of a streak are remembered in order, to report a cycle."""
@@ -101,6 +106,52 @@ def _text_of(value: Any) -> str:
     except Exception:  # noqa: BLE001, S110 - there are no such blocks, or it is an attribute of any class
         pass
     return shown(value)
+
+
+# Arguments without identity
+
+
+class UnkeyedArguments:
+    """The objects without identity that the calls of one session were given, such as clients, callbacks and images.
+
+    A call with one is compared all the same, or one such call in each round would hide every loop. An object is known
+    by its look, and counts as the last one that looked so, unless that is another one and alive: if it is gone, as a
+    callback that is made anew for each call, the two are the same. Objects are referred to weakly.
+    """
+
+    __slots__ = ("_latest",)
+
+    def __init__(self) -> None:
+        self._latest: dict[Hashable, tuple[Any, int]] = {}  # by look, the last object and its number
+
+    def part(self, value: Any, depth: int = 0) -> Hashable:
+        """The part of a key for an argument."""
+        try:
+            return key_part(value)
+        except Uncacheable:
+            kind = type(value)
+        if kind in (dict, list, tuple) and depth < 4:
+            members = islice(value.items() if kind is dict else value, _MAX_PARTS)
+            return kind.__name__, len(value), *[self.part(each, depth + 1) for each in members]
+        look = self._look_of(value)
+        latest, number = self._latest.get(look, (None, 0))
+        try:
+            number += latest is not None and (former := latest()) is not None and former is not value
+            self._latest[look] = weakref.ref(value), number
+        except TypeError:  # no weak reference
+            return look
+        forget_oldest(self._latest, _MAX_OBJECTS)
+        return look, number
+
+    def _look_of(self, value: Any) -> Hashable:
+        """The type of an object, its name, and its attributes that have keys. None of them is computed."""
+        look = full_name(type(value))
+        try:
+            name = str(object.__getattribute__(value, "__qualname__")) if callable(value) else ""
+            attributes = sorted(getattr(value, "__dict__", {}).items())[:_MAX_PARTS]
+            return look, name, fingerprint([(name, one) for name, one in attributes if fingerprint(one)])
+        except Exception:  # noqa: BLE001 - attribute access of any class
+            return look
 
 
 # Signatures
@@ -193,6 +244,7 @@ class LoopDetector:
     __slots__ = (
         "_error", "_error_at", "_error_round", "_errors", "acted_cycle", "active", "blocked", "clock", "epoch",
         "is_mixed", "last", "length", "levels", "newest", "noticed_cycle", "pause", "progress", "streak", "tools",
+        "unkeyed",
     )  # fmt: skip
 
     def __init__(self, policy: LoopPolicy, now: float) -> None:
@@ -211,12 +263,19 @@ class LoopDetector:
         self._error_at, self._error_round, self._errors = -1, (-1, -1, -1), 0
         self.blocked: dict[tuple[str, Hashable], AgentLoopDetectedError] = {}  # the calls to refuse, and why
         self.tools: dict[Hashable, dict[Hashable, Signature | _Once]] = {}  # the calls of each tool
+        self.unkeyed: UnkeyedArguments | None = None  # made for the first call without a key
 
     def calls_of(self, operation: Hashable) -> dict[Hashable, Signature | _Once]:
         """The last signature of each call of a tool."""
         found = self.tools.setdefault(operation, {})
         forget_oldest(self.tools, _MAX_TOOLS)
         return found
+
+    def part_of_unkeyed(self, argument: Any) -> Hashable:
+        """The part of a key for an argument of a call without a key."""
+        if self.unkeyed is None:
+            self.unkeyed = UnkeyedArguments()
+        return self.unkeyed.part(argument)
 
     def note_activity(self, now: float) -> None:
         """Note that the agent makes a call at this clock reading. After a pause it begins a new turn."""

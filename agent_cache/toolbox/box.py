@@ -11,7 +11,7 @@ from dataclasses import replace
 from inspect import isawaitable
 from textwrap import shorten
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar, cast, overload
 
 from agent_cache.at_fork import lock_of
 from agent_cache.config import Configuration
@@ -23,6 +23,7 @@ from agent_cache.core.options import (
     checked_choice,
     checked_function,
     checked_text,
+    no_life,
     plain_result,
 )
 from agent_cache.core.parameters import JsonArguments, Named
@@ -54,6 +55,7 @@ from agent_cache.toolbox.rules import (
     row_of,
     templates_of,
 )
+from agent_cache.tools import AgentCache, checked_tool
 from agent_cache.values.canonical import MISSING, forget_oldest
 from agent_cache.values.compare import is_empty, plural
 
@@ -61,6 +63,8 @@ if TYPE_CHECKING:
     import os
 
 __all__ = ["Toolbox", "every_tag"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _MAX_TOOLS: Final = 1_000
 """How many tools one toolbox keeps compiled. Functions that are made anew for each call make each time another one."""
@@ -394,10 +398,7 @@ class Toolbox:
         rule, full_name = found.rule, f"{self.namespace}:{name}"
         for option in ("failed", "store_if", "refused"):
             checked_function(getattr(form, option), f"{full_name}: {option}", 1)
-        if found.is_unknown:
-            roots = shorten(", ".join(self._roots), 160)
-            what = f"each call invalidates {roots}" if rule is self._every_root else repr(rule)
-            warn_once(f"no rule is of this tool, so it is taken as unknown={self._unknown!r}: {what}", full_name)
+        self._warn_of_unknown(found, full_name)
         if isinstance(rule, Pass | Inner):
             return _Tool(None, rule, schema)
         kind: Any = _NamedWrite if isinstance(rule, Write) else _NamedRead
@@ -408,6 +409,40 @@ class Toolbox:
         # If it was new, it would warn of roots that no tool writes or reads: that tool may not have been called yet.
         operation.form, operation.rule, operation.is_new = form, rule, False
         return _Tool(operation, rule, schema, _taken_of(schema)[1])
+
+    def _warn_of_unknown(self, found: Found, full_name: str) -> None:
+        if found.is_unknown:
+            rule, roots = found.rule, shorten(", ".join(self._roots), 160)
+            what = f"each call invalidates {roots}" if rule is self._every_root else repr(rule)
+            warn_once(f"no rule is of this tool, so it is taken as unknown={self._unknown!r}: {what}", full_name)
+
+    # Functions of one's own
+
+    @overload
+    def tool(self, function: F) -> F: ...
+    @overload
+    def tool(self) -> Callable[[F], F]: ...
+    def tool(self, function: Any = MISSING) -> Any:
+        """Give a function the rule of its name: a decorator, with or without parentheses.
+
+        Raises:
+            ConfigurationError: if a template of the rule names no parameter.
+            TypeError: as `agent_cache.AgentCache`, for a function that it cannot take.
+        """
+        if function is MISSING:
+            return self.tool
+        name = checked_tool(function, "Toolbox.tool").__name__
+        full_name, found = f"{self.namespace}:{name}", self._find(name, None)
+        self._warn_of_unknown(found, full_name)
+        rule = found.rule
+        if isinstance(rule, Inner):
+            raise ConfigurationError(f"{full_name}: a function whose calls are of inner tools needs `Toolbox.call`")
+        if isinstance(rule, Pass):
+            return function
+        decorator: Any = rule.decorator
+        if isinstance(rule, Watch):
+            decorator = AgentCache(templates_of(self._roots), ttl=no_life, loop=decorator.policy.loop)
+        return decorator.named(full_name)(function)
 
 
 def every_tag(box: Toolbox) -> tuple[tuple[str], ...]:

@@ -76,6 +76,9 @@ class Unkeyed:
         return "unkeyed"
 
 
+_CLIENT: Final = Unkeyed()
+
+
 def _beside(tool: str, make: Callable[[], Unkeyed] | None = None) -> Family:
     """Two reads that return the same in each round, and a third call that does not, or that has no key."""
 
@@ -118,7 +121,9 @@ LOOPS: Final[Mapping[str, Loop]] = {
     "a refused write and a read": Loop(2, _copies(_REFUSED_WRITE, _STATUS)),
     "another query that fails, after the same schema": Loop(2, _retry_with_schema),
     "two reads, and a clock that is off": Loop(2, _beside("clock")),
-    "two reads, and a call without a key": Loop(2, _beside("send", Unkeyed)),
+    "one call, its argument has no key": Loop(1, _copies(Step("send", "x", "nothing", request=_CLIENT))),
+    "two reads, and a call without a key": Loop(3, _beside("send", lambda: _CLIENT)),
+    "the same, another object each time": Loop(3, _beside("send", Unkeyed)),
 }
 
 UNSEEN: Final[Mapping[str, Loop]] = {

@@ -16,6 +16,7 @@ from agent_cache import (
     AgentCacheInvalidator,
     AgentCacheSession,
     ConfigurationError,
+    Inner,
     LoopHints,
     Read,
     RemotePolicy,
@@ -114,6 +115,7 @@ def draw(order_id: str) -> Any:
 
 SHOP = Toolbox({"*": Read("order")}, namespace="bad")
 CACHES = {"AgentCache": AgentCache("order"), "AgentCacheInvalidator": AgentCacheInvalidator("order")}
+CACHES |= {"Toolbox.tool": SHOP.tool, "Toolbox.tool()": SHOP.tool()}  # type: ignore[dict-item]  # functions
 RECORDERS = {"intercept": intercept, "intercept()": intercept(), "cached_llm_call": cached_llm_call}
 DECORATORS: dict[str, Any] = {**CACHES, **RECORDERS, "cached_llm_call()": cached_llm_call()}
 NO_FUNCTIONS = {
@@ -363,6 +365,8 @@ def test_a_toolbox_that_cannot_work():
     refused(lambda: Toolbox(["get_order"], namespace="bad"), "rules", "mapping")  # type: ignore[arg-type]
     refused(lambda: SHOP.call_sync(7, {}, lambda: 1), "name", "7")  # type: ignore[arg-type]
     refused(lambda: SHOP.explain("get_order"), "explain", "list of names", error=TypeError)
+    meta = Toolbox({"*": Inner(tool="tool", arguments="arguments")}, namespace="bad")
+    refused(lambda: meta.tool(look_up), "look_up", "Toolbox.call")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ COMMANDS = [
     *("report", "advise", "cassette", "drift check", "drift accept"),
     *("tier stats", "tier keys", "tier clear", "tier doctor", "demo", "mcp"),
 ]
-OF_CASSETTES = [f"cassette {name}" for name in ("show", "text", "diff", "redact", "verify", "convert")]
+OF_CASSETTES = [f"cassette {name}" for name in ("show", "text", "diff", "fork", "redact", "verify", "convert")]
 
 
 def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -504,20 +504,48 @@ class Client:
 
 
 _CLIENT = Client()
+UNKEYED: dict[str, Callable[[], Any]] = {
+    "one object": lambda: _CLIENT,
+    "another object each time": Client,
+    "no weak reference": object,
+    "in a list": lambda: ["x", _CLIENT],
+}
 
 
-async def test_calls_without_a_key_are_not_compared_and_hide_no_loop():
+@pytest.mark.parametrize("make", UNKEYED.values(), ids=UNKEYED.keys())
+@pytest.mark.parametrize(("which", "answered"), [("read", 4), ("write", 10), ("error", 5)])
+async def test_an_argument_without_a_key_does_not_switch_the_guard_off(
+    make: Callable[[], Any], which: str, answered: int
+):
+    """The frames of an error may keep the object of its call alive: then it is one of `any_error`."""
     shop = Shop()
-    async with AgentCacheSession() as session:
-        for _ in range(50):
-            await shop.get(_CLIENT)
-            await shop.add(_CLIENT)
-    assert session.get_metrics()["loops"] == session.get_metrics()["loop_notices"] == {}
-    with pytest.raises(STOPPED):
+    shop.runs = deque(maxlen=0)  # which keeps no argument alive
+    call = shop.add if which == "write" else shop.get
+    if which == "error":
+        shop.answers = lambda x: LookupError("down")
+    with pytest.raises(STOPPED) as caught:
         async with AgentCacheSession():
-            for _ in range(5):
-                await shop.get(_CLIENT)
-                await shop.get("7")
+            given = await outcomes(lambda: call(make()), 300)
+    assert given.count(STOPPED) >= 300 - answered
+    assert caught.value.kind in ({"error", "any_error"} if which == "error" else {"repeat"})
+
+
+@pytest.mark.parametrize("which", ["read", "write"])
+async def test_objects_without_identity_that_are_others_are_not_taken_for_one(which: str):
+    """Sixty documents of a list, of a stream with another text each, and of one mailbox with another result each."""
+    shop = Shop()
+    shop.runs = deque(maxlen=0)  # which keeps no argument alive
+    call = shop.add if which == "write" else shop.get
+    documents = [Client() for _ in range(60)]
+    async with AgentCacheSession() as session:
+        for document in documents:
+            await call(document)
+        for number in range(60):
+            await call(Client(text=f"text {number}"))
+        for number in range(60):
+            shop.answers = number
+            await call(_CLIENT)
+    assert session.get_metrics()["loops"] == session.get_metrics()["loop_notices"] == {}
 
 
 async def test_nothing_keeps_an_argument_without_a_key_alive():

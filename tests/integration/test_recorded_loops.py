@@ -104,6 +104,7 @@ async def test_every_kind_of_ten_copy_loop_is_found_soon(agent: Agent, recording
     assert kinds["period 4, through the store's tools"] == {"cycle"}
     assert kinds["one call, same error"] == {"error"}
     assert kinds["creative retry of a read"] == {"any_error"}
+    assert kinds["one call, its argument has no key"] == {"repeat"}
     assert kinds["two reads, and a call without a key"] == {"cycle"}
 
 

@@ -18,6 +18,8 @@ from agent_cache import (
     AgentCacheInvalidator,
     AgentCacheSession,
     ConfigurationError,
+    Toolbox,
+    Write,
     get_metrics,
 )
 from agent_cache.testing import MemoryTier
@@ -178,6 +180,8 @@ async def test_a_write_is_run_with_the_defaults_of_what_is_decorated(name: str):
     assert done == [("a", True), ("b", True), ("c", False)]
     async with AgentCacheSession():
         assert await tool("d") == "would delete"
+    box = Toolbox({"delete_file": Write("file:{path}"), "Safe": Write("file:{path}")}, namespace="wrapped")
+    assert await box.tool(SAFE[name](delete_file))("e") == "would delete"
 
 
 async def test_parameters_are_those_of_the_wrapper_whatever_their_names_are():

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from agent_cache import AgentCache, ConfigurationError, configure
+from agent_cache import AgentCache, ConfigurationError, Read, Toolbox, configure
 from agent_cache.remote import FileTier
 from agent_cache.testing import MemoryServer, MemoryTier
 
@@ -145,6 +145,15 @@ async def test_a_tier_that_is_configured_later_is_checked_at_the_first_call(tmp_
         with pytest.raises(ConfigurationError, match="two tools"):
             AgentCache("mail:{folder}")(named_partial("cleo"))
     assert await bob(folder="out") == "bob: out"
+
+
+async def test_so_are_those_of_a_toolbox(server: MemoryServer):
+    with configure(remote=MemoryTier(server)):
+        box = Toolbox({"read_mail": Read("mail:{folder}")}, namespace="bound")
+        alice = box.tool(functools.partial(read_mail, "alice"))
+        assert await alice("in") == "alice: in"
+        with pytest.raises(ConfigurationError, match="name"):
+            await box.tool(functools.partial(read_mail, "bob"))("in")
 
 
 UPPER, LOWER = (lambda text: text.upper()), (lambda text: text.lower())

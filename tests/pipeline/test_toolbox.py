@@ -340,6 +340,24 @@ async def test_answers_that_are_json_as_text_give_tags():
         assert one.runs == ["find", "cancel", "cancel", "find"]
 
 
+async def test_functions_of_ones_own_get_the_rule_of_their_name():
+    box = Toolbox({"find_*": Read("thing:{id}"), "put_thing": Write("thing:{id}"), "clock": Watch()}, namespace="own")
+    runs: list[str] = []
+
+    def tool(name: str) -> Any:
+        async def function(id: str = "") -> None:
+            runs.append(name)
+
+        function.__name__ = name
+        return box.tool(function)
+
+    find, put, clock, unknown = map(tool, ("find_thing", "put_thing", "clock", "unknown_thing"))
+    for call in (find("1"), clock(), find("1"), clock(), put(id="1"), find("1"), unknown(), find("1")):
+        await call
+    assert runs == ["find_thing", "clock", "clock", "put_thing", "find_thing", "unknown_thing", "find_thing"]
+    assert find.__agent_cache__.name == "own:find_thing"
+
+
 # Synchronous code
 
 

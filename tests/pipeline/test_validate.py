@@ -583,12 +583,12 @@ async def test_equal_results_have_one_etag_and_others_another(clock):
     assert thing.etag() is None, "it has no identity"
 
 
-async def test_the_trace_and_middleware_see_how_it_was_answered(clock):
+async def test_the_trace_and_middleware_see_how_it_was_answered_and_the_etag(clock):
     source, seen = Source(), []
 
     async def observe(call: Any, proceed: Any) -> None:
         await proceed()
-        seen.append(call.source)
+        seen.append((call.source, call.etag))
 
     @AgentCache("plain")
     async def plain() -> int:
@@ -601,23 +601,24 @@ async def test_the_trace_and_middleware_see_how_it_was_answered(clock):
             clock.advance(10)
             await source.get()
             await plain()
-    expected = ["miss", "hit", "hit", "validated", "miss"]
+    etag = source.tool.etag(1)
+    expected = [("miss", etag), ("hit", etag), ("hit", etag), ("validated", etag), ("miss", None)]
     for one, is_inner in ((session, True), (inner, False)):
-        assert [record.source for record in one.get_execution_trace()] == expected
+        assert [(record.source, record.etag) for record in one.get_execution_trace()] == expected
         assert {record.is_inner for record in one.get_execution_trace()} == {is_inner}
         assert one.metrics.validated == 1
-    assert seen == ["miss", "validated", "miss"]
+    assert seen == [("miss", etag), ("validated", etag), ("miss", None)]
 
 
 def test_a_replay_counts_and_traces_it_as_it_was_recorded(clock, tmp_path):
-    async def run() -> list[str]:
+    async def run() -> list[tuple[str, Any]]:
         source = Source(name=f"get_order {tmp_path}")
         async with AgentCacheSession() as session:
             await source.get()
             clock.advance(10)
             await source.get()
         assert source.runs == runs
-        return [record.source for record in session.get_execution_trace()]
+        return [(record.source, record.etag) for record in session.get_execution_trace()]
 
     runs = 1
     with record(tmp_path / "run.jsonl"):
@@ -625,7 +626,7 @@ def test_a_replay_counts_and_traces_it_as_it_was_recorded(clock, tmp_path):
     runs = 0
     with replay(tmp_path / "run.jsonl"):
         assert asyncio.run(run()) == recorded
-    assert recorded == ["miss", "validated"]
+    assert [source for source, _ in recorded] == ["miss", "validated"]
     assert get_metrics()["validated"] == 2
 
 

@@ -18,6 +18,7 @@ from agent_cache import ConfigurationError
 from agent_cache.recording import (
     Cassette,
     Raised,
+    Saved,
     WorldMovedError,
     diff_cassettes,
     fork,
@@ -177,10 +178,13 @@ def test_calls_in_turn_are_answered_edited_made_again_or_live(calls, at, edits, 
             for number, call in enumerate(calls, 1)
         ]  # fmt: skip
         block = forked()
+        assert block.counts == {"answered": cut - len(repeats), "edited": len(edits), "repeated": len(repeats)}
         heard = shop.run(calls, block)
         assert (heard, shop.made) == (hears, expected.made)
         assert not any(one is edit for one in heard for edit, _ in given.values() if type(edit) is Order)
-        assert (shop.tape.live_from, shop.tape.cursor) == (at, cut - len(repeats))
+        kept = [call for number, call in enumerate(origin, 1) if number <= cut and number not in repeats]
+        saved = Saved(len(kept), pytest.approx(sum(call.duration_ms for call in kept) / 1000), 0, 0)
+        assert (shop.tape.live_from, shop.tape.saved) == (at, saved)
         branch = Cassette.load(to)
         assert [(call.name, *call.arguments.values()) for call in branch] == calls
         assert branch.header.forked_from == {

@@ -54,6 +54,7 @@ from agent_cache.recording import (
     Http,
     Raised,
     RecordedCall,
+    Saved,
     Tape,
     Tolerance,
     cached_llm_call,
@@ -487,6 +488,11 @@ async def sentences(prompt: str) -> AsyncIterator[str]:
     yield prompt
 
 
+@Toolbox({}, namespace="typed").tool()
+def length(text: str) -> int:
+    return len(text)
+
+
 @register
 class Refused(Exception):
     pass
@@ -534,6 +540,7 @@ async def record_and_replay() -> None:
         assert_type(await ask("hi"), str)
         assert_type([word async for word in words("hi")], list[str])
         assert_type([one async for one in sentences("hi")], list[str])
+        assert_type(length("hi"), int)
     async with replay("run.jsonl", strict=True, policy={"ask": "live"}) as player:
         assert_type(player, Tape)
         assert_type((player.cursor, player.remaining), tuple[int, int])
@@ -543,9 +550,11 @@ async def record_and_replay() -> None:
     with fork("a", at=2, to="b", edits={1: Order("a", "b"), 3: Raised(ValueError())}, world="sandbox") as branch:
         assert_type(branch, Branch)
         assert_type(branch.live_from, int | None)
+        assert_type(branch.saved, Saved)
         assert_type(branch.cassette, Cassette)
     async with fork(Cassette.load("a"), at=None, to="b"):
         pass
+    assert_type(fork.from_env(), fork | None)
     fork("a", at="2", to="b")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     fork("a", at=2, to="b", world="new")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with observe(Listener(), redact=["card"], http=True):
@@ -623,6 +632,16 @@ async def calls_by_name(box: Toolbox) -> None:
 
 RULES = {"get": Read("a", ttl=1), "put": Write("a", doubt=1), "now": Watch(), "hand": Pass()}
 Toolbox(RULES, namespace="x")
+
+
+@Toolbox(namespace="x").tool
+async def named_tool(x: int) -> str:
+    return str(x)
+
+
+async def calls_of_a_named_tool() -> None:
+    assert_type(await named_tool(1), str)
+    await named_tool("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def wrapped_tools_keep_their_types(box: Toolbox) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_cache.recording import Cassette, intercept, record, replay
+from agent_cache.recording.litellm import read_fixture
 
 SECRET = "sk-" + "a1b2c3d4" * 4
 
@@ -127,4 +128,4 @@ def test_a_fixture_of_reyn_is_converted_redacted(command, tmp_path):
     assert command("verify", ours)[0] == 0
     [call] = Cassette.load(ours)
     assert (call.name, call.key, call.input_tokens) == ("litellm:acompletion", "0a", 3)
-    assert call.outcome["value"] == json.loads(json.dumps(response).replace(SECRET, "[redacted]"))
+    assert read_fixture(ours) == [json.loads(json.dumps(entry).replace(SECRET, "[redacted]"))]

@@ -134,12 +134,14 @@ async def test_calls_that_enclose_the_fork_run_and_those_before_it_inside_of_the
     with fork(path, at=7, to=to, world="as_is") as branch:
         assert await run() == ["cancelled W1", "cancelled W2"]
     assert shop.made == ["think W2 is pending", "cancel W2"]
-    assert branch.cursor == 2, "the first step, and the read in the second one"
+    assert branch.saved.calls == 2, "the first step, and the read in the second one"
     assert diff_cassettes(path, to).identical
     to.unlink()
     shop.reset()
     with fork(path, at=5, to=to, world="as_is", edits={1: "refused"}):
         assert await run() == ["refused", "cancelled W2"]
+    counts = fork(path, at=5, to=tmp_path / "2.jsonl", world="sandbox", edits={1: "refused"}).counts
+    assert counts == {"answered": 1, "edited": 1, "repeated": 0}
     names = [call.name for call in Cassette.load(to)]
     assert names == ["step", "step", "get_order", "think", "cancel"], "what an edited call has enclosed was not made"
 

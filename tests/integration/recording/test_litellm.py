@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from agent_cache.errors import CassetteError
-from agent_cache.recording import MissingFixture
-from agent_cache.recording.litellm import LLMReplay, _stream, read_fixture
+from agent_cache.recording import Cassette, MissingFixture
+from agent_cache.recording.litellm import LLMReplay, _stream, read_fixture, to_cassette
 from tests.harness.http_server import http_server
 from tests.integration.recording.test_reyn_fixtures import answer, tool, write
 
@@ -110,6 +110,16 @@ async def test_the_lines_are_those_of_reyn(path):
     assert entry["key"] == LLMReplay.key(MODEL, HELLO, [tool("run_skill")], "auto")
     assert (entry["kind"], entry["model"], entry["prompt_preview"]) == ("completion", MODEL, "hi")
     assert litellm.ModelResponse(**entry["response"]).choices[0].message.content == "answer to hi"
+
+
+async def test_a_cassette_that_was_made_of_a_fixture_is_replayed_and_not_recorded_to(path, tmp_path):
+    await recorded(path, "hi", "ho")
+    to_cassette(read_fixture(path)).save(ours := tmp_path / "ours.jsonl")
+    with LLMReplay(ours):
+        assert content(await ask("ho")) == "answer to ho"
+    with pytest.raises(CassetteError, match="is a cassette"), LLMReplay(ours, "record"):
+        pass
+    assert len(Cassette.load(ours)) == 2
 
 
 async def test_what_was_not_asked_is_counted(path):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from agent_cache.errors import CassetteError, UncacheableArgumentsError
-from agent_cache.recording import record, replay
-from agent_cache.recording.litellm import LLMReplay, is_fixture, to_cassette
+from agent_cache.recording import Cassette, record, replay
+from agent_cache.recording.litellm import LLMReplay, from_cassette, is_fixture, read_fixture, to_cassette
 
 MODEL = "gemini-2.5-flash-lite"
 HELLO = [{"role": "user", "content": "hi"}]
@@ -100,6 +100,8 @@ def test_a_fixture_is_told_from_other_files(tmp_path):
     assert is_fixture(write(tmp_path / "a.jsonl", ENTRIES[0]))
     assert is_fixture(write(tmp_path / "b.jsonl", ENTRIES[1]))
     assert is_fixture(write(tmp_path / "c.jsonl", ENTRIES[4]))
+    to_cassette(ENTRIES).save(tmp_path / "converted.jsonl")
+    assert is_fixture(tmp_path / "converted.jsonl")
     assert not is_fixture(write(tmp_path / "d.jsonl", {"agent_cache_cassette": 2}))
     assert not is_fixture(write(tmp_path / "e.jsonl"))
     assert not is_fixture(tmp_path / "missing.jsonl")
@@ -129,23 +131,30 @@ def test_a_broken_line_is_an_error_with_its_number(line, reason, tmp_path):
 # Conversion
 
 
+def test_a_fixture_becomes_a_cassette_and_a_fixture_again(tmp_path):
+    path = write(tmp_path / "a.jsonl", *ENTRIES)
+    cassette = to_cassette(read_fixture(path), path)
+    cassette.save(tmp_path / "ours.jsonl")
+    assert from_cassette(Cassette.load(tmp_path / "ours.jsonl")) == ENTRIES
+    assert read_fixture(tmp_path / "ours.jsonl") == ENTRIES
+
+
 def test_its_calls_are_model_calls_with_their_key_and_their_tokens():
     calls = to_cassette(ENTRIES)
     assert [(call.kind, call.name, call.key) for call in calls] == [
+        ("env", "litellm:environment", "catalog"),
         ("llm", "litellm:acompletion", "0a"),
         ("llm", "litellm:acompletion", "0b"),
         ("llm", "litellm:aembedding", "0c"),
         ("llm", "litellm:acompletion", "0d"),
     ]
     assert {call.form for call in calls} == {"reyn"}
-    assert (calls[0].model, calls[0].input_tokens, calls[0].output_tokens) == (MODEL, 26, 10)
+    assert (calls[1].model, calls[1].input_tokens, calls[1].output_tokens) == (MODEL, 26, 10)
     assert calls.total_tokens == 72
 
 
-def test_no_replay_takes_such_a_cassette_since_it_would_call_the_model(tmp_path):
+def test_no_other_replay_takes_such_a_cassette_since_it_would_call_the_model(tmp_path):
     to_cassette(ENTRIES).save(path := tmp_path / "ours.jsonl")
     for block in (replay(path), record(path, mode="none"), record(path, mode="new_episodes")):
-        with pytest.raises(CassetteError, match=r"which recording\.litellm\.LLMReplay"), block:
+        with pytest.raises(CassetteError, match=r"only recording\.litellm\.LLMReplay"), block:
             pass
-    with pytest.raises(CassetteError, match="takes fixtures"):
-        LLMReplay(path)

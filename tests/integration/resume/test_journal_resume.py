@@ -9,6 +9,7 @@ import contextlib
 import os
 import threading
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -242,6 +243,7 @@ def test_a_write_in_doubt_raises_with_its_call_and_its_key(world, directory):
         with pytest.raises(InDoubtError, match=r"on_doubt=\{'resumed:pay': check\}") as raised:
             journaled(Journal(directory, restart=restart), lambda tool=tool: tool("1"))
     error = raised.value
+    assert Path(error.path).read_text().count('resumed":') == 1  # it does not grow with the times that it is tried
     assert (error.tool, error.arguments) == ("resumed:pay", {"order": "1", "note": ""})
     assert (error.key, error.path) == (world.keys["pay 1"][0], str(Journal(directory).path("run")))
     assert [one.key for one in read_journal(error.path).in_doubt] == [error.key]
@@ -602,11 +604,14 @@ def test_trace_metrics_and_budgets_go_on_until_the_budget_is_raised(world, direc
         return session
 
     dies(Journal(directory), program, "pay 1")
+    sizes = []
     for _ in range(3):
         session = asyncio.run(resumed())
+        sizes.append((directory / "run.jsonl").stat().st_size)
         assert [one.tool for one in session.get_execution_trace()[:5]] == ["resumed:get_order"] * 4 + ["resumed:pay"]
         assert session.get_metrics()["tools"]["resumed:get_order"]["calls"] >= 4
     assert world.calls == {**{f"get {number}": 1 for number in range(4)}, "pay 1": 1}
+    assert sizes[1] == sizes[2]
     assert not read_journal(directory / "run.jsonl").in_doubt
     journaled(Journal(directory), program, max_execution_depth=6)
     assert world.calls.total() == 6
