@@ -90,25 +90,6 @@ async def search(filters: dict[str, Any]) -> str:
     return "#W2378156"
 
 
-def test_a_frame_that_is_added_anywhere_is_counted() -> None:
-    """Around a tool, or inside its body, where a clock in Python takes the place of the one in C."""
-
-    async def wrapped(user_id: str) -> str:
-        return await tool(user_id)
-
-    tool = AgentCache(resource="card", ttl=60)(get_card)
-
-    async def main() -> None:
-        assert len(await frames(get_card, "u1")) == 1
-        assert len(await warm_frames(tool, "u1")) == HIT
-        assert len(await warm_frames(wrapped, "u1")) == HIT + 1
-        tool.clear()
-        with testing.FakeClock():
-            assert len(await warm_frames(tool, "u1")) == HIT + 1
-
-    asyncio.run(main())
-
-
 async def warm_frames(function: Callable[..., Awaitable[Any]], *args: object) -> list[str]:
     """The frames of the second of two equal calls: a hit."""
     await function(*args)

@@ -145,12 +145,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_mutants_are_killed_survive_or_are_not_covered(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (project / "tests" / "test_wrong.py").write_text("from shop import module\ndef test_it(): module.is_cheap(None)\n")
     assert main(["module.py"]) == 0
     printed = capfd.readouterr().out
     assert "| shop/module.py | 12 | 8 | 0 | 4 | 0 |" in printed
     assert "killed: 8 of 8 covered mutants (100%), 0 of them by a hang" in printed
     assert "killed shop/module.py:13 '<' -> '<=' by tests/test_strong.py::test_prices (" in printed
     assert "- shop/module.py:19 '+' -> '-' in `return flag + 1` by any test" in printed.partition("\nnot covered:")[2]
+    assert "left out, because it fails without a mutant: tests/test_wrong.py::test_it" in printed
     assert (project / "shop" / "module.py").read_text() == MODULE
 
     assert main(["module.py", "--tests", "tests/test_weak.py"]) == 0
@@ -160,15 +162,6 @@ def test_mutants_are_killed_survive_or_are_not_covered(project: Path, capfd: pyt
         "- shop/module.py:13 '<' -> '<=' in `return price < LIMIT` by 1 of 1 tests"
         in printed.partition("\nsurvived:")[2]
     )
-
-
-@pytest.mark.slow
-def test_a_test_that_fails_is_left_out(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with (project / "tests" / "test_strong.py").open("a") as file:
-        file.write("\ndef test_it_is_free():\n    assert module.is_cheap(None)\n")
-    assert main(["module.py", "--count", "1", "--seed", "3"]) == 0
-    printed = capfd.readouterr().out
-    assert "left out, because it fails without a mutant: tests/test_strong.py::test_it_is_free" in printed
 
 
 @pytest.mark.slow
