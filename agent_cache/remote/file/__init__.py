@@ -31,9 +31,10 @@ if sys.platform != "win32":  # which is refused
 __all__ = ["FileTier", "checked_path"]
 
 NETWORK_FILE_SYSTEMS: Final = frozenset({
-    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.blobfuse2", "fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs",
-    "fuse.juicefs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "fuse.vmhgfs-fuse", "gfs2", "glusterfs", "gpfs", "lustre",
-    "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "smb3", "smbfs", "vboxsf",
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.blobfuse2", "fuse.ceph", "fuse.ceph-fuse", "fuse.gcsfuse",
+    "fuse.glusterfs", "fuse.juicefs", "fuse.mfs", "fuse.rclone", "fuse.s3fs", "fuse.seaweedfs", "fuse.sshfs",
+    "fuse.vmhgfs-fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs",
+    "prl_fs", "smb3", "smbfs", "vboxsf", "wekafs",
 })  # fmt: skip
 
 
@@ -106,8 +107,10 @@ class FileTier(VersionedTier):
         try:
             self.backend.open()
         except (sqlite3.Error, OSError) as error:
-            if isinstance(error, PermissionError):
-                raise ConfigurationError(f"FileTier: {str(self.path)!r} cannot be opened: {error}") from error
+            cannot_map = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMMAP
+            if isinstance(error, PermissionError) or cannot_map:
+                reason = "processes cannot share memory by it (mmap); use a local disk" if cannot_map else error
+                raise ConfigurationError(f"FileTier: {str(self.path)!r} cannot be opened: {reason}") from error
             self.log.once("the files cannot be opened now, so the tools run without them", error)
         weakref.finalize(self, self.backend.close)
 
@@ -198,15 +201,12 @@ class FileTier(VersionedTier):
 def _mount_of(place: Path) -> tuple[str, str]:
     """Where the file system is mounted that a file is in, and its type, as Linux says; empty if that is not known."""
     found = "", ""
-    try:
-        mounts = Path("/proc/self/mounts").read_text("utf-8", "surrogateescape")
-    except OSError:  # another system than Linux
-        return found
-    for line in mounts.splitlines():
-        _, point, kind, *_ = line.split(" ")
-        point = point.replace(r"\040", " ")
-        if len(point) >= len(found[0]) and place.is_relative_to(point):
-            found = point, kind
+    with suppress(OSError):  # another system than Linux
+        for line in Path("/proc/self/mounts").read_text("utf-8", "surrogateescape").splitlines():
+            _, point, kind, *_ = line.split(" ")
+            point = point.replace(r"\040", " ")
+            if len(point) >= len(found[0]) and place.is_relative_to(point):
+                found = point, kind
     return found
 
 
