@@ -98,18 +98,23 @@ class Import:
 
 
 @cache
-def modules(root: Path) -> dict[str, ast.Module]:
-    """Dotted name -> syntax tree, the package itself included."""
-    trees = {}
+def trees_of(root: Path) -> dict[Path, ast.Module]:
+    """The syntax tree of each file."""
     gc.disable()  # or most of the time goes into looks at the trees that are there already
     try:
-        for path in sorted(root.rglob("*.py")):
-            parts = (PACKAGE, *path.relative_to(root).with_suffix("").parts)
-            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            trees[name] = ast.parse(path.read_text("utf-8"), str(path))
+        return {path: ast.parse(path.read_text("utf-8"), str(path)) for path in sorted(root.rglob("*.py"))}
     finally:
         gc.enable()
-    return trees
+
+
+@cache
+def modules(root: Path) -> dict[str, ast.Module]:
+    """Dotted name -> syntax tree, the package itself included."""
+    found = {}
+    for path, tree in trees_of(root).items():
+        parts = (PACKAGE, *path.relative_to(root).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = tree
+    return found
 
 
 def line(node: ast.AST) -> int:
@@ -278,8 +283,8 @@ def internals_imported(tests: Path, root: Path, pages: Path) -> dict[str, set[st
     }
     internal = modules(root).keys() - public - {f"{PACKAGE}.__main__"}  # the command
     found: dict[str, set[str]] = {}
-    for path in sorted(tests.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for path, tree in trees_of(tests).items():
+        for node in ast.walk(tree):
             match node:
                 case ast.Import(names=names):
                     imported = {alias.name for alias in names}
@@ -298,10 +303,10 @@ def private_attributes(tests: Path, root: Path) -> dict[str, list[int]]:
     given = {name for tree in modules(root).values() for node in ast.walk(tree) for name in private_names(node)}
     given -= {"_asdict", "_fields", "_replace"}  # a named tuple's, which are public
     found: dict[str, list[int]] = {}
-    for path in sorted(tests.rglob("*.py")):
+    for path, tree in trees_of(tests).items():
         lines = {
             line(node)
-            for node in ast.walk(ast.parse(path.read_text("utf-8")))
+            for node in ast.walk(tree)
             if private_names(node) & given
             and not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self")
             and not isinstance(node, ast.Assign | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
