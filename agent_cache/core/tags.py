@@ -181,8 +181,8 @@ def parse_template(template: str, parameters: Sequence[str], tool: str) -> tuple
         name, steps = read.groups()
         if name not in parameters and name != "result":
             raise ConfigurationError(
-                f"{tool}: resource {template!r} names {name!r}, which is not a parameter of the tool. Use one of "
-                f"{', '.join(parameters) or 'none'}, or 'result' for the value that the tool returns"
+                f"{tool}: resource {template!r} names {name!r}, which is no argument of its calls. Use one of "
+                f"{', '.join(parameters) or 'none'}, 'result' for what the tool returns, or else tags_from()"
             )
         parsed = tuple(
             (True, attribute) if attribute else (False, int(key) if key.isdecimal() else key)
