@@ -84,8 +84,8 @@ _CONTEXTS: Final[dict[str, tuple[Role, tuple[str, ...]]]] = {
     **dict.fromkeys(("CallbackContext", "InvocationContext", "ReadonlyContext"), ("context", ("google.adk",))),
     "CancellationToken": ("none", ("autogen_core",)),
     "ConversationContext": ("context", ("ag2",)),
-    "ToolRuntime": ("context", ("langchain", "langgraph")),
-    "Runtime": ("context", ("langgraph",)),
+    "FunctionInvocationContext": ("context", ("agent_framework",)),
+    **dict.fromkeys(("ToolRuntime", "Runtime"), ("context", ("langchain", "langgraph"))),
     "RunnableConfig": ("config", ("langchain_core",)),
     "InjectedToolArg": ("context", ("langchain_core",)),
     "InjectedToolCallId": ("none", ("langchain_core",)),
@@ -320,7 +320,7 @@ class _Place(NamedTuple):
 
 _PLACES: Final = {
     **dict.fromkeys(("deps", "context", "dependencies", "user_id", "tenant_id", "client_id", "server_info.user"), True),
-    **dict.fromkeys(("validation_context", "variables", "request_context.request"), True),
+    **dict.fromkeys(("validation_context", "variables", "kwargs", "request_context.request"), True),
     **dict.fromkeys(("state", "session.state", "session_state", "invocation_state", "tool_input"), False),
     **dict.fromkeys(("metadata", "custom_metadata", "request_context.meta", "run_config.trace_metadata"), False),
 }

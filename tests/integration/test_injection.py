@@ -42,7 +42,7 @@ CONTEXTS = [
     "mcp.server.fastmcp.Context", "google.adk.agents.context.Context", "google.adk.agents.CallbackContext",
     "google.adk.agents.ReadonlyContext", "google.adk.agents.InvocationContext", "workflows.context.context.Context",
     "autogen_core._cancellation_token.CancellationToken", "strands.types.tools.ToolContext", "agno.run.base.RunContext",
-    "ag2.context.ConversationContext",
+    "ag2.context.ConversationContext", "agent_framework._middleware.FunctionInvocationContext",
 ]  # fmt: skip
 
 

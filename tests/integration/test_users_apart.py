@@ -75,6 +75,10 @@ class ReadonlyContext:
         self.user_id, self.state, self.invocation_id = user_id, state, str(uuid.uuid4())
 
 
+class FunctionInvocationContext(types.SimpleNamespace):
+    __module__ = "agent_framework._middleware"
+
+
 class Client:
     """A connection: no data, and nothing that says who asks."""
 
@@ -211,18 +215,13 @@ CONTEXTS: dict[str, tuple[Any, Callable[[str], Any]]] = {
     "LangGraph's context": (ToolRuntime, lambda user: ToolRuntime(Deps(user))),
     "LangGraph's configurable": (ToolRuntime, lambda user: ToolRuntime(customer=user)),
     "LangGraph's own user id": (ToolRuntime, lambda user: ToolRuntime(langgraph_user_id=user)),
-    "a user in LangGraph's state": (
-        ToolRuntime,
-        lambda user: ToolRuntime(state={"messages": [object()], "user_name": user}),
-    ),
+    "a user in LangGraph's state": (ToolRuntime, lambda user: ToolRuntime(state={"m": [object()], "user_name": user})),
     "a RunnableConfig": (RunnableConfig, lambda user: {"configurable": {"user_id": user}, "callbacks": object()}),
     "a RunnableConfig with a user": (RunnableConfig, lambda user: {"user": user, "configurable": {"thread_id": 7}}),
     "metadata of a RunnableConfig": (RunnableConfig, lambda user: {"metadata": {"user_id": user, "langgraph_step": 3}}),
+    "Agent Framework's run": (FunctionInvocationContext, lambda user: FunctionInvocationContext(kwargs={"name": user})),
     "ADK's user": (ReadonlyContext, lambda user: ReadonlyContext(user)),
-    "ADK's user state": (
-        ReadonlyContext,
-        lambda user: ReadonlyContext("app", **{"user:plan": user, "turn": uuid.uuid4()}),
-    ),
+    "ADK's user state": (ReadonlyContext, lambda user: ReadonlyContext("a", **{"user:x": user, "turn": uuid.uuid4()})),
     "metadata of a run": (RunContext, lambda user: RunContext(None, {"tenantId": user, "attempt": uuid.uuid4()})),
     **{
         f"a subclass of a context around {context}": (
