@@ -39,6 +39,8 @@ RECORDED_READ = 30
 REPLAYED_READ = 26
 JOURNALED_WRITE = 53
 """Of one whose texts redaction has seen before. A tape adds what identifies a call, its place and its line."""
+FILES = 5
+"""Of the package, through which a miss and a write pass."""
 
 PACKAGE = Path(agent_cache.__file__).parent
 
@@ -248,6 +250,21 @@ def test_a_miss_and_a_write_are_few_frames(tmp_path: Path) -> None:
         async with AgentCacheSession("s", journal=Journal(tmp_path)):
             await write("u1")
             assert 0 < len(await own_frames(write, "u1")) <= JOURNALED_WRITE
+
+    asyncio.run(main())
+
+
+def test_a_miss_and_a_write_pass_through_few_files() -> None:
+    """Of tools that have been called before, with a static tag; the write has an answer to end."""
+    read = AgentCache(resource="card", ttl=60)(get_card)
+    write = AgentCacheInvalidator(resource="card")(get_card)
+
+    async def main() -> None:
+        for tool in (write, read):
+            await tool("u1")
+        for tool in (read, write):
+            entered = {code.co_filename for code in await codes(tool, "u2")}  # a generated body is in none
+            assert 0 < sum(Path(name).is_relative_to(PACKAGE) for name in entered) <= FILES
 
     asyncio.run(main())
 

@@ -150,7 +150,8 @@ def test_an_answer_that_aliases_repeat_is_no_attack(tmp_path, yaml):
         ('{"calls": []}', "no list of interactions"),
         ('{"interactions": [{"request": {}}]}', "interaction 1 is broken: KeyError: 'response'"),
         ('{"interactions": [], "grpc_interactions": [1]}', "only HTTP"),
-        (f"a: &a {[0] * 99}\nb: &b [{'*a,' * 99}]\ninteractions: [{'*b,' * 99}]", "so often that"),
+        (f"a: &a {[0] * 300}\nb: &b [{'*a,' * 300}]\ninteractions: [{'*b,' * 300}]", "so often that"),
+        ("interactions: &a [*a]", "so often that"),
         ("interactions: !!python/object/apply:os.system ['true']", "cannot be read as YAML"),
     ],
 )
