@@ -28,6 +28,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from agent_cache.at_fork import at_fork
@@ -318,7 +319,8 @@ class Versions(Written):
                 self.end(hold, hold.late)
             self.now += 1
         finally:
-            self.lock.release()
+            with suppress(RuntimeError):  # nobody took it if Python was not told of the fork
+                self.lock.release()
 
 
 VERSIONS: Final = Versions()

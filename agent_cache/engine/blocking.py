@@ -21,7 +21,7 @@ from functools import wraps
 from types import coroutine
 from typing import Any, Final, TypeVar, cast
 
-from agent_cache.at_fork import at_fork
+from agent_cache.at_fork import at_fork, notice_fork
 
 __all__ = [
     "PAUSE", "THREADS", "Waiter", "blocking", "call_in_background", "in_background", "run_blocking", "running_loop",
@@ -123,6 +123,7 @@ class _BackgroundLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def get(self) -> asyncio.AbstractEventLoop:
+        notice_fork()
         if self._loop is None:
             with self._lock:
                 if self._loop is None:

@@ -610,11 +610,19 @@ class SqliteBackend:
         self._disconnect()
         return self._lock.release
 
-    def after_fork(self) -> None:
-        """In the child, which is a process of its own."""
+    def after_fork(self) -> bool:
+        """In the child, which is a process of its own. Returns whether it may be used there: not with a connection of
+        the parent, which had no `before_fork`. It is kept, as closing it would harm the parent.
+        """
         self._lock = threading.RLock()
         self.is_missing = False
         self.page = None  # a child has a mark of its own
+        inherited, self._opened = self._opened, None
+        _INHERITED.append(inherited)
+        return inherited is None
+
+
+_INHERITED: list[_Opened | None] = []
 
 
 @contextmanager

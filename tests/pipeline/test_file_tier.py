@@ -12,6 +12,7 @@ import sqlite3
 import stat
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -163,6 +164,44 @@ def test_a_file_system_without_shared_memory_is_refused(tmp_path: Path, monkeypa
     monkeypatch.setattr(sqlite3, "connect", Mock(side_effect=error))
     with pytest.raises(ConfigurationError, match=r"mmap.*use a local disk"):
         FileTier(tmp_path / "cache")
+
+
+FORKED_UNTOLD = """
+    import ctypes, os, sys
+    from agent_cache import AgentCache, AgentCacheInvalidator, ConfigurationError, configure
+    from agent_cache.remote import FileTier
+    configure(remote=FileTier(sys.argv[1]))
+    truth = sys.argv[1] + ".truth"
+    @AgentCache("it", name="get")
+    def get():
+        with open(truth) as file: return file.read()
+    @AgentCacheInvalidator("it", name="put")
+    def put(value):
+        with open(truth, "w") as file: file.write(value)
+    put("old") if sys.argv[2] else open(truth, "w").write("old")
+    reads, written = os.pipe()
+    if (child := ctypes.PyDLL(None).fork()) == 0:
+        try:
+            print(get(), os.read(reads, 1), put("new"), get(), flush=True)
+        except ConfigurationError as error:
+            print(error, flush=True)
+        os._exit(0)
+    print(get(), flush=True)
+    os.write(written, b".")
+    os.waitpid(child, 0)
+    print(get())
+"""
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_fork_that_python_is_not_told_of_is_noticed(tmp_path: Path, used: bool):
+    """As by uWSGI. The connections of SQLite must not be carried across one (https://sqlite.org/howtocorrupt.html)."""
+    printed = run_python(textwrap.dedent(FORKED_UNTOLD), arguments=[str(tmp_path / "cache"), "used" * used])
+    if used:
+        assert "was used before its process forked" in printed
+        assert printed.endswith("old\n")
+    else:
+        assert sorted(printed.splitlines()) == ["new", "old", "old b'.' None new"]
 
 
 async def test_a_tier_is_not_sent_to_another_process(tmp_path: Path):
