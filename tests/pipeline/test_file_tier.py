@@ -170,6 +170,7 @@ FORKED_UNTOLD = """
     import ctypes, os, sys
     from agent_cache import AgentCache, AgentCacheInvalidator, ConfigurationError, configure
     from agent_cache.remote import FileTier
+    sys.modules["uwsgi"] = sys  # as there
     configure(remote=FileTier(sys.argv[1]))
     truth = sys.argv[1] + ".truth"
     @AgentCache("it", name="get")

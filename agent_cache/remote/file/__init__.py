@@ -112,7 +112,8 @@ class FileTier(VersionedTier):
                 reason = "processes cannot share memory by it (mmap); use a local disk" if cannot_map else error
                 raise ConfigurationError(f"FileTier: {str(self.path)!r} cannot be opened: {reason}") from error
             self.log.once("the files cannot be opened now, so the tools run without them", error)
-        self.backend.before_fork()()  # no connection is carried across a fork before the first use
+        if "uwsgi" in sys.modules:  # which forks without telling Python: no connection is carried across that
+            self.backend.before_fork()()
         weakref.finalize(self, self.backend.close)
 
     def __repr__(self) -> str:
