@@ -141,7 +141,7 @@ def test_the_package_keeps_its_budget_of_lines(package: Path):
 
 
 # The plan was 45,000 lines of tests with what they share, and 10,000 of benchmarks. 350 of them run what no test ran.
-@pytest.mark.parametrize(("folder", "lines"), [("tests", 60_348), ("benchmarks", 9_950)])
+@pytest.mark.parametrize(("folder", "lines"), [("tests", 60_349), ("benchmarks", 9_950)])
 def test_what_tests_and_measures_keeps_its_budget_of_lines(folder: str, lines: int):
     root = Path(__file__).parents[1] / folder
     if not root.exists():

@@ -13,13 +13,11 @@ any. How long one takes is a matter of the machine's load, and no promise: on a 
 """
 
 REFUSAL = 2.0
-"""Seconds for which a slot that moves to another server may keep all writes from being announced. On a loaded machine
-the move itself takes longer: measure it alone."""
+"""Seconds for which a slot that has moved to another server may keep all writes from being announced."""
 
 REFUSALS = 30
-"""Writes in a row that may be refused after a slot has moved, until the tiers have asked again. Counted and not timed:
-a loaded machine makes fewer in the same time. While it moves key by key no server runs a script on it, whoever asks.
-"""
+"""Writes in a row that may be refused then, until the tiers have asked again. Counted and not timed: a loaded machine
+makes fewer in the same time. While it moves key by key no server runs a script on it, whoever asks."""
 
 OVERLAPPING = 2
 """Leases that a write may be missed for that died armed: its root ends with the last lease that overlaps its own."""

@@ -38,7 +38,8 @@ class Verdict:
 
     Attributes:
         stale_reads: how many reads were stale; one of all entities may miss several writes.
-        refusal: the longest time in seconds from a write that was refused to the next one that was not.
+        refusal: the longest time in seconds from a write that was refused to the next one that was not, without those
+            for which a slot was open.
         refusals: the most writes in a row that were refused, but for those while a slot was open.
     """
 
@@ -110,7 +111,7 @@ def judge(lines: Lines) -> Verdict:
             case _:
                 raise ValueError(f"a line that nobody writes: {[what, *rest]!r}")
     verdict.reads = len(reads)
-    verdict.refusal, verdict.refusals = _longest_refusal(outcomes), _most_refusals(outcomes, moves)
+    verdict.refusal, verdict.refusals = _longest_refusal(outcomes, moves), _most_refusals(outcomes, moves)
     finished = _finished(effects, ends)
     for kind, versions, start, process in reads:
         before = len(verdict.stale)
@@ -124,11 +125,12 @@ def judge(lines: Lines) -> Verdict:
     return verdict
 
 
-def _longest_refusal(outcomes: Iterable[tuple[int, bool]]) -> float:
+def _longest_refusal(outcomes: Iterable[tuple[int, bool]], moves: list[tuple[int, int]]) -> float:
     since, longest = None, 0
     for end, was_refused in sorted(outcomes):
         if since is not None:
-            longest = max(longest, end - since)
+            open_for = sum(max(0, min(end, last) - max(since, first)) for first, last in moves)
+            longest = max(longest, end - since - open_for)
         since = None if not was_refused else end if since is None else since
     return longest / 1e9
 

@@ -69,6 +69,7 @@ def test_a_refusal_lasts_until_the_next_write_that_is_not_refused():
     ends = [("failed", 1), ("failed", 3), ("returned", 6), ("failed", 7), ("returned", 8)]
     lines = [[how, f"a/{end}", end * 1_000_000_000] for how, end in ends]
     assert judge(reversed(lines)).refusal == 5.0
+    assert judge([*lines, ["open", 2_000_000_000, 4_000_000_000]]).refusal == 3.0
     assert judge(lines[2:3]).refusal == 0.0
 
 
