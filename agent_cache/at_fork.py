@@ -13,20 +13,33 @@ __all__ = ["at_fork", "lock_of", "notice_fork"]
 
 _process = os.getpid()
 _in_child: Final[list[Callable[[], object]]] = []
+_noticing = threading.Lock()
 
 
 def at_fork(*, after_in_child: Callable[[], object], **handlers: Any) -> None:
     """As `os.register_at_fork`. Nothing is done where processes cannot fork, as on Windows."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=after_in_child, **handlers)
-        _in_child.append(after_in_child)
+    _in_child.append(after_in_child)
+    if handlers and hasattr(os, "register_at_fork"):
+        os.register_at_fork(**handlers)
 
 
 def notice_fork() -> None:
-    """Do what is to be done in a forked child if Python was not told of the fork: uWSGI forks by itself."""
+    """Do what is to be done in a forked child, if Python was not told of the fork: uWSGI forks by itself."""
     if os.getpid() != _process:
-        for handler in _in_child:
-            handler()
+        with _noticing:
+            if os.getpid() != _process:
+                _begin_child()
+
+
+def _begin_child() -> None:
+    global _process  # noqa: PLW0603 - the module is about this process
+    for handler in _in_child:
+        handler()
+    _process = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_child)
 
 
 _owners: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
@@ -41,8 +54,6 @@ def lock_of(owner: Any) -> threading.RLock:
 
 
 def _renew_locks() -> None:
-    global _process  # noqa: PLW0603 - the module is about this process
-    _process = os.getpid()
     for owner in list(_owners):
         owner._lock = threading.RLock()
 

@@ -217,6 +217,7 @@ class SqliteBackend:
         look_by: the clock reading by which the files are to be looked at again.
         is_missing: whether an invalidation of this process is missing in them.
         is_over: whether it was closed, by the end of the program perhaps.
+        inherited: what the parent had open when it forked without telling Python of it.
     """
 
     def __init__(self, path: Path, *, timeout: float, lease: float, max_bytes: int, namespace: str) -> None:
@@ -230,6 +231,7 @@ class SqliteBackend:
         self._namespace = namespace
         self._is_slow = self.is_missing = self.is_over = False
         self._opened: _Opened | None = None
+        self.inherited: _Opened | None = None
         self.followed: _Page | None = None
         self._identity: tuple[int, int] | None = None
         self._ahead: tuple[int, float] = (0, 0.0)
@@ -610,19 +612,14 @@ class SqliteBackend:
         self._disconnect()
         return self._lock.release
 
-    def after_fork(self) -> bool:
-        """In the child, which is a process of its own. Returns whether it may be used there: not with a connection of
-        the parent, which had no `before_fork`. It is kept, as closing it would harm the parent.
+    def after_fork(self) -> None:
+        """In the child, which is a process of its own. A connection is there if the parent had no `before_fork`: then
+        the file cannot be used here. It is kept, as to close it would harm the parent.
         """
         self._lock = threading.RLock()
         self.is_missing = False
         self.page = None  # a child has a mark of its own
-        inherited, self._opened = self._opened, None
-        _INHERITED.append(inherited)
-        return inherited is None
-
-
-_INHERITED: list[_Opened | None] = []
+        self.inherited, self._opened = self._opened or self.inherited, None
 
 
 @contextmanager

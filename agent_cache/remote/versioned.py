@@ -200,7 +200,7 @@ class VersionedTier:
         names = ("hits", "misses", "stores", "unencodable", "bad_values", "failures", "unannounced")
         self.counts = dict.fromkeys(names, 0)
         self.pending: dict[str, _Pending] = {}
-        self.is_closed = self.is_of_parent = False
+        self.is_closed = False
         self.keeper: Keeper | None = Keeper()
         TIERS.add(self)
 
@@ -607,17 +607,8 @@ class VersionedTier:
         return end
 
     def _keep_up(self) -> None:
-        """Start the thread that applies what others write, if there is to be one.
-
-        Raises:
-            ConfigurationError: if the tier was used before a fork that Python was not told of.
-        """
+        """Start the thread that applies what others write, if there is to be one."""
         notice_fork()
-        if self.is_of_parent:
-            raise ConfigurationError(
-                f"{self!r} was used before its process forked without telling Python of it: make it in each worker "
-                "(uWSGI: lazy-apps = true)"
-            )
         if self.keeper is not None and not self.is_closed:
             self.keeper.start(self)
 
@@ -781,7 +772,7 @@ class VersionedTier:
     def after_fork(self) -> None:
         """In the child, which is another process: what is pending is delivered by the parent."""
         if hasattr(self.backend, "after_fork"):
-            self.is_of_parent |= self.backend.after_fork() is False
+            self.backend.after_fork()
         self.pending = {}
         self.feed.after_fork()
         self.heard, self._answered = Term(boottime), float("-inf")

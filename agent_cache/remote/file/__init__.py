@@ -191,6 +191,14 @@ class FileTier(VersionedTier):
                 self._note_pending()  # again, until it is delivered
         return asyncio.sleep(0.1)
 
+    def _keep_up(self) -> None:
+        super()._keep_up()
+        if self.backend.inherited is not None:
+            raise ConfigurationError(
+                f"{self!r} was used before its process forked without telling Python of it: make it in each worker "
+                "(uWSGI: lazy-apps = true)"
+            )
+
     def after_fork(self) -> None:
         """See `VersionedTier`."""
         super().after_fork()
