@@ -14,13 +14,15 @@ __all__ = ["at_fork", "lock_of", "notice_fork"]
 _process = os.getpid()
 _in_child: Final[list[Callable[[], object]]] = []
 _noticing = threading.Lock()
+_owners: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+_register: Callable[..., object] = getattr(os, "register_at_fork", lambda **_: None)
 
 
 def at_fork(*, after_in_child: Callable[[], object], **handlers: Any) -> None:
     """As `os.register_at_fork`. Nothing is done where processes cannot fork, as on Windows."""
     _in_child.append(after_in_child)
-    if handlers and hasattr(os, "register_at_fork"):
-        os.register_at_fork(**handlers)
+    if handlers:
+        _register(**handlers)
 
 
 def notice_fork() -> None:
@@ -31,20 +33,6 @@ def notice_fork() -> None:
                 _begin_child()
 
 
-def _begin_child() -> None:
-    global _process  # noqa: PLW0603 - the module is about this process
-    for handler in _in_child:
-        handler()
-    _process = os.getpid()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_child)
-
-
-_owners: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
-
-
 def lock_of(owner: Any) -> threading.RLock:
     """A lock to be kept as the `_lock` of an object, or of a module of this name. In a forked child it is replaced by
     another one: a thread of the parent may have had it, which nobody would give back there.
@@ -53,9 +41,13 @@ def lock_of(owner: Any) -> threading.RLock:
     return threading.RLock()
 
 
-def _renew_locks() -> None:
+def _begin_child() -> None:
+    global _process  # noqa: PLW0603 - the module is about this process
     for owner in list(_owners):
         owner._lock = threading.RLock()
+    for handler in _in_child:
+        handler()
+    _process = os.getpid()
 
 
-at_fork(after_in_child=_renew_locks)
+_register(after_in_child=_begin_child)

@@ -778,8 +778,7 @@ class VersionedTier:
         self.heard, self._answered = Term(boottime), float("-inf")
         if self.trust.term is not None and not self.is_closed:
             self.trust.term.until = self.heard.until
-        if self.keeper is not None:
-            self.keeper = Keeper()
+        self.keeper = self.keeper and Keeper()
 
     async def __aenter__(self) -> Self:
         if self.is_closed:
