@@ -16,7 +16,6 @@ import os
 import random
 import sys
 import tempfile
-import warnings
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,9 +108,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
         from agent_cache import testing
 
         stash[MODULE] = item.path
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # of a framework's loop that the module before has left
-            gc.collect()
+        gc.collect()
         testing.reset()  # and the counters of the tools that are gone
         gc.freeze()
 

@@ -167,19 +167,17 @@ def test_a_file_system_without_shared_memory_is_refused(tmp_path: Path, monkeypa
 
 
 FORKED_UNTOLD = """
-    import ctypes, os, sys
+    import ctypes, os, pathlib, sys
     from agent_cache import AgentCache, AgentCacheInvalidator, ConfigurationError, configure
     from agent_cache.remote import FileTier
     sys.modules["uwsgi"] = sys  # as there
     configure(remote=FileTier(sys.argv[1]))
-    truth = sys.argv[1] + ".truth"
+    truth = pathlib.Path(sys.argv[1] + ".truth")
     @AgentCache("it", name="get")
-    def get():
-        with open(truth) as file: return file.read()
+    def get(): return truth.read_text()
     @AgentCacheInvalidator("it", name="put")
-    def put(value):
-        with open(truth, "w") as file: file.write(value)
-    put("old") if sys.argv[2] else open(truth, "w").write("old")
+    def put(value): truth.write_text(value)
+    (put if sys.argv[2] else truth.write_text)("old")
     reads, written = os.pipe()
     if (child := ctypes.PyDLL(None).fork()) == 0:
         try:

@@ -784,5 +784,7 @@ EXAMPLES = [
 
 @pytest.mark.parametrize(("package", "code", "output"), [one for one in EXAMPLES if is_installed(one[0])])
 def test_an_example_of_a_page_prints_what_the_page_says(package: str, code: str, output: str, capsys: Any) -> None:
+    asyncio.set_event_loop(loop := asyncio.new_event_loop())  # `run_sync` of Pydantic AI makes one and closes none
     exec(compile(code, "page", "exec"), {"__name__": __name__})
+    loop.close()
     assert capsys.readouterr().out == output
