@@ -39,8 +39,7 @@ RECORDED_READ = 30
 REPLAYED_READ = 26
 JOURNALED_WRITE = 53
 """Of one whose texts redaction has seen before. A tape adds what identifies a call, its place and its line."""
-FILES = 5
-"""Of the package, through which a miss and a write pass."""
+FILES = 5  # of the package, through which a miss and a write pass
 
 PACKAGE = Path(agent_cache.__file__).parent
 

@@ -435,11 +435,10 @@ class HttpListener:
 
     async def _call(self, exchange: _Exchange) -> None:
         """Have the relay answer a request. A host that goes away has cancelled it."""
-        session = exchange.host = exchange.checked = self.relay.host(exchange.session)
+        session = exchange.host = self.relay.host(exchange.session)
         session.running.add(exchange)
         if not exchange.session_id:  # several hosts may send the same: what one connection brings is of one of them
             exchange.checked = self.relay.host(f"{exchange.session} {exchange.request.client}")
-            exchange.checked.running.add(exchange)  # which is not ended for the connections of others meanwhile
         running = self.relay.start(exchange)
         key = exchange.session_id or uuid.uuid4().hex, str(exchange.id)
         self._calls[key] = running
@@ -450,7 +449,6 @@ class HttpListener:
             raise
         finally:
             session.running.discard(exchange)
-            exchange.checked.running.discard(exchange)
             self._calls.pop(key, None)
 
     async def heard(self, message: Message, exchange: _Exchange, asking: Sequence[HostRequest]) -> None:

@@ -76,7 +76,7 @@ class ReadonlyContext:
 
 
 class FunctionInvocationContext(types.SimpleNamespace):
-    __module__ = "agent_framework._middleware"
+    __module__, metadata = "agent_framework._middleware", None
 
 
 class Client:
@@ -219,7 +219,7 @@ CONTEXTS: dict[str, tuple[Any, Callable[[str], Any]]] = {
     "a RunnableConfig": (RunnableConfig, lambda user: {"configurable": {"user_id": user}, "callbacks": object()}),
     "a RunnableConfig with a user": (RunnableConfig, lambda user: {"user": user, "configurable": {"thread_id": 7}}),
     "metadata of a RunnableConfig": (RunnableConfig, lambda user: {"metadata": {"user_id": user, "langgraph_step": 3}}),
-    "Agent Framework's run": (FunctionInvocationContext, lambda user: FunctionInvocationContext(kwargs={"name": user})),
+    "Agent Framework's run": (FunctionInvocationContext, lambda user: FunctionInvocationContext(kwargs={"plan": user})),
     "ADK's user": (ReadonlyContext, lambda user: ReadonlyContext(user)),
     "ADK's user state": (ReadonlyContext, lambda user: ReadonlyContext("a", **{"user:x": user, "turn": uuid.uuid4()})),
     "metadata of a run": (RunContext, lambda user: RunContext(None, {"tenantId": user, "attempt": uuid.uuid4()})),

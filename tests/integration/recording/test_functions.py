@@ -93,7 +93,7 @@ async def test_an_inner_call_is_not_taken_for_the_same_call_outside(stage, path)
         assert [draw(), inside()] == [2, 1]
 
 
-TOOLS = "what each tool does " * 16  # the end of each request
+TOOLS = "what each tool does " * 99  # the end of each request
 DIVERGENCES = {
     "once more": ([1, 1], [1, 1, 1], ReplayExhausted, "was recorded 2 times", 2),
     "the nearest": ([1, 4000], [4001], DivergenceError, "number: 4000 -> 4001", 2),
@@ -102,6 +102,7 @@ DIVERGENCES = {
         [["Where?", TOOLS], ["Where?", "look it up " * 9, "late", TOOLS]],
         *(DivergenceError, r"number\[2\]: late\[-", 2),
     ),
+    "its beginning": (["2" + TOOLS[:-9] + "elsewhere", "1" + TOOLS], ["2" + TOOLS], DivergenceError, "is call 2,", 2),
     "what is new in each run": (["at 10:01"], ["at 10:02"], DivergenceError, r"recording\.now\(\)", 1),
     "a number and its text": (["1"], [1], DivergenceError, "number: '1' -> 1\n", 1),
     "left over, if it is strict": ([1, 2], [1], DivergenceError, "1 recorded calls were not made", 2),
