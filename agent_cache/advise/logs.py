@@ -284,11 +284,10 @@ class _Reader:
         attributes, name = _attributes_of(span), str(span.get("name", ""))
         source = attributes.get("agent_cache.source")
         is_tool = name.startswith("execute_tool ") or span.get("span_kind") == "TOOL"  # the latter of Phoenix
-        if not is_tool and not any(attributes.get(key) == kind for key, kind in _SPAN_KINDS.items()):
-            if "gen_ai.operation.name" not in attributes:  # else of a model or an agent
-                self.note("spans that are no calls of tools were left out")
-            return
-        if source == "blocked" or name == "execute_tool (merged tools)":  # of ADK, which has a span for each as well
+        is_tool |= any(attributes.get(key) == kind for key, kind in _SPAN_KINDS.items())
+        if not is_tool and "gen_ai.operation.name" not in attributes:  # else of a model or an agent
+            self.note("spans that are no calls of tools were left out")
+        if not is_tool or source == "blocked" or name == "execute_tool (merged tools)":  # ADK has one for each as well
             return
         no_rule = [str(attributes.get("agent_cache.tool")).partition(":")[0]]  # the tags of a toolbox without rules
         said = None if attributes.get("agent_cache.tags") == no_rule else source
@@ -525,9 +524,8 @@ def _decoded(text: bytes | str) -> Any:
 
 def _first(record: Any, names: Iterable[str]) -> Any:
     """The value of the first of these names that the record has; None if it has none."""
-    if not isinstance(record, dict):
-        return None
-    return next((record[name] for name in names if record.get(name) is not None), None)
+    given = record if isinstance(record, dict) else {}
+    return next((given[name] for name in names if given.get(name) is not None), None)
 
 
 def _only(value: Any, name: str) -> Any:

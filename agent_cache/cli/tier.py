@@ -29,9 +29,8 @@ from agent_cache.core.options import count, seconds
 from agent_cache.core.tags import parse_tag
 from agent_cache.errors import ConfigurationError, RemoteTierError
 from agent_cache.remote import WriteIntent, path_of_url
-from agent_cache.remote.backend import checked_namespace
+from agent_cache.remote.backend import checked_namespace, entries_of
 from agent_cache.remote.cells import Cells, root_of_cell
-from agent_cache.remote.listing import entries_of
 
 __all__ = ["add_options", "run"]
 

@@ -311,16 +311,12 @@ class Versions(Written):
             self.end(hold)
 
     def after_fork(self) -> None:
-        """In the child, with the lock that was taken before the fork: what the parent was writing ends there, and
-        nobody would end it here.
-        """
-        try:
-            for hold in list(self.running):
-                self.end(hold, hold.late)
-            self.now += 1
-        finally:
-            with suppress(RuntimeError):  # nobody took it if Python was not told of the fork
-                self.lock.release()
+        """In the child, with the lock of before: what the parent writes ends there, and here nobody ends it."""
+        for hold in list(self.running):
+            self.end(hold, hold.late)
+        self.now += 1
+        with suppress(RuntimeError):  # nobody took it if Python was not told of the fork
+            self.lock.release()
 
 
 VERSIONS: Final = Versions()

@@ -15,6 +15,7 @@ A hook has these methods, and the ``thread`` that it was installed in:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import suppress
 from contextvars import ContextVar, Token
 from typing import Any, Final
 
@@ -125,10 +126,8 @@ async def _awaited(begun: list[tuple[Any, Any]], value: Awaitable[Any]) -> Any:
 
 def leave_call(token: Token[Any]) -> None:
     """Restore the enclosing call. A generator that the garbage collector closes runs in another context: ignored."""
-    try:
+    with suppress(ValueError):
         CURRENT_CALL.reset(token)
-    except ValueError:
-        pass
 
 
 # Sessions around a hooked call

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -74,25 +72,18 @@ def _document(path: Path) -> Any:
         if content.lstrip()[:1] == b"{":
             return json.loads(content)
         document = msgspec.yaml.decode(content)
-        size = _size_of(document, {})
     except ImportError:
         raise ConfigurationError(f'{path} is YAML, which needs PyYAML: pip install "agent-cache[yaml]"') from None
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise CassetteError(f"cannot be read as YAML or JSON: {error}", path) from error
-    if size > max(10 * len(content), 1 << 24):
-        raise CassetteError("its aliases (*name) repeat its parts so often that it would fill the memory", path)
+    size, waiting = 0, [document]
+    while waiting:  # each part as often as an alias of YAML repeats it, of which a small file may have billions
+        size += 16 + (len(one) if isinstance(one := waiting.pop(), str | bytes) else 0)  # of two bytes or more
+        if size > max(10 * len(content), 1 << 24):
+            raise CassetteError("its aliases (*name) repeat its parts so often that it would fill the memory", path)
+        if isinstance(one, list | Mapping):
+            waiting += [*one, *one.values()] if isinstance(one, Mapping) else one
     return document
-
-
-def _size_of(part: Any, sizes: dict[int, float]) -> float:
-    """How large a part is if each alias of YAML, of which a small file may have billions, is what it stands for."""
-    if not isinstance(part, list | Mapping):
-        return len(part) if isinstance(part, str | bytes) else 1
-    if id(part) not in sizes:
-        sizes[id(part)] = math.inf  # of what is inside of itself
-        inner = chain(part, part.values()) if isinstance(part, Mapping) else part
-        sizes[id(part)] = 1 + sum(_size_of(one, sizes) for one in inner)
-    return sizes[id(part)]
 
 
 def _interactions(document: Any, path: Path) -> Sequence[Any]:

@@ -613,8 +613,8 @@ class SqliteBackend:
         return self._lock.release
 
     def after_fork(self) -> None:
-        """In the child, which is a process of its own. A connection is there if the parent had no `before_fork`: then
-        the file cannot be used here. It is kept, as to close it would harm the parent.
+        """In the child, which is another process. What the parent has open, if it had no `before_fork`, is kept: to
+        close it would harm the parent. The file cannot be used here then.
         """
         self._lock = threading.RLock()
         self.is_missing = False

@@ -771,8 +771,7 @@ class VersionedTier:
 
     def after_fork(self) -> None:
         """In the child, which is another process: what is pending is delivered by the parent."""
-        if hasattr(self.backend, "after_fork"):
-            self.backend.after_fork()
+        getattr(self.backend, "after_fork", lambda: None)()
         self.pending = {}
         self.feed.after_fork()
         self.heard, self._answered = Term(boottime), float("-inf")

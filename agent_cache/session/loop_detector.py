@@ -21,6 +21,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from contextvars import Context
 from itertools import islice
 from threading import get_ident
@@ -98,13 +99,10 @@ def digest_of(value: Any) -> Hashable:
 
 def _text_of(value: Any) -> str:
     """An outcome as short text: of the blocks that frameworks give to a model their text, and not how they are made."""
-    try:
+    with suppress(Exception):  # there are no such blocks, or it is an attribute of any class
         blocks = value.get("content", value) if type(value) is dict else getattr(value, "content", value)
         if type(blocks) is list and blocks:
-            texts: list[Any] = [one["text"] if type(one) is dict else one.text for one in blocks]
-            return shown("\n".join(texts))
-    except Exception:  # noqa: BLE001, S110 - there are no such blocks, or it is an attribute of any class
-        pass
+            return shown("\n".join(one["text"] if type(one) is dict else one.text for one in blocks))
     return shown(value)
 
 

@@ -107,10 +107,8 @@ class FileTier(VersionedTier):
         try:
             self.backend.open()
         except (sqlite3.Error, OSError) as error:
-            cannot_map = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMMAP
-            if isinstance(error, PermissionError) or cannot_map:
-                reason = "processes cannot share memory by it (mmap); use a local disk" if cannot_map else error
-                raise ConfigurationError(f"FileTier: {str(self.path)!r} cannot be opened: {reason}") from error
+            if isinstance(error, PermissionError):
+                raise ConfigurationError(f"FileTier: {str(self.path)!r} cannot be opened: {error}") from error
             self.log.once("the files cannot be opened now, so the tools run without them", error)
         if "uwsgi" in sys.modules:  # which forks without telling Python: no connection is carried across that
             self.backend.before_fork()()
@@ -194,10 +192,8 @@ class FileTier(VersionedTier):
     def _keep_up(self) -> None:
         super()._keep_up()
         if self.backend.inherited is not None:
-            raise ConfigurationError(
-                f"{self!r} was used before its process forked without telling Python of it: make it in each worker "
-                "(uWSGI: lazy-apps = true)"
-            )
+            text = "was used before a fork that Python was not told of: make it in each worker (uWSGI: lazy-apps)"
+            raise ConfigurationError(f"{self!r} {text}")
 
     def after_fork(self) -> None:
         """See `VersionedTier`."""
