@@ -12,7 +12,7 @@ LATE = 0.05
 any. How long one takes is a matter of the machine's load, and no promise: on a busy one it was half a second.
 """
 
-REFUSAL = 2.0
+REFUSAL = 1.0
 """Seconds for which a slot that has moved to another server may keep all writes from being announced."""
 
 REFUSALS = 30
